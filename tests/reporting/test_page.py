@@ -342,6 +342,34 @@ def test_a_train_run_alone(train_folder):
     ]
 
 
+def test_watched_steps_are_drawn_under_their_limit(train_folder):
+    """Of many the farthest of each few, so that none beyond the limit is lost."""
+    lines = [{"step": step, "watch_score": 1.0, "watch_kept": True} for step in range(1, 900)]
+    lines[450] |= {"watch_score": 20.0}
+    lines[460] |= {"watch_score": None, "watch_kept": False}
+    with (train_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    facts = json.loads((train_folder / "run.json").read_text())
+    watched = {"steps": 899, "kept": True, "worst": 20.0, "limit": 16.0, "share": 0.007}
+    (train_folder / "run.json").write_text(json.dumps(facts | {"watched": watched}))
+    page = vivace.report(train_folder).read_text(encoding="utf-8")
+    chart = page[page.index("Watched steps: how far") :]
+    dots = re.search(r'class="line points" d="([^"]+)"', chart)
+    limit = re.search(r'class="line reference" d="M0 (\d+)L1000 (\d+)"', chart)
+    assert dots is not None
+    assert limit is not None
+    heights = [int(dot.split("h")[0].split()[1]) for dot in dots[1].split("M")[1:]]
+    assert len(heights) >= 50
+    assert sum(height < int(limit[1]) for height in heights) == 1
+    assert "the dashed line is the limit, 16" in chart
+
+
+def test_a_run_with_one_watched_step_has_no_chart_of_them(train_folder):
+    with (train_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 1, "watch_score": 1.0, "watch_kept": True}) + "\n")
+    assert "Watched steps" not in vivace.report(train_folder).read_text(encoding="utf-8")
+
+
 def test_a_metric_of_the_training_data_is_called_that(train_folder):
     facts = json.loads((train_folder / "run.json").read_text())
     (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "training"}))

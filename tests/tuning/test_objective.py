@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from vivace.ledger import Ratio
-from vivace.training.loop import Options
+from vivace.training.options import Options
 from vivace.tuning.objective import CHECKPOINT_SECONDS, WATCHED_SHARE, Beside, Length
 
 TWICE = Ratio(2.0, 1.6, 2.5)

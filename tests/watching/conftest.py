@@ -85,10 +85,13 @@ def dropping():
     return _dropping
 
 
-def _digest(path):
-    """sha256 over all tensors of a saved state_dict, by key."""
+def _digest(path, part=None):
+    """sha256 over all tensors of a saved state_dict by key, or of a part of what was saved."""
     found = hashlib.sha256()
-    for name, tensor in sorted(torch.load(path, weights_only=True).items()):
+    saved = torch.load(path, weights_only=True)
+    if part is not None:
+        return hashlib.sha256(repr(saved[part]).encode()).hexdigest()
+    for name, tensor in sorted(saved.items()):
         found.update(name.encode() + tensor.numpy().tobytes())
     return found.hexdigest()
 

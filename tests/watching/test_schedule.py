@@ -93,3 +93,22 @@ def test_what_the_first_step_took_is_known_apart():
     assert schedule.spent == 14.0
     assert schedule.first_part == pytest.approx(10.0 / 14.0)
     assert schedule.cost_share == pytest.approx(14.0 / clock.now)
+
+
+def test_looks_between_steps_stay_within_what_was_agreed():
+    clock = Clock()
+    schedule = Schedule(0.01, 20_000, clock)
+    looks = 0
+    for index in range(20_000):
+        why = schedule.due(index + 1, index % 20, ())
+        clock.now += 0.01
+        if why:
+            clock.now += 0.03
+            schedule.watched(0.03, why)
+        if index % 20 == 19 and schedule.can_rest():
+            clock.now += 0.004
+            schedule.rested(0.002)
+            schedule.rested(0.002)
+            looks += 1
+    assert schedule.cost_share <= 0.0101
+    assert looks >= 100

@@ -17,7 +17,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.training import training
 from vivace.training.crew import num_ranks
-from vivace.training.loop import Changed, OnNan, Options
+from vivace.training.options import Changed, OnNan, Options
 from vivace.training.ranks import Ranks
 from vivace.training.training import Run, WatchedBy
 from vivace.training.watch import Watch

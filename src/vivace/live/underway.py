@@ -80,6 +80,22 @@ class Underway:
         finally:
             self.plan_seconds += time.perf_counter() - began
 
+    def resumes(self, session: Session, position: Position, held: object) -> None:
+        """A run that has a plan goes on from a checkpoint."""
+        self.watch.resumes(session, position, held)
+
+    def rests(self, session: Session, position: Position, *, ends: bool) -> None:
+        """A step is over."""
+        self.watch.rests(session, position, ends=ends)
+
+    def wakes(self, session: Session, position: Position) -> None:
+        """Raises Broken where what the session holds has changed since."""
+        self.watch.wakes(session, position)
+
+    def holds(self, session: Session, position: Position) -> dict[str, Any]:
+        """What to write of the session into a manifest."""
+        return self.watch.holds(session, position)
+
     def aside(self) -> Plan | None:
         """Leave the run's objects as they are without a plan; the next step takes the plan up again."""
         conductor = self.led.conductor if self.led is not None else None

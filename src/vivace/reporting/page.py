@@ -25,6 +25,7 @@ from vivace.reporting.course import Course, course
 from vivace.reporting.pictures import drawn
 from vivace.reporting.reading import load, page_of_another
 
+_MOST_DOTS = 60
 _TEMPLATE = Path(__file__).parent / "templates" / "report.html.jinja"
 
 
@@ -188,7 +189,25 @@ def _training(content: Content, beside: Course | None) -> list[Markup]:
         plot = charts.lines(title, steps, {"plan": means}, origin=key == "samples_per_second")
         if len(means) > 1:
             found.append(plot)
+    found.append(_watched(content))
     return [plot for plot in found if plot is not None]
+
+
+def _watched(content: Content) -> Markup | None:
+    """How far the watched steps were from strict fp32, under the limit; of close ones the farthest."""
+    lines = [line for line in content.metrics if words.real(line.get("watch_score")) is not None]
+    watched = content.training.get("watched")
+    limit = words.real(watched.get("limit")) if isinstance(watched, dict) else None
+    if len(lines) < 2:
+        return None
+    groups = charts.thin(lines, _MOST_DOTS)
+    worst = [max(group, key=lambda line: float(line["watch_score"])) for group in groups]
+    steps, scores = [line["step"] for line in worst], [line["watch_score"] for line in worst]
+    dots = [each for score in scores for each in (score, None)]
+    places = [steps[0], steps[-1], *(each for step in steps for each in (step, None))]
+    series = {"points": [None, None, *dots]} | ({"reference": [limit, limit]} if limit is not None else {})
+    unit = "step" if limit is None else f"step; the dashed line is the limit, {limit:.0f}"
+    return charts.lines("Watched steps: how far from strict fp32", places, series, origin=True, unit=unit)
 
 
 def _metric_over_minutes(content: Content, beside: Course | None) -> Markup | None:

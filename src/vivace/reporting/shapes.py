@@ -142,7 +142,14 @@ BATCH = {
     "reason": TEXT,
 }
 BATCHES = {"base_samples": NUMBER, "batches": [BATCH], "rule": TEXT, "reason": TEXT}
-METRIC = {"step": NUMBER, "epoch": NUMBER, "loss": NUMBER, "samples_per_second": NUMBER, "seconds": NUMBER}
+METRIC = {
+    "step": NUMBER,
+    "epoch": NUMBER,
+    "loss": NUMBER,
+    "samples_per_second": NUMBER,
+    "seconds": NUMBER,
+    "watch_score": NUMBER,
+}
 TRAINING = {
     "run_path": TEXT,
     "steps": NUMBER,

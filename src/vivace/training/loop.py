@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -28,9 +28,10 @@ from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.finite import FAR, LOST, are_finite
 from vivace.training.folder import LEDGER
+from vivace.training.options import Options
 from vivace.training.pace import Pace
 from vivace.training.progress import Progress
-from vivace.training.ranks import PATIENCE_SECONDS, Ranks, Stranded
+from vivace.training.ranks import Ranks, Stranded
 from vivace.training.resuming import (
     compare,
     facts_of,
@@ -52,22 +53,6 @@ DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
 _SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
-Changed = Literal["refuse", "ok"]
-OnNan = Literal["rollback", "stop"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How long to train and how often to save; see `vivace.train`."""
-
-    seed: int = 0
-    max_steps: int | None = None
-    checkpoint_every_seconds: float = 600.0
-    checkpoint_every_steps: int | None = None
-    rank_timeout_seconds: float = PATIENCE_SECONDS
-    deadline_seconds: float | None = None
-    changed: Changed = "refuse"
-    on_nan: OnNan = "rollback"
 
 
 class Loop(Strides):
@@ -99,6 +84,7 @@ class Loop(Strides):
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.saved, self.seconds_before = Position(), 0.0
+        self.held = found.manifest.get("held") if found is not None and not notice else None
         self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
@@ -145,13 +131,14 @@ class Loop(Strides):
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
-        steps, an_epoch = self._length()
-        facts = {"step": self.position.step, "epochs": self.job.epochs, "steps_per_epoch": an_epoch}
+        steps, self.an_epoch = self._length()
+        facts = {"step": self.position.step, "epochs": self.job.epochs, "steps_per_epoch": self.an_epoch}
         self.progress.tell(EventKind.BEGIN, **facts, steps=steps)
         self.watch.begin(self.progress, None if steps is None else steps - self.position.step)
         self.survival.note(self.position.step)
         with self.stop:
             try:
+                self._take_up_the_watch()
                 self._train()
             except Stranded:
                 raise leave(self.ranks, self.position.step, self.survival.inexact, self._save_alone) from None
@@ -159,6 +146,21 @@ class Loop(Strides):
                 if kept := self._kept():
                     error.args = (f"{error}; {kept}",)
                 raise
+
+    def _take_up_the_watch(self) -> None:
+        """A resumed run must hold what the checkpoint does."""
+        if not self.position.step:
+            return
+        try:
+            self.watch.resumes(self.session, self.position, self.held)
+        except Broken as broken:
+            if broken.plan is None:
+                kept = f"step_{self.position.step} in '{self.checkpoints.folder}' stays as it is"
+                raise PromiseBroken(
+                    f"{broken}: training stopped; {kept}, and --resume --on-broken fallback goes on from it "
+                    "under the reference"
+                ) from None
+            self._go_on_under(broken.plan, str(broken), anew=self.checkpoints.newest())
 
     def _train(self) -> None:
         with self.feed:
@@ -169,6 +171,7 @@ class Loop(Strides):
                 self._save()
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
+            self._wake()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
 
@@ -223,6 +226,7 @@ class Loop(Strides):
                 for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
                     self._step_scheduler()
             self.survival.note(position.step)
+            self._rest(ends=position.batch == self.an_epoch or self._reached())
             self._after_step()
             if self.stopped_by:
                 return False
@@ -257,10 +261,25 @@ class Loop(Strides):
         self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
         return loss
 
-    def _go_on_under(self, plan: Plan, why: str, inexact: str = "") -> None:
+    def _rest(self, *, ends: bool) -> None:
+        watched = self.watch.seconds
+        self.watch.rests(self.session, self.position, ends=ends)
+        self.looked_at += self.watch.seconds - watched
+
+    def _wake(self) -> None:
+        """After an evaluation or an epoch: what the plan has changed is put back, and answered for."""
+        try:
+            self.watch.wakes(self.session, self.position)
+        except Broken as broken:
+            if broken.plan is None:
+                raise self._stopped_before(broken) from None
+            self.survival.keep_streams()
+            self._go_on_under(broken.plan, str(broken))
+
+    def _go_on_under(self, plan: Plan, why: str, inexact: str = "", anew: Found | None = None) -> None:
         """Take the step again under another plan; the run keeps that plan from here on.
 
-        `inexact` says what of the failed step could not be put back.
+        `inexact` says what of the failed step could not be put back; `anew` is a checkpoint to load again.
         """
         self.watch.aside()
         session = reopened(self.session, self.job, plan, self.ranks.regroup)
@@ -270,6 +289,9 @@ class Loop(Strides):
         if unknown:
             raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
         self.session = self.evaluation.session = session
+        if anew is not None:
+            self._take_up(anew)
+            self.survival.keep_streams()
         self.survival.resume(session)
         self.progress.notice(f"step {self.position.step + 1}: {why}")
         self._save()
@@ -423,8 +445,10 @@ class Loop(Strides):
         if self.job.metric is not None:
             self._evaluate()
             record |= {"metric": position.metric, **self._metric_facts()}
+        self._wake()
         if self.job.scheduler_every == "epoch":
             self._step_scheduler()
+            self._rest(ends=True)
         if missing := self.feed.num_missing(position.batch, self._batches_per_step()):
             position.missing += missing
             self.progress.notice(
@@ -446,6 +470,7 @@ class Loop(Strides):
         if position.metric_step == position.step:
             return
         value = None
+        self._rest(ends=True)
         self.ranks.at(f"its metric after step {position.step}", position.step)
         with self.ranks.together(), self.session.whole():
             if self.ranks.writes:
@@ -462,6 +487,7 @@ class Loop(Strides):
     def _save(self) -> None:
         began = time.monotonic()
         self._keep(self.watch.aside() or self.session.plan)
+        self.checkpoints.facts["held"] = self.watch.holds(self.session, self.position)
         self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
         streams = self.ranks.gather(to_plain(capture(self.device)))
         self.position.log_bytes, self.position.seconds = self.progress.num_bytes, round(self.seconds, 3)

@@ -33,7 +33,8 @@ from vivace.session.opening import call, models_of, start
 from vivace.training.checkpoints import kept_plan
 from vivace.training.crew import num_ranks_here
 from vivace.training.folder import RunFolder
-from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
+from vivace.training.loop import DEADLINE, Loop
+from vivace.training.options import Changed, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import load_into
 from vivace.training.survival import naming_memory

@@ -25,6 +25,24 @@ class Watch(Protocol):
     def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """What ``take(batch)``, the run's next step, returns. Raises Broken where it must not stand."""
 
+    def resumes(self, session: Session, position: Position, held: object) -> None:
+        """The run begins where a checkpoint stands, in whose manifest `holds` once left `held`.
+
+        Raises Broken where the session does not hold it; then the checkpoint is to be loaded anew.
+        """
+
+    def rests(self, session: Session, position: Position, *, ends: bool) -> None:
+        """A step is over with its schedule, and nothing may change the session before the next one.
+
+        `ends`: more than the next batch may follow, such as an epoch's end or an evaluation.
+        """
+
+    def wakes(self, session: Session, position: Position) -> None:
+        """Raises Broken where the plan has changed the session since `rests`; it is put back then."""
+
+    def holds(self, session: Session, position: Position) -> dict[str, Any]:
+        """What to write of the session into the manifest of a checkpoint; empty where nothing is known."""
+
     def aside(self) -> Plan | None:
         """Take everything of its own out of the run's objects, which are about to be read or opened anew.
 
@@ -42,7 +60,7 @@ class Watch(Protocol):
 
 
 class Broken(Exception):
-    """A step broke the plan's promise, and the session is again as it was before that step.
+    """A step, or what follows it, broke the plan's promise, and the session is again as it was before that.
 
     The message says how. `plan` is the one under which to take the step again; None: the run stops.
     `facts` are for the checkpoint of the state before the step.
@@ -72,6 +90,19 @@ class Unwatched:
     def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """What ``take(batch)`` returns."""
         return take(batch)
+
+    def resumes(self, session: Session, position: Position, held: object) -> None:
+        """Nothing: all is taken as it is."""
+
+    def rests(self, session: Session, position: Position, *, ends: bool) -> None:
+        """Nothing is noted."""
+
+    def wakes(self, session: Session, position: Position) -> None:
+        """Nothing was noted."""
+
+    def holds(self, session: Session, position: Position) -> dict[str, Any]:
+        """Empty: nothing was looked at."""
+        return {}
 
     def aside(self) -> None:
         """None: nothing of its own is in the run's objects."""

@@ -6,12 +6,14 @@ import bisect
 import time
 from collections.abc import Callable, Hashable
 
-# Numbers with more divisors than all smaller ones: what happens every so many steps meets them soonest.
+# Round numbers with many divisors: what happens every 24, 100, 200 or 1000 steps meets them soon. From 200 on
+# all are multiples of it, so that its odd multiples are, too: the even ones may be watched one step later.
 INTERVALS = (
-    *(1, 2, 4, 6, 12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840, 1260, 1680, 2520, 5040, 7560, 10080),
-    *(15120, 20160, 25200, 27720, 45360, 50400, 55440, 83160, 110880, 166320, 221760),
+    *(1, 2, 4, 6, 12, 24, 60, 100, 200, 400, 600, 1200, 1800, 3000, 6000, 12000, 18000, 30000, 60000),
+    *(120000, 180000, 300000),
 )
 EVENTS_SHARE = 0.5  # of what may be spent: the rest is for the regular steps
+RESTS_SHARE = 0.2  # of what may be spent, kept for looks between two steps, whatever the first step took
 
 
 class Schedule:
@@ -33,14 +35,15 @@ class Schedule:
     ) -> None:
         self.share, self.total_steps, self.clock = share, total_steps, clock
         self.began = self.first_ended = clock()
-        self.spent = self.spent_on_events = 0.0
+        self.spent = self.spent_on_events = self.spent_on_rests = 0.0
         self.cost: float | None = None  # seconds, of a watched step
+        self.rest_cost = 0.0  # seconds, of a look at what is held between two steps
         self.steps = 0  # begun so far
         self._spent_on_first = 0.0
         self._interval: int | None = None
         self._phase = 0
         self._last_index = -1  # of the step before, in its epoch
-        self._end: int | None = None  # the last index of an epoch
+        self.end: int | None = None  # the last index of an epoch
         self._shapes: set[Hashable] = set()
         self._again = True
 
@@ -54,7 +57,7 @@ class Schedule:
         if self.steps == 2:
             self.first_ended, self._spent_on_first = self.clock(), self.spent
         if batch_index == 0 and self._last_index >= 0:
-            self._end = self._last_index
+            self.end = self._last_index
         self._last_index = batch_index
         why = self._why(step, batch_index, shape)
         if why:
@@ -67,12 +70,12 @@ class Schedule:
             return "the first"
         if self.steps & (self.steps - 1) == 0:
             self._interval = self._affordable_interval()
-        interval = self._interval
-        if interval is not None and step % interval == self._phase % interval and self._can_afford():
+        interval, cost = self._interval, self.cost or 0.0
+        if interval is not None and step % interval == self._phase % interval and self._can_afford(cost):
             self._phase = 1 - self._phase  # what counts from 0 is met, too
             return "regular"
-        last = batch_index == self._end
-        if (batch_index == 0 or last or shape not in self._shapes) and self._can_afford(event=True):
+        last = batch_index == self.end
+        if (batch_index == 0 or last or shape not in self._shapes) and self._can_afford(cost, event=True):
             return "an epoch begins" if batch_index == 0 else "an epoch ends" if last else "a new shape"
         return ""
 
@@ -83,6 +86,17 @@ class Schedule:
         # The first one has to find out more, and takes about three times as long.
         self.cost = seconds / 3 if self.cost is None else 0.5 * (self.cost + seconds)
         self._interval = self._affordable_interval()
+
+    def can_rest(self) -> bool:
+        """Can two looks at what is held between two steps be paid for: one to note it, one to compare?"""
+        cost = self.rest_cost or 0.1 * (self.cost or 0.0)
+        return self.spent_on_rests + 2 * cost <= RESTS_SHARE * self._allowance()
+
+    def rested(self, seconds: float) -> None:
+        """Account for such a look."""
+        self.spent += seconds
+        self.spent_on_rests += seconds
+        self.rest_cost = max(0.5 * self.rest_cost, seconds)
 
     @property
     def step_seconds(self) -> float | None:
@@ -109,11 +123,11 @@ class Schedule:
             return self.share * elapsed
         return self.share * (elapsed + 0.5 * step * max(0, self.total_steps - self.steps))
 
-    def _can_afford(self, event: bool = False) -> bool:
-        cost, allowed = self.cost or 0.0, self._allowance()
+    def _can_afford(self, cost: float, *, event: bool = False) -> bool:
+        allowed = self._allowance() * (1.0 - RESTS_SHARE if self.rest_cost else 1.0)
         if event and self.spent_on_events + cost > EVENTS_SHARE * allowed:
             return False
-        return self.spent + cost <= allowed
+        return self.spent - self.spent_on_rests + cost <= allowed
 
     def _affordable_interval(self) -> int | None:
         step, cost = self.step_seconds, self.cost

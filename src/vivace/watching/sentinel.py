@@ -26,6 +26,7 @@ from vivace.technique import Numerics
 from vivace.tensors import randomness
 from vivace.tensors.trees import tensors
 from vivace.training.checkpoints import Position
+from vivace.training.evaluation import Evaluation
 from vivace.training.progress import Progress
 from vivace.training.watch import Broken
 from vivace.verifying.displacement import Outcome, State, Tensors, different_states, distances, resolution
@@ -35,6 +36,8 @@ from vivace.verifying.halves import Place
 from vivace.verifying.judgement import LIMIT
 from vivace.verifying.masks import Handed, Kept, Unlike
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
+from vivace.verifying.states import load_state
+from vivace.watching.between import Digests, Rest, changed, digests, told
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
 from vivace.watching.outside import Outside, assign
 from vivace.watching.schedule import Schedule
@@ -71,7 +74,7 @@ class Sentinel:
         on_broken: OnBroken,
         share: float,
     ) -> None:
-        self.job, self.on_broken = job, on_broken
+        self.job, self.seed, self.on_broken = job, seed, on_broken
         self.schedule = Schedule(share)
         self.twin: Twin | None = None
         self.session: Session | None = None
@@ -86,6 +89,10 @@ class Sentinel:
         self.envelopes = Envelopes()
         self.halves: dict[Place, list[bool]] | None = None
         self.settings: Facts | None = None
+        self.rest: Rest | None = None  # since the last step, where it is looked at what follows that
+        self.just_watched = False
+        self.compared = 0  # how often what was held between two steps
+        self.by_metric: set[str] | None = None  # what the job's own metric changes, once that was asked
         _import_what_optimizers_need()
         began = time.monotonic()
         if plan is not None and not plan.techniques:
@@ -118,13 +125,76 @@ class Sentinel:
         """The step as it is, and where it is due a look at it. Raises Broken (see there)."""
         if self.twin is None:
             return take(batch)
+        self.wakes(session, position)
+        begin, self.rest = time.perf_counter(), None
         if session is not self.session:
             self._meet(session)
         shape = tuple(tensor.shape for tensor in tensors(batch))
         why = self.schedule.due(position.step + 1, position.batch, shape)
         if not why or self.twin is None or not self._has_room(session):
+            self.schedule.spent += time.perf_counter() - begin  # of tiny steps that is a part, too
             return take(batch)
         return self._watched_step(session, position, batch, take, why)
+
+    def resumes(self, session: Session, position: Position, held: object) -> None:
+        """Compare with the digests that `holds` had left in the checkpoint, where it had, and note from here
+        on what the session holds.
+        """
+        if self.twin is None or not session.plan.techniques:
+            return
+        self._meet(session)
+        if self.twin is None:
+            return
+        begin = time.perf_counter()
+        found = held if isinstance(held, dict) and held.get("step") == position.step else {}
+        then: Digests = found["digests"] if isinstance(found.get("digests"), dict) else {}
+        now: Digests = (self._attempt(lambda: digests(session)) if then else None) or {}
+        self.schedule.rested(time.perf_counter() - begin)
+        if now and (names := changed(then, now)):
+            where = f"the resumed run does not begin with what step {position.step} left"
+            self._changed(f"{where}: {told(names[0], then, now)}", position.step)
+        self._lie_down(session, position)
+
+    def rests(self, session: Session, position: Position, *, ends: bool) -> None:
+        """Note what the session holds where a look at it is due: at an end, and after a watched step."""
+        ends = ends or position.batch - 1 == self.schedule.end
+        due, self.just_watched = ends or self.just_watched, False
+        if self.twin is None or session is not self.session or not due or not self.schedule.can_rest():
+            return
+        if self.rest is None:
+            self._lie_down(session, position)
+
+    def wakes(self, session: Session, position: Position) -> None:
+        """Compare with what was noted; see `Watch.wakes`."""
+        rest = self.rest
+        if rest is None or rest.session is not session or self.twin is None:
+            return
+        begin = time.perf_counter()
+        now = self._attempt(lambda: digests(session))
+        names = [] if now is None else changed(rest.digests, now)
+        if names and self.by_metric is None:
+            self._attempt(lambda: self._ask_the_metric(session))
+        names = [name for name in names if name not in (self.by_metric or ())]
+        self.compared += 1
+        self.schedule.rested(time.perf_counter() - begin)
+        if self.twin is None or now is None:
+            return
+        if names:
+            what = told(names[0], rest.digests, now)
+            self.rest = None
+            self._changed(f"what step {rest.step} left was changed before the next: {what}", rest.step, rest)
+            self._lie_down(session, position)
+        if not _is_of_torch(self.twin.scheduler):
+            self.rest = None  # a schedule of the person's own comes next, and may change anything
+
+    def holds(self, session: Session, position: Position) -> dict[str, Any]:
+        """The digests of what the session holds, for a run that goes on from here."""
+        if self.twin is None or session is not self.session or not self.schedule.can_rest():
+            return {}
+        begin = time.perf_counter()
+        found: Digests | None = self._attempt(lambda: digests(session))
+        self.schedule.rested(time.perf_counter() - begin)
+        return {"step": position.step, "digests": found} if found is not None else {}
 
     def aside(self) -> None:
         """Between two steps nothing of a look stands in the run."""
@@ -142,12 +212,13 @@ class Sentinel:
             return None
         return {
             "steps": self.watched,
-            "kept": not self.broken_steps if self.watched else None,
+            "kept": not self.broken_steps if self.watched or self.broken_steps else None,
             "worst": self.worst.score if math.isfinite(self.worst.score) else None,
             "limit": STEP_LIMIT,
             "worst_figure": self.worst.figure,
             "worst_step": self.worst_step,
             "broken_steps": self.broken_steps,
+            "between_steps": self.compared,
             "not_watched": self.why_not,
             "share": self.schedule.cost_share,
             "seconds": self.schedule.spent,
@@ -156,12 +227,12 @@ class Sentinel:
 
     def sentence(self) -> str:
         """What was seen, for a person."""
-        if not self.watched:
+        if not self.watched and not self.broken_steps:
             return f"not watched: {self.why_not or self.unseen}"
         steps, cost = words.count(self.watched, "step"), words.percent(self.schedule.cost_share)
         if self.schedule.cost_share > self.schedule.share:  # a short run
             part = self.schedule.first_part
-            cost += f", {'all' if part == 1.0 else words.percent(part)} of that for the first step"
+            cost += f", {'all' if part > 0.99 else words.percent(part)} of that for the first step"
         if self.broken_steps:
             listed = ", ".join(map(str, self.broken_steps[:3]))
             more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
@@ -190,6 +261,38 @@ class Sentinel:
         self.why_not, self.twin = reason, None
         if self.progress is not None:
             self.progress.tell("unwatched", text=f"not watched: {reason}")
+
+    def _lie_down(self, session: Session, position: Position) -> None:
+        """Note what the session holds, where there is room for a copy of it."""
+        self.rest = None
+        if self._has_room(session):
+            begin = time.perf_counter()
+            self.rest = self._attempt(lambda: Rest(session, position.step))
+            self.schedule.rested(time.perf_counter() - begin)
+
+    def _changed(self, fault: str, step: int, rest: Rest | None = None) -> None:
+        """Answer for what the plan has changed after a step; `rest` can put it back."""
+        assert self.progress is not None
+        record = {"step": step, "watch_score": None, "watch_figure": "what is held between steps"}
+        self.progress.log("watch", record | {"watch_why": "the next step begins", "watch_kept": False})
+        self._break(fault, step, rest.put_back if rest is not None else lambda: None)
+
+    def _ask_the_metric(self, session: Session) -> None:
+        """Learn what the job's own metric changes, by the reference's evaluation of the same weights."""
+        self.by_metric = set()
+        if self.job.metric is None or self.twin is None:
+            return
+        device = session.build.device
+        now, streams = Rest(session, 0), randomness.capture(device)
+        try:
+            with self.twin.entered() as again:
+                load_state(again, State(*named(session)))
+                before = digests(again)
+                Evaluation(self.job, again, self.seed).metric()
+                self.by_metric.update(changed(before, digests(again)))
+        finally:
+            now.put_back()  # a metric may reach by a name of its file what is trained
+            randomness.restore(streams, device)
 
     def _has_room(self, session: Session) -> bool:
         """Is as much of the host's memory free as the process took at most? A repetition takes such a step
@@ -248,6 +351,7 @@ class Sentinel:
                 self._attempt(outside.put_back)
         slower = max(0.0, ended - prepared - usual) if usual is not None else 0.0
         self.schedule.watched(prepared - begin + slower + clock() - ended, why)
+        self.just_watched = True
         if finding is not None:
             self._note(session, position, before, finding, why)
         return loss
@@ -371,8 +475,7 @@ class Sentinel:
             first = before.settings if before.snapshot.position else twin.settings
             left_out = (*BY_SCHEDULERS, "requires_grad") if twin.scheduler is not None else ("requires_grad",)
             self.settings = {k: v for k, v in first.items() if k not in own and not k.startswith(left_out)}
-        schedulers = twin.scheduler if isinstance(twin.scheduler, (list, tuple)) else [twin.scheduler]
-        of_torch = all(s is None or type(s).__module__.startswith("torch.optim") for s in schedulers)
+        of_torch = _is_of_torch(twin.scheduler)
         return difference(before.settings, self.settings, only_shared=True) if of_torch else ""
 
     def _note(self, session: Session, position: Position, before: Before, finding: Finding, why: str) -> None:
@@ -395,21 +498,27 @@ class Sentinel:
         if not finding.outright and len(self.suspected) < CONFIRMED_BY:
             self.schedule.again()  # rounding may do that once, but not at every step
             return
+
+        def put_back() -> None:
+            assert self.twin is not None
+            own = {key: before.attributes[key] for key in self.twin.moving if key in before.attributes}
+            before.put_back(session)
+            assign(session.build.models, own)
+
+        self._break(f"step {step} does not train the same model: {finding.fault}", step, put_back)
+
+    def _break(self, fault: str, step: int, put_back: Callable[[], None]) -> None:
+        """Write down that the promise is broken. Raises Broken where the run must not go on so."""
         self.broken_steps.append(step)
-        text = f"step {step} does not train the same model: {finding.fault} ({self._since()})"
+        text = f"{fault} ({self._since()})"
+        assert self.progress is not None
         if self.on_broken == "ignore":
             if len(self.broken_steps) == 1:
                 self.progress.notice(f"{text}; the run goes on, as you asked")
             return
-        assert self.twin is not None
-        moving = self.twin.moving
-        before.put_back(session)
-        assign(
-            session.build.models, {key: before.attributes[key] for key in moving if key in before.attributes}
-        )
-        facts = {"broken_step": step, "last_watched_step": self.last_kept or 0, "broken": finding.fault}
-        plan = Plan() if self.on_broken == "fallback" else None
-        raise Broken(text, plan, facts)
+        put_back()
+        facts = {"broken_step": step, "last_watched_step": self.last_kept or 0, "broken": fault}
+        raise Broken(text, Plan() if self.on_broken == "fallback" else None, facts)
 
     def _since(self) -> str:
         """What is known of the steps before a broken one."""
@@ -424,6 +533,12 @@ def _import_what_optimizers_need() -> None:
     would do that without a twin, so it is no cost of watching.
     """
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+
+
+def _is_of_torch(scheduler: object) -> bool:
+    """Are all of a job's schedulers torch's own, which change nothing but settings of the optimizer?"""
+    schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    return all(one is None or type(one).__module__.startswith("torch.optim") for one in schedulers)
 
 
 def _is_blind(plan: Plan) -> bool:

@@ -1,0 +1,93 @@
+"""At the default share of the time: what is caught in thousands of tiny steps, and what that costs."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import vivace
+from vivace import Seam
+from vivace.errors import PromiseBroken
+from vivace.watching.sentinel import Sentinel
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+EPOCH, EPOCHS = 700, 8
+SHARE = 0.01
+
+
+def from_200(build, count):
+    """A step is left out, and so is every one after it."""
+    build.wrap(Seam.UPDATE, lambda following: following() if count.steps < 200 else None)
+
+
+def every_200(build, count):
+    build.wrap(Seam.UPDATE, lambda following: following() if count.steps % 200 else None)
+
+
+def nothing(build, count):
+    pass
+
+
+@pytest.fixture
+def job():
+    numbers = torch.Generator().manual_seed(0)
+    inputs = torch.randn(35, 256, 512, generator=numbers)
+    labels = torch.randint(10, (35, 256), generator=numbers)
+    batches = list(zip(inputs, labels, strict=True)) * (EPOCH // 35)
+    return vivace.Job(
+        model=lambda: nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)),
+        data=lambda: batches,
+        loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        epochs=EPOCHS,
+    )
+
+
+@pytest.mark.parametrize(("defect", "period"), [(from_200, 1), (every_200, 200)])
+def test_a_defect_from_step_200_and_one_of_every_200_steps_are_caught(plant, job, tmp_path, defect, period):
+    with pytest.raises(PromiseBroken, match="does not train the same model") as stopped:
+        vivace.train(job, plant(defect), out=tmp_path)
+    step = int(str(stopped.value).split()[1])
+    assert step >= 200
+    assert step % period == 0
+
+
+def test_what_watching_cost_is_what_the_run_says(plant, job, tmp_path, monkeypatch):
+    """All that the sentinel takes beside the steps themselves, by another clock."""
+    spent = dict.fromkeys(("step", "rests", "holds"), 0.0)
+
+    def timed(name):
+        own = getattr(Sentinel, name)
+
+        def call(self, *arguments, **keywords):
+            began, inside = time.perf_counter(), [0.0]
+            if name == "step":
+                *arguments, take = arguments
+
+                def taken(batch):
+                    begin = time.perf_counter()
+                    try:
+                        return take(batch)
+                    finally:
+                        inside[0] = time.perf_counter() - begin
+
+                arguments.append(taken)
+            result = own(self, *arguments, **keywords)
+            spent[name] += time.perf_counter() - began - inside[0]
+            return result
+
+        monkeypatch.setattr(Sentinel, name, call)
+
+    for name in spent:
+        timed(name)
+    began = time.perf_counter()
+    run = vivace.train(job, plant(nothing), out=tmp_path)
+    seconds = time.perf_counter() - began
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["steps"] >= 3, run.watched["sentence"]
+    assert run.watched["between_steps"] >= EPOCHS, run.watched
+    assert run.watched["share"] <= 1.2 * SHARE
+    assert run.watched["seconds"] == pytest.approx(sum(spent.values()), rel=0.25), (spent, run.watched)
+    assert run.watched["share"] == pytest.approx(run.watched["seconds"] / seconds, rel=0.25)
