@@ -209,6 +209,23 @@ def run_twice(module: nn.Module, x: torch.Tensor, again: torch.Tensor | None = N
     return forward.twice(x, again)
 
 
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The node that alone reads this one's result."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def is_free(node: fx.Node, root: nn.Module) -> bool:
+    """Does a node call a function, or a module that is not touched?"""
+    module = called_module(node, root)
+    return module is None or not is_touched(module)
+
+
+def target_of(node: fx.Node, root: nn.Module) -> Any:
+    """What a node calls: a module's class, a function, or a method's name."""
+    module = called_module(node, root)
+    return node.target if module is None else type(module)
+
+
 def called_module(node: fx.Node, root: nn.Module) -> nn.Module | None:
     """The module that a node calls."""
     return root.get_submodule(str(node.target)) if node.op == "call_module" else None

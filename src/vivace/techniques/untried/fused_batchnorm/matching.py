@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from vivace.mechanisms.forks import share_forks
 from vivace.mechanisms.graphs import (
     AsksForTypes,
     Change,
@@ -22,11 +23,13 @@ from vivace.mechanisms.graphs import (
     Untraceable,
     add_change,
     called_module,
+    is_free,
     is_touched,
+    only_user,
+    target_of,
     tensors_only,
     trace,
 )
-from vivace.techniques.untried.fused_batchnorm.forks import share_forks
 from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Norm, apply_activation, fused_twice
 from vivace.techniques.untried.fused_batchnorm.kernels.product import product
 from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
@@ -207,9 +210,9 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
     if not _is_norm(node, root) or not node.users:
         return None
     last, other = node, None
-    addition = _only_user(node)
-    if addition is not None and _target(addition, root) in _ADDITIONS and not addition.kwargs:
-        mutated = addition.args[0] if _target(addition, root) in _IN_PLACE else node
+    addition = only_user(node)
+    if addition is not None and target_of(addition, root) in _ADDITIONS and not addition.kwargs:
+        mutated = addition.args[0] if target_of(addition, root) in _IN_PLACE else node
         operands = [a for a in addition.args if a is not node]
         if (
             len(addition.args) == 2
@@ -217,9 +220,9 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
             and mutated is node
         ):
             last, other = addition, operands[0]
-    activation, following = "none", _only_user(last)
-    if following is not None and following.args and following.args[0] is last and _is_free(following, root):
-        name = next((k for k, v in _ACTIVATIONS.items() if _target(following, root) in v), "none")
+    activation, following = "none", only_user(last)
+    if following is not None and following.args and following.args[0] is last and is_free(following, root):
+        name = next((k for k, v in _ACTIVATIONS.items() if target_of(following, root) in v), "none")
         if other is None or name in _BESIDE_A_RESIDUAL:
             activation, last = (name, following) if name != "none" else ("none", last)
     before = _product_before(node, root)
@@ -231,7 +234,7 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
     second: tuple[fx.Node, fx.Node | None] | None = None
     left = statistics
     joined = other if isinstance(other, fx.Node) and _is_norm(other, root) else None
-    if joined is not None and _only_user(joined) is not addition:
+    if joined is not None and only_user(joined) is not addition:
         joined = None
     if joined is not None:
         passed.append(joined)
@@ -252,16 +255,16 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
 def _is_norm(node: fx.Node, root: nn.Module) -> bool:
     """Is it the call of a BatchNorm that may be fused?"""
     norm = called_module(node, root)
-    return type(norm) in NORMS and len(node.args) == 1 and not node.kwargs and _is_free(node, root)
+    return type(norm) in NORMS and len(node.args) == 1 and not node.kwargs and is_free(node, root)
 
 
 def _joins_later(node: fx.Node, root: nn.Module) -> bool:
     """Is this BatchNorm's result all that another's is added to?"""
-    addition = _only_user(node)
-    if addition is None or _target(addition, root) not in _ADDITIONS:
+    addition = only_user(node)
+    if addition is None or target_of(addition, root) not in _ADDITIONS:
         return False
     others = [a for a in addition.args if isinstance(a, fx.Node) and a is not node]
-    return any(_is_norm(a, root) and _only_user(a) is addition for a in others)
+    return any(_is_norm(a, root) and only_user(a) is addition for a in others)
 
 
 def _input_of(
@@ -280,23 +283,8 @@ def _input_of(
 def _product_before(node: fx.Node, root: nn.Module) -> fx.Node | None:
     """The call of a convolution that can leave statistics, and that only this BatchNorm follows."""
     source = node.args[0]
-    if not isinstance(source, fx.Node) or _only_user(source) is not node:
+    if not isinstance(source, fx.Node) or only_user(source) is not node:
         return None
     module = called_module(source, root)
     able = module is not None and isinstance(vars(module).get("forward"), Product) and not is_touched(module)
     return source if able and len(source.args) == 1 and not source.kwargs else None
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _is_free(node: fx.Node, root: nn.Module) -> bool:
-    module = called_module(node, root)
-    return module is None or not is_touched(module)
-
-
-def _target(node: fx.Node, root: nn.Module) -> Any:
-    """What a node calls: a module's class, a function, or a method's name."""
-    module = called_module(node, root)
-    return node.target if module is None else type(module)
