@@ -16,6 +16,7 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.tensors.trees import batch_size
 from vivace.testing import jobs
+from vivace.verifying import life
 from vivace.verifying.digests import compared, read, read_epochs
 from vivace.verifying.feeding import Loaders, Reach, fed_otherwise
 from vivace.verifying.ruler import Ruler
@@ -95,6 +96,22 @@ def momentum_reset_each_epoch(build):
         yield from following(loader)
 
     build.wrap(Seam.BATCHES, batches)
+
+
+def momentum_reset_behind_each_epoch(build):
+    def batches(following, loader):
+        yield from following(loader)
+        build.optimizer.state.clear()
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def momentum_reset_behind_each_evaluation(build):
+    def validation(following, loader):
+        yield from following(loader)
+        build.optimizer.state.clear()
+
+    build.wrap(Seam.VALIDATION, validation)
 
 
 def padded_to_a_static_shape(build):
@@ -251,6 +268,8 @@ def judge(rulers, register):
         (norm_frozen_after_an_evaluation, "momentum of 1 (BatchNorm2d) is 0.0"),
         (evaluated_from_a_stale_copy, "evaluation under the plan"),
         (momentum_reset_each_epoch, "over evaluations and epochs"),
+        (momentum_reset_behind_each_epoch, "over evaluations and epochs"),
+        (momentum_reset_behind_each_evaluation, "over evaluations and epochs"),
         (padded_to_a_static_shape, "over evaluations and epochs"),
         (small_batches_in_evaluation_mode, "over evaluations and epochs"),
         (replayed_from_the_third_epoch, "in epoch 3"),
@@ -271,6 +290,7 @@ def test_an_exact_plan_must_be_exact_over_its_life(judge):
     verdict = judge(momentum_reset_each_epoch, numerics=Numerics.EXACT)
     assert verdict["kept"] is False
     assert "over evaluations and epochs" in verdict["reason"]
+    assert judge(momentum_reset_behind_each_evaluation, numerics=Numerics.EXACT)["kept"] is False
     assert judge(fed_from_a_list, numerics=Numerics.EXACT)["kept"]
 
 
@@ -324,6 +344,23 @@ def test_how_much_of_a_stream_was_compared_is_told(stream_ruler, register):
     assert verdict["kept"], verdict["reason"]
     assert verdict["fed"] == {"data": [{"batches": 300, "whole": True}] * 3}
     assert verdict["reason"] == ""
+
+
+def test_what_follows_the_last_batch_of_a_stream_runs_in_the_life_too(stream_ruler, register):
+    technique = register(type(claim(momentum_reset_behind_each_epoch, Numerics.EXACT)))()
+    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+    assert verdict["kept"] is False
+    assert "over evaluations and epochs" in verdict["reason"]
+
+
+def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(register, monkeypatch):
+    def endless(build):
+        build.wrap(Seam.VALIDATION, lambda following, loader: itertools.cycle(list(following(loader))))
+
+    monkeypatch.setattr(life, "VALIDATING_SECONDS", 0.05)
+    technique = register(type(claim(endless, Numerics.EXACT)))()
+    with start(job(), Plan([technique]), vivace.inspect()) as session:
+        life._validate(session, job())
 
 
 def test_a_stream_without_an_end_is_compared_for_a_time(register):

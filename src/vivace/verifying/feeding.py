@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader
 
 from vivace import words
 from vivace.data.damage import Damage
+from vivace.data.iterable import IterableData
 from vivace.data.order import isolated, ordered, share_of
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
 from vivace.tensors.randomness import derive
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import map_tensors, tensors
 
 EPOCHS = 3  # what is recorded in one and replayed in the next shows in the third
 LEAST_BATCHES = 3
@@ -49,6 +50,28 @@ class Loaders:
         self.loader = found if isinstance(found, DataLoader) else self.loader
         self.has_index = has_index(found)
         return found
+
+    def ending(self, number: int, last: int, batches: Sequence[Any]) -> tuple[Iterable[Any], bool]:
+        """A pass over the `last` batches of an epoch alone, and does it end behind them?
+
+        It is the job's own loader; or of a stream, whose end cannot be read without the rest, one that holds
+        copies of `batches`. What is neither begins with the epoch and goes on to its end.
+        """
+        found = self.epoch(number, last)
+        if isinstance(found, IterableData):
+            return Ending(found, batches), True
+        return found, self.has_index
+
+
+class Ending(IterableData):
+    """A pass over a stream that consists of these `batches`; to what looks at it, it is the stream."""
+
+    def __init__(self, whole: IterableData, batches: Sequence[Any]) -> None:
+        super().__init__(whole.source, whole.seed, whole.epoch, share=whole.share)
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([map_tensors(batch, torch.Tensor.clone) for batch in self.batches])
 
 
 def has_index(loader: Any) -> bool:

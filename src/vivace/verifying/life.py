@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -30,6 +31,7 @@ from vivace.verifying.states import Snapshot, clone, optimizer_states, restore, 
 EPOCHS = 3
 STEPS = 2  # at the end of each
 VALIDATED = 2  # batches of each evaluation
+VALIDATING_SECONDS = 10.0  # at most, for these
 MOST_SHAPES = 6
 # Few shadows live so long; and what goes wrong here is gross.
 LIMIT_FACTOR = 2.0
@@ -157,11 +159,11 @@ def checks_of(
 def _fed(session: Session, loaders: Loaders | None, epoch: int, end: list[Any]) -> Iterator[Any]:
     """The end of an epoch as the session's plan feeds it; copies of `end` where no technique touches it."""
     if loaders is not None:
-        loader = loaders.epoch(epoch, STEPS)
+        loader, ends = loaders.ending(epoch, STEPS, end)
         fed = session.seams.batches(loader)
         if fed is not loader:
-            batches = isolated(lambda: fed, derive(0, epoch, "feed"))
-            yield from islice((batch for batch in batches if batch is not None), STEPS)
+            batches = (b for b in isolated(lambda: fed, derive(0, epoch, "feed")) if b is not None)
+            yield from islice(batches, len(end) + ends)  # one more: what a plan does behind the last runs too
             return
     yield from map(clone, end)
 
@@ -176,14 +178,20 @@ def _forgotten(resumed: Session, before: Session) -> str:
 
 
 def _validate(session: Session, job: Job) -> None:
-    """Let the plan feed an evaluation, for what it does then."""
-    loader = Loaders(job, "validation" if job.validation is not None else "data").epoch(0)
+    """Let the plan feed an evaluation to its end, for what it does then."""
+    loaders = Loaders(job, "validation" if job.validation is not None else "data")
+    loader = loaders.epoch(0, VALIDATED)
+    if not loaders.has_index:
+        loader, _ = loaders.ending(0, VALIDATED, list(islice(loader, VALIDATED)))
     modules = [module for model in session.build.models for module in model.modules()]
     modes = [module.training for module in modules]
     try:
         for module in modules:
             module.training = False
-        list(islice(isolated(lambda: session.validation(loader), derive(0, "validation")), VALIDATED))
+        deadline = time.perf_counter() + VALIDATING_SECONDS
+        for _ in isolated(lambda: session.validation(loader), derive(0, "validation")):
+            if time.perf_counter() > deadline:  # a plan may feed more than it is given
+                break
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
