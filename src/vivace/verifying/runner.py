@@ -172,8 +172,11 @@ class Runner:
     def _gradient(
         self, acting: Session, stream: int, number: int, around: AbstractContextManager[Any]
     ) -> Gradient:
-        """Of one step on the batch of this number, from the middle snapshot."""
+        """Of one step on the batch of this number, from the middle snapshot; none where the step was skipped,
+        as a loss scale that is too large makes it.
+        """
         restore(acting, self.snapshots[len(self.snapshots) // 2])
+        before = num_skipped(acting)
         self._seed(acting, stream + number)
         tap = self.taps[acting]
         tap.watch()
@@ -182,7 +185,7 @@ class Runner:
                 loss = self._step(acting, number)
         finally:
             tap.watching = False
-        return Gradient(loss, tap.gradients)
+        return Gradient(loss, tap.gradients if num_skipped(acting) == before else {})
 
     def _handed_pairs(self, session: Session, count: int) -> list[Pair]:
         """Pairs in which the reference's step gets the masks that the session's drew, be these of streams or
