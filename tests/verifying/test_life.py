@@ -367,12 +367,76 @@ def test_a_stream_without_an_end_is_compared_for_a_time(register):
     endless = streaming(None)
     technique = register(type(claim(fed_as_it_is, Numerics.EXACT)))()
     with start(endless, Plan([technique]), vivace.inspect()) as session:
-        fault, note, passes = fed_otherwise(session, endless, Reach(0.1, 0.6))
+        fault, note, passes, ends = fed_otherwise(session, endless, Reach(0.1, 0.6))
     assert not fault
     assert [one.whole for one in passes] == [False] * 3
+    assert [*ends] == [[]] * 3
     assert passes[0].batches > passes[1].batches >= 3, "what the later epochs can spare goes to the first"
     assert f"({passes[0].batches:,} of epoch 1, " in note
     assert "a stream, whose end was not reached" in note
+
+
+def odd_at_the_end():
+    """A stream of 40 batches and a smaller one."""
+    *whole, (inputs, labels) = stream(41)
+    yield from whole
+    yield inputs[:5], labels[:5]
+
+
+def shapes_of(batches):
+    return [len(batch[1]) for batch in batches]
+
+
+def test_a_life_goes_through_the_true_last_batches_of_a_stream():
+    loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
+    course = life.course_of(loaders, [], 60.0)
+    assert [shapes_of(end) for end in course.ends] == [[BATCH, 5]] * 3
+    assert course.shaped == []
+    assert course.reached == [True] * 3
+    assert life.unseen(course) == ""
+
+
+def test_what_the_time_was_too_short_for_is_told():
+    loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
+    course = life.course_of(loaders, [], 0.0)
+    assert [shapes_of(end) for end in course.ends] == [[BATCH, BATCH]] * 3
+    text = life.unseen(course)
+    assert "looked for in what came in 1 s (2 of epoch 1, 2 of epoch 2, 2 of epoch 3)" in text
+    assert "the end of epoch 1, 2, 3 was not reached" in text
+    indexed = life.course_of(Loaders(job()), [], 0.0)
+    assert [shapes_of(end) for end in indexed.ends] == [[BATCH, SAMPLES % BATCH]] * 3
+    assert life.unseen(indexed).endswith("(2 of epoch 1, 2 of epoch 2)")
+
+
+def test_the_ends_of_a_stream_count_on_all_ranks_or_on_none():
+    loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
+    course = life.course_of(loaders, [], 60.0, agreed=lambda reached: False)
+    assert [shapes_of(end) for end in course.ends] == [[BATCH, BATCH]] * 3
+    assert shapes_of(course.shaped) == [5]
+
+
+def test_what_feeding_saw_of_a_streams_end_is_lived_through(register):
+    def small_batches_wrong_and_fed(build):
+        small_batches_in_evaluation_mode(build)
+        fed_as_it_is(build)
+
+    ruler = Ruler(dataclasses.replace(streaming(0), data=odd_at_the_end), MACHINE)
+    ruler.feeding_seconds = 0.0
+    ruler.prepare()
+    assert ruler.lives.reached == [False] * 3
+    right, wrong, unfed = (
+        Plan([register(type(claim(function)))()]).to_dict()
+        for function in (fed_as_it_is, small_batches_wrong_and_fed, small_batches_in_evaluation_mode)
+    )
+    assert "was not reached" in ruler.judge(unfed)["reason"]
+    assert ruler.judge(right)["kept"]
+    assert [shapes_of(end) for end in ruler.lives.ends] == [[BATCH, 5]] * 3
+    for plan in (wrong, unfed):
+        verdict = ruler.judge(plan)
+        assert verdict["kept"] is False
+        assert "over evaluations and epochs" in verdict["reason"]
+        assert "was not reached" not in verdict["reason"]
+    assert ruler.judge(right)["kept"]
 
 
 def test_an_edits_stream_is_read_to_its_end_as_well():

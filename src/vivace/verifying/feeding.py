@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -106,12 +107,14 @@ class Read(NamedTuple):
 class Fed(NamedTuple):
     """What is wrong with the batches that a plan feeds, and what of them could not be compared; or empty.
 
-    `read`: how much of each pass was compared; nothing where no technique touches the batches.
+    `read`: how much of each pass was compared; nothing where no technique touches the batches. `ends`: of
+    each pass over a stream the last batches, none where its end was not reached.
     """
 
     fault: str = ""
     note: str = ""
     read: tuple[Read, ...] = ()
+    ends: tuple[Sequence[Any], ...] = ()
 
 
 def shared_otherwise(job: Job, rank: int, world_size: int) -> Fed:
@@ -137,7 +140,7 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
-    read: list[Read] = []
+    read, ends = list[Read](), list[Sequence[Any]]()
     theirs, own = (Loaders(job, "data", rank, world_size) for _ in range(2))
     begin, seconds = time.perf_counter(), 0.0
     for epoch in range(EPOCHS):
@@ -147,8 +150,10 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
             return Fed()
         mine, spent = own.epoch(epoch), time.perf_counter() - begin
         seconds = reach.of_pass(own.has_index, spent, EPOCHS - 1 - epoch)
-        alike, found = _alike(session, fed, mine, seconds)
+        last = deque[Any](maxlen=LAST_BATCHES)
+        alike, found = _alike(session, fed, mine, seconds, last)
         read.append(found)
+        ends.append(last if found.whole and isinstance(mine, IterableData) else [])
         where = f"in epoch {epoch + 1}, from batch {found.batches + 1} on"
         if alike and not found.whole and own.has_index:
             where = f"at the end of epoch {epoch + 1}"
@@ -163,7 +168,7 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
             return Fed(f"it feeds other batches, or in another order, {where}")
     limit = limit_of(own.has_index, reach.each if own.has_index else time.perf_counter() - begin)
     limit += f", and the last {LAST_BATCHES}" if own.has_index else ""
-    return Fed(note=unread("data", "epoch", read, limit), read=tuple(read))
+    return Fed(note=unread("data", "epoch", read, limit), read=tuple(read), ends=tuple(ends))
 
 
 def validated_otherwise(session: Session, job: Job, reach: Reach) -> Fed:
@@ -209,8 +214,14 @@ def limit_of(has_index: bool, seconds: float) -> str:
     return f"what came in {took}" + (" of each" if has_index else ": a stream, whose end was not reached")
 
 
-def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: float) -> tuple[bool, Read]:
-    """Are they equal, as far as they were read? How many were?"""
+def _alike(
+    session: Session,
+    fed: Iterable[Any],
+    own: Iterable[Any],
+    seconds: float,
+    last: deque[Any] | None = None,
+) -> tuple[bool, Read]:
+    """Are they equal, as far as they were read? How many were? The job's own go to `last`."""
     missing, deadline = object(), time.perf_counter() + seconds
     pairs: Iterator[Any] = itertools.zip_longest(iter(fed), iter(own), fillvalue=missing)
     number = 0
@@ -223,6 +234,8 @@ def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: fl
         if not _equal(mine, theirs) and not _equal(session.place(mine), session.place(theirs)):
             return False, Read(number, whole=True)
         number += 1
+        if last is not None and theirs is not None:
+            last.append(theirs)
     return True, Read(number, whole=True)
 
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
+from vivace import words
+from vivace.data.iterable import IterableData
 from vivace.data.order import isolated
 from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import tensors
 from vivace.verifying.displacement import Outcome, State
-from vivace.verifying.feeding import Loaders
+from vivace.verifying.feeding import Loaders, Read
 from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
 from vivace.verifying.skipping import num_skipped, same_values
@@ -32,6 +35,7 @@ EPOCHS = 3
 STEPS = 2  # at the end of each
 VALIDATED = 2  # batches of each evaluation
 VALIDATING_SECONDS = 10.0  # at most, for these
+SHAPED_EPOCHS = 2  # are looked through for batches of other shapes
 MOST_SHAPES = 6
 # Few shadows live so long; and what goes wrong here is gross.
 LIMIT_FACTOR = 2.0
@@ -42,15 +46,33 @@ Step = Callable[[Session, Any], float]
 
 @dataclasses.dataclass
 class Course:
-    """What every life brings: the last batches of each epoch, then one batch of every other shape."""
+    """What every life brings: the last batches of each epoch, then one batch of every other shape.
+
+    `reached`: are they the last ones, or the first of a stream? `read`: how much of the first epochs was
+    looked through for shapes, in `seconds` at most.
+    """
 
     ends: list[list[Any]]
     shaped: list[Any]
+    reached: list[bool] = dataclasses.field(default_factory=list)
+    read: list[Read] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def num_steps(self) -> int:
         """The steps of one life."""
         return sum(map(len, self.ends)) + len(self.shaped)
+
+    def ending(self, ends: Sequence[Sequence[Any]]) -> Course:
+        """The same with `ends` of streams that were read to their end since; itself where nothing is new."""
+        new = [bool(end) and not reached for end, reached in zip(ends, self.reached, strict=False)]
+        if not any(new):
+            return self
+        course = dataclasses.replace(self, ends=[*self.ends], reached=[*self.reached])
+        for epoch, end in enumerate(ends):
+            if new[epoch]:
+                course.ends[epoch], course.reached[epoch] = list(end)[-STEPS:], True
+        return course
 
 
 @dataclasses.dataclass
@@ -67,21 +89,71 @@ class Life:
     skipped_resumed: int = 0
 
 
-def course_of(loaders: Loaders, seen: Iterable[Any]) -> Course:
-    """Read the ends of the epochs; `seen` are batches among which other shapes may be."""
-    ends = []
-    for epoch in range(EPOCHS):
-        batches = (batch for batch in loaders.epoch(epoch, STEPS) if batch is not None)
-        ends.append(list(islice(batches, STEPS)))
-    known = {shape_of(batch) for end in ends for batch in end}
+def course_of(
+    loaders: Loaders,
+    at_hand: Iterable[Any],
+    seconds: float,
+    agreed: Callable[[bool], bool] = lambda reached: reached,
+) -> Course:
+    """Read the ends of the epochs, and look through `at_hand` and the first epochs for batches of other
+    shapes, as far as `seconds` reach.
+
+    A stream shows its end to those alone who read all before it: where that was not reached, or not on every
+    rank (`agreed`), its first batches stand for the last ones.
+    """
     others: dict[Any, Any] = {}
-    for batch in seen:
-        if shape_of(batch) not in known:
-            others.setdefault(shape_of(batch), batch)
-    by_size = sorted(others.values(), key=lambda batch: sum(t.numel() for t in tensors(batch)))
+    for batch in at_hand:
+        others.setdefault(shape_of(batch), batch)
+    course, deadline = Course([], [], seconds=seconds), time.perf_counter() + seconds
+    for epoch in range(EPOCHS):
+        batches = loaders.epoch(epoch)
+        is_stream, reached = isinstance(batches, IterableData), loaders.has_index
+        if is_stream or epoch < SHAPED_EPOCHS:
+            first, last, read = _looked_through(batches, deadline, others)
+            course.read.append(read)
+        if is_stream:
+            reached = agreed(read.whole)
+            end = last if reached else first
+        else:
+            end = [batch for batch in islice(loaders.epoch(epoch, STEPS), STEPS) if batch is not None]
+        course.ends.append(end)
+        course.reached.append(reached)
+    known = {shape_of(batch) for end in course.ends for batch in end}
+    rest = [batch for shape, batch in others.items() if shape not in known]
+    by_size = sorted(rest, key=lambda batch: sum(t.numel() for t in tensors(batch)))
     wanted = min(MOST_SHAPES, len(by_size))
     spread = {round(i * (len(by_size) - 1) / max(1, wanted - 1)) for i in range(wanted)}
-    return Course(ends, [by_size[i] for i in sorted(spread)])
+    course.shaped = [by_size[i] for i in sorted(spread)]
+    return course
+
+
+def _looked_through(
+    batches: Iterable[Any], deadline: float, others: dict[Any, Any]
+) -> tuple[list[Any], list[Any], Read]:
+    """The first and the last batches of a pass, as far as it was read; one of each shape goes to `others`."""
+    first, last, number = list[Any](), deque[Any](maxlen=STEPS), 0
+    for batch in batches:
+        if number >= STEPS and time.perf_counter() > deadline:
+            return first, list(last), Read(number, whole=False)
+        number += 1
+        if batch is not None:
+            first += [batch] if len(first) < STEPS else []
+            last.append(batch)
+            others.setdefault(shape_of(batch), batch)
+    return first, list(last), Read(number, whole=True)
+
+
+def unseen(course: Course) -> str:
+    """What of the data the time was too short for; empty where it was not."""
+    texts = []
+    if not all(read.whole for read in course.read):
+        told = [f"{words.number(read.batches)} of epoch {i}" for i, read in enumerate(course.read, 1)]
+        took = words.duration(max(1.0, round(course.seconds)))
+        texts.append(f"batches of other shapes were looked for in what came in {took} ({', '.join(told)})")
+    if missed := [f"{i}" for i, reached in enumerate(course.reached, 1) if not reached]:
+        which = ", ".join(missed)
+        texts.append(f"the end of epoch {which} was not reached: its first batches stood for its last")
+    return "; ".join(texts)
 
 
 def shape_of(batch: Batch) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from vivace.verifying.displacement import (
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import difference, facts_of_session
-from vivace.verifying.feeding import Fed, Loaders, Reach, fed_otherwise, shared_otherwise, validated_otherwise
+from vivace.verifying.feeding import Fed, Reach, fed_otherwise, shared_otherwise, validated_otherwise
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
@@ -49,7 +49,7 @@ from vivace.verifying.judgement import (
     summary,
     widened,
 )
-from vivace.verifying.life import WHEN, Life, course_of
+from vivace.verifying.life import WHEN, Life, unseen
 from vivace.verifying.life import checks_of as life_checks
 from vivace.verifying.masks import Unlike
 from vivace.verifying.rehearsal import (
@@ -102,7 +102,7 @@ class Ruler(Runner):
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
-        self.lives = course_of(Loaders(self.job), self._seen())
+        self.lives = self._course_of_lives()
         self._agree_on_shapes()
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
@@ -118,7 +118,7 @@ class Ruler(Runner):
         self.standing = Standing(self._locksteps(self.session), curve, end)
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
-        self.standing.life = self._live(self.session)
+        self._live_again()
         self._prepare_rehearsal(seconds)
         return {
             "seconds": time.perf_counter() - begin,
@@ -279,9 +279,11 @@ class Ruler(Runner):
             "validation": partial(validated_otherwise, session, self.job, reach),
         }
         for what, compare in feeds.items():
-            fault, note, read = compare()
+            fault, note, read, ends = compare()
             if fault:
                 return fault
+            if self.ranks.world_size == 1:
+                self.lives = self.lives.ending(ends)
             ran.notes += [note] if note else []
             ran.fed |= {what: [one.to_dict() for one in read]} if read else {}
         return ""
@@ -328,10 +330,18 @@ class Ruler(Runner):
         resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
         ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
+        ran.notes += filter(None, [unseen(self.lives)])
         if not (ran.same_streams or ran.silent or ran.fault):
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
 
+    def _live_again(self) -> None:
+        """Let the reference go through its life, where it has not or other ends of epochs are known now."""
+        if self.standing.lived is not self.lives:
+            self.standing.life, self.standing.lived = self._live(self.session), self.lives
+            self.standing.grounds.clear()
+
     def _judge(self, ran: Ran, session: Session) -> dict[str, Any]:
+        self._live_again()
         promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
         if promise == Numerics.EXACT:
             standing = self.standing
@@ -368,9 +378,9 @@ class Ruler(Runner):
                 rehearsal = self.standing.rehearsal
                 if rehearsal is not None:
                     rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
-                life = self._live(self.session)
-                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal, life)
+                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal)
             self.standing = self.standings.get((repeats, ordered), self.standing)
+            self._live_again()
             yield
         finally:
             self.repeats, self.ordered, self.standing = before

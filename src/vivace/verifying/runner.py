@@ -29,7 +29,7 @@ from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import Loaders
-from vivace.verifying.life import Course, Life, live, reopened, shape_of
+from vivace.verifying.life import Course, Life, course_of, live, reopened, shape_of
 from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.skipping import num_skipped, overflow_fault
@@ -132,16 +132,13 @@ class Runner:
         """What the first rank that found a fault found."""
         return next(filter(None, self.ranks.gather(fault)), "")
 
-    def _seen(self) -> Iterator[Any]:
-        """The batches at hand and, as far as time allows, those of two epochs: for their shapes."""
-        yield from self.batches
-        loaders, deadline = Loaders(self.job), time.perf_counter() + self.feeding_seconds
-        for epoch in range(2):
-            for batch in loaders.epoch(epoch):
-                if time.perf_counter() > deadline:
-                    return
-                if batch is not None:
-                    yield batch
+    def _course_of_lives(self) -> Course:
+        """What lives bring, as far as time allows; the same on all ranks."""
+
+        def agreed(reached: bool) -> bool:
+            return all(self.ranks.gather(reached))
+
+        return course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
 
     def _pairs(
         self,
