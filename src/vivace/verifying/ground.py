@@ -63,7 +63,7 @@ class Ran:
     life: Life | None = None
     biases: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     handed: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
-    evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
+    evaluated: list[torch.Tensor] = dataclasses.field(default_factory=list)
     precision: Plan = dataclasses.field(default_factory=Plan)
     num_pairs: int = 0
     same_streams: bool = True

@@ -83,7 +83,7 @@ class Life:
     """
 
     outcome: Outcome
-    evaluated: list[tuple[State, torch.Tensor]]
+    evaluated: list[tuple[State, list[torch.Tensor]]]
     fault: str = ""
     skipped: int = 0
     skipped_resumed: int = 0
@@ -143,6 +143,24 @@ def _looked_through(
     return first, list(last), Read(number, whole=True)
 
 
+def held_out(job: Job, seconds: float) -> list[Any]:
+    """The first batch of the validation data and, where it has another shape, the last; of a stream that one
+    only if its end comes within `seconds`.
+    """
+    if job.validation is None:
+        return []
+    loaders, deadline = Loaders(job, "validation"), time.perf_counter() + seconds
+    batches = loaders.epoch(0)
+    if isinstance(batches, IterableData):
+        first, last, read = _looked_through(batches, deadline, {})
+        last = last if read.whole else []
+    else:
+        first = list(islice((batch for batch in batches if batch is not None), 1))
+        last = [batch for batch in loaders.epoch(0, 1) if batch is not None] if loaders.has_index else []
+    odd = first and last and shape_of(last[-1]) != shape_of(first[0])
+    return [*first[:1], *(last[-1:] if odd else [])]
+
+
 def unseen(course: Course) -> str:
     """What of the data the time was too short for; empty where it was not."""
     texts = []
@@ -167,7 +185,7 @@ def live(
     begin: Snapshot,
     course: Course,
     step: Step,
-    outputs: Callable[[Session], torch.Tensor],
+    outputs: Callable[[Session], list[torch.Tensor]],
     seed: Callable[[], object],
     loaders: Loaders | None = None,
     resumed: Callable[[Session], Session] | None = None,
@@ -180,7 +198,7 @@ def live(
     restore(session, begin)
     seed()
     first, before = session, num_skipped(session)
-    losses, evaluated = list[float](), list[tuple[State, torch.Tensor]]()
+    losses, evaluated = list[float](), list[tuple[State, list[torch.Tensor]]]()
     for epoch, end in enumerate(course.ends):
         if resumed is not None and epoch == EPOCHS - 1:
             session = resumed(first)

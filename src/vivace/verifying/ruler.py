@@ -25,11 +25,11 @@ from vivace.verifying.displacement import (
     different_states,
     distances,
     identical,
-    output_distance,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
+from vivace.verifying.evaluation import checks_of as evaluation_checks
 from vivace.verifying.facts import difference, facts_of_session
 from vivace.verifying.feeding import Fed, Reach, fed_otherwise, shared_otherwise, validated_otherwise
 from vivace.verifying.figures import Measure, Quantity
@@ -49,7 +49,7 @@ from vivace.verifying.judgement import (
     summary,
     widened,
 )
-from vivace.verifying.life import WHEN, Life, unseen
+from vivace.verifying.life import WHEN, unseen
 from vivace.verifying.life import checks_of as life_checks
 from vivace.verifying.masks import Unlike
 from vivace.verifying.rehearsal import (
@@ -119,6 +119,7 @@ class Ruler(Runner):
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
         self._live_again()
+        self._hold_out()
         self._prepare_rehearsal(seconds)
         return {
             "seconds": time.perf_counter() - begin,
@@ -253,7 +254,7 @@ class Ruler(Runner):
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
-        ran.evaluated = self.evaluation(session, ran.end)
+        ran.evaluated = self.evaluation.everywhere(session, ran.end)
         if session.promise == Numerics.ROUNDING:
             stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
             pairs = self._pairs(session, self._num_pairs(ran), stream=stream)
@@ -352,8 +353,8 @@ class Ruler(Runner):
             if ran.life is not None and standing.life is not None:
                 lived = identical(ran.life.outcome, standing.life.outcome)
                 different += [f"{name}, {WHEN}," for name in lived]
-            apart = output_distance(ran.evaluated, self.evaluation(self.session, ran.end))
-            different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
+            evaluated = self._evaluation_checks(ran, FINEST_ROUNDOFF)
+            different += [c["name"] for c in evaluated if c["value"] > FINEST_ROUNDOFF]
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
                 return outright(not different, reason, Quantity.BITS)
@@ -408,15 +409,13 @@ class Ruler(Runner):
         apart = self._apart(ran.end, ground.end)
         course, wide = Measure(Quantity.COURSE), {"floor": 0.25 * roundoff, "limit": LAYER_LIMIT}
         checks.append(check(course, 0, apart, ground.end_envelope, roundoff, **wide))
-        plain = self.evaluation(self.session, ran.end)
-        inside = output_distance(ran.evaluated, plain)
-        under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
-        checks.append(check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        checks += self._evaluation_checks(ran, roundoff)
         middle = self.snapshots[len(self.snapshots) // 2].position
         checks += bias_checks(ran.biases, ground.biases, middle)
         checks += bias_checks(ran.handed, ground.biases, middle, ", with the plan's masks")
         if ran.life is not None:
-            checks += self._life_checks(ran.life, ground, roundoff)
+            values = self._life_distances(ran.life.outcome, ground.life)
+            checks += life_checks(values, ground.life_envelopes, roundoff)
         if ran.rehearsal is not None and self.standing.rehearsal is not None:
             before = self.snapshots[0].state.parameters
             checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
@@ -431,14 +430,13 @@ class Ruler(Runner):
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
         return {**summary(checks, note), "curves": curves}
 
-    def _life_checks(self, life: Life, ground: Ground, roundoff: float) -> list[dict[str, Any]]:
-        values = self._life_distances(life.outcome, ground.life)
-        found = life_checks(values, ground.life_envelopes, roundoff)
-        for state, outputs in life.evaluated:
-            inside = output_distance(outputs, self.evaluation(self.session, state))
-            under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
-            figure = check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4)
-            found.append(figure | {"name": f"{under_plan}, {WHEN}"})
+    def _evaluation_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
+        seen = [(ran.end, ran.evaluated, "")]
+        seen += [(state, outputs, WHEN) for state, outputs in (ran.life.evaluated if ran.life else [])]
+        found = []
+        for state, outputs, when in seen:
+            plain = self.evaluation.everywhere(self.session, state)
+            found += evaluation_checks(outputs, plain, roundoff, when)
         return found
 
     def _life_distances(self, outcome: Outcome, reference: Outcome) -> dict[Measure, float]:

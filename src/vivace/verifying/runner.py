@@ -29,7 +29,7 @@ from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import Loaders
-from vivace.verifying.life import Course, Life, course_of, live, reopened, shape_of
+from vivace.verifying.life import Course, Life, course_of, held_out, live, reopened, shape_of
 from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.skipping import num_skipped, overflow_fault
@@ -140,6 +140,11 @@ class Runner:
 
         return course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
 
+    def _hold_out(self) -> None:
+        """Let evaluations look at validation data too; on all ranks at the same."""
+        held = held_out(self.job, self.feeding_seconds)
+        self.evaluation.hold_out(self.session, held[: min(self.ranks.gather(len(held)))])
+
     def _pairs(
         self,
         session: Session,
@@ -233,7 +238,7 @@ class Runner:
             self.snapshots[0],
             self.lives,
             lambda acting, batch: self._step_on(acting, batch, noise),
-            self.evaluation.as_it_is if loaders is not None else lambda _: torch.empty(0),
+            self.evaluation.as_it_is if loaders is not None else lambda _: [],
             partial(self._seed, session, stream),
             loaders,
             resumed,
