@@ -49,7 +49,7 @@ class Course:
     """What every life brings: the last batches of each epoch, then one batch of every other shape.
 
     `reached`: are they the last ones, or the first of a stream? `read`: how much of the first epochs was
-    looked through for shapes, in `seconds` at most.
+    looked through for shapes, in `seconds` at most. `pass_seconds`: that one took, where it was whole.
     """
 
     ends: list[list[Any]]
@@ -57,6 +57,8 @@ class Course:
     reached: list[bool] = dataclasses.field(default_factory=list)
     read: list[Read] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+    pass_seconds: float | None = None
+    is_stream: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -108,9 +110,12 @@ def course_of(
     for epoch in range(EPOCHS):
         batches = loaders.epoch(epoch)
         is_stream, reached = isinstance(batches, IterableData), loaders.has_index
+        course.is_stream = is_stream
         if is_stream or epoch < SHAPED_EPOCHS:
+            begin = time.perf_counter()
             first, last, read = _looked_through(batches, deadline, others)
             course.read.append(read)
+            course.pass_seconds = time.perf_counter() - begin if read.whole else course.pass_seconds
         if is_stream:
             reached = agreed(read.whole)
             end = last if reached else first

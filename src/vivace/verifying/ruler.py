@@ -121,11 +121,7 @@ class Ruler(Runner):
         self._live_again()
         self._hold_out()
         self._prepare_rehearsal(seconds)
-        return {
-            "seconds": time.perf_counter() - begin,
-            "left_seconds": effort.seconds(self.step_seconds),
-            "exact_seconds": effort.plan_seconds(self.step_seconds),
-        }
+        return {"seconds": time.perf_counter() - begin, **self._foretold()}
 
     def _prepare_rehearsal(self, seconds: float | None) -> None:
         """Rehearse the reference; two steps show how many can be afforded."""
@@ -139,6 +135,7 @@ class Ruler(Runner):
         begin = time.perf_counter()
         self._rehearse(self.session, self.tap, 2)
         (each,) = self.ranks.largest((time.perf_counter() - begin) / 2)
+        self.rehearsed_seconds = each
         self.effort = self.effort.rehearsing(seconds, each)
         self.standing.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
 
@@ -157,7 +154,7 @@ class Ruler(Runner):
         least = dataclasses.replace(full, rehearsal=self.effort.rehearsal)
         if document["kept"] is not False or self.effort == least or not is_near(document):
             return document
-        needed = full.seconds(self.step_seconds)
+        needed = full.seconds(self.step_seconds, self.rehearsed_seconds)
         if seconds is not None and needed > seconds:
             reason = f"{document['reason']}; too near to say with so few runs, and more take {needed:.0f} s"
             return {**document, "kept": None, "reason": reason}

@@ -26,9 +26,9 @@ from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
 from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
 from vivace.verifying.draws import LogicalDraws
-from vivace.verifying.effort import MOST_REHEARSED, Effort
+from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
-from vivace.verifying.feeding import Loaders
+from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
 from vivace.verifying.life import Course, Life, course_of, held_out, live, reopened, shape_of
 from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
@@ -75,6 +75,7 @@ class Runner:
         self.lives = Course([], [])
         self.slopes: Tensors = {}
         self.draws_numbers = False  # does a step of the job?
+        self.step_seconds = self.rehearsed_seconds = 0.0  # of one step
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
@@ -139,6 +140,22 @@ class Runner:
             return all(self.ranks.gather(reached))
 
         return course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
+
+    def _foretold(self) -> dict[str, float]:
+        """About how many seconds a plan takes: with its shadows, an exact one without, and more where a
+        technique touches the batches.
+        """
+        steps = self.step_seconds, self.rehearsed_seconds
+        # On a GPU the reference runs again for an exact plan, with algorithms that repeat their bits.
+        runs = 1 + (self.session.build.device.type == "cuda" and not self.repeats)
+        course, most = self.lives, (self.feeding_seconds, self.stream_seconds)
+        passes = EPOCHS, EVALUATIONS if self.job.metric is not None else 0
+        feeding = feeding_seconds(course.pass_seconds, *most, is_stream=course.is_stream, passes=passes)
+        return {
+            "left_seconds": self.effort.seconds(*steps),
+            "exact_seconds": runs * self.effort.plan_seconds(*steps),
+            "feeding_seconds": feeding,
+        }
 
     def _hold_out(self) -> None:
         """Let evaluations look at validation data too; on all ranks at the same."""
