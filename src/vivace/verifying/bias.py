@@ -109,7 +109,7 @@ def pair_of(mine: Gradient, theirs: Gradient, others: tuple[Gradient, Gradient] 
         pairs = (own, on), (reference, on), (own, own), (reference, reference)
         products[name] = tuple(float(a @ b) for a, b in pairs)
         sketches[name] = sketch(own - reference, name)
-        for side, apart in enumerate((own - own_again, reference - on)):
+        for side, apart in enumerate((own - own_again, reference - on) if others else ()):
             spreads[side] += float(apart @ apart)
     whole = tuple(sum(values) for values in zip(*products.values(), strict=True)) or (0.0,) * 4
     sketches[WHOLE] = sum(sketches.values(), torch.zeros(SKETCH_WIDTH, dtype=torch.float64))
