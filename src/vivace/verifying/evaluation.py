@@ -46,7 +46,7 @@ class Evaluation:
         for batch in batches if self.whole is not None else ():
             try:
                 placed = session.place(batch)
-                outputs = self._outputs(session, self.whole, placed)
+                outputs = self._outputs(session, bool(self.whole), placed)
             except Exception:  # a person's code on other data than it was made for
                 continue
             self.held_out += [placed] if outputs.isfinite().all() else []
