@@ -351,7 +351,7 @@ class Ruler(Runner):
                 lived = identical(ran.life.outcome, standing.life.outcome)
                 different += [f"{name}, {WHEN}," for name in lived]
             evaluated = self._evaluation_checks(ran, FINEST_ROUNDOFF)
-            different += [c["name"] for c in evaluated if c["value"] > FINEST_ROUNDOFF]
+            different += [f"{c['name']}," for c in evaluated if c["value"] > FINEST_ROUNDOFF]
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
                 return outright(not different, reason, Quantity.BITS)
