@@ -439,6 +439,22 @@ def test_what_feeding_saw_of_a_streams_end_is_lived_through(register):
     assert ruler.judge(right)["kept"]
 
 
+class Unsized:
+    """Lists of indices, nobody knows how many."""
+
+    def __iter__(self):
+        return iter([[*range(start, start + 8)] for start in range(0, 40, 8)])
+
+
+def test_data_with_an_index_and_without_a_length_are_fed_from_their_beginning(register):
+    unsized = DataLoader(pictures().dataset, batch_sampler=Unsized())
+    ruler = Ruler(dataclasses.replace(job(), data=lambda: unsized), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge(Plan([register(type(claim(fed_as_it_is, Numerics.EXACT)))()]).to_dict())
+    assert verdict["kept"], verdict["reason"]
+    assert "its first batches stood for its last" in verdict["reason"]
+
+
 def test_an_edits_stream_is_read_to_its_end_as_well():
     first, second = read_epochs(streaming(300), "data", 2, Reach(0.0, 60.0))
     assert [len(first.batches), len(second.batches)] == [300, 300]
