@@ -18,7 +18,7 @@ class EventKind(enum.StrEnum):
     | ``trial_begin`` | tune | plan: as text; role |
     | ``trial_end`` | tune | trial: a `vivace.ledger.Trial`; without a beginning where it got no process |
     | ``verdict`` | tune | plan: as text; verdict: a `vivace.Verdict` |
-    | ``prepared`` | verify | seconds: of the reference; left_seconds: expected for the plan |
+    | ``prepared`` | verify | seconds: of the reference; left_seconds: for the plan; compiles: and more |
     | ``seed`` | verify | what is known after one seed of the test of the metric; left_seconds |
     | ``begin`` | train | step: where it stands; epochs; steps and steps_per_epoch: in all, None if unknown |
     | ``resume`` | train | step: from which the run goes on |

@@ -186,7 +186,11 @@ def test_the_reference_is_neither_verified_nor_trained_as_a_plan():
 
 def test_verify_says_how_long_it_takes():
     text = "the reference has run; about 2 min 10 s for the plan and its shadows"
-    assert shown(VerifyProgress(), ("prepared", {"seconds": 9.0, "left_seconds": 130.0})) == [text]
+    told = {"seconds": 9.0, "left_seconds": 130.0}
+    assert shown(VerifyProgress(), ("prepared", told)) == [text]
+    assert shown(VerifyProgress(), ("prepared", told | {"compiles": True})) == [
+        text + ", and what compiling takes"
+    ]
 
 
 def test_what_could_not_be_verified_is_not_called_broken():

@@ -22,7 +22,7 @@ from vivace.technique.facts import Facts
 from vivace.training.checkpoints import Position
 from vivace.training.feed import Feed
 from vivace.training.training import train
-from vivace.verifying.feeding import fed_otherwise
+from vivace.verifying.feeding import Reach, fed_otherwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 SAMPLES, BATCH = 48, 4
@@ -260,7 +260,7 @@ class TestTraining:
 def test_verify_blames_the_data_and_not_the_plan(seed, said):
     made = job(lambda: Stream(seed))
     with start(made, Plan.from_dict({"decoded_cache": {}}), inspect()) as session:
-        assert fed_otherwise(session, made, 1.0).fault[: len(said) or None] == said
+        assert fed_otherwise(session, made, Reach(1.0, 1.0)).fault[: len(said) or None] == said
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])

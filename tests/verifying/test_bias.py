@@ -1,6 +1,7 @@
 """The test of bias: noise of mean zero is no harm, what errs to one side is; and masks of a plan's own."""
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -11,7 +12,17 @@ import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.plan import Plan
 from vivace.testing import jobs
-from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, sketch, spread_of
+from vivace.verifying.bias import (
+    WHOLE,
+    Gradient,
+    Pair,
+    checks_of,
+    estimates,
+    pair_of,
+    pairs_of,
+    sketch,
+    spread_of,
+)
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.masks import Kept, fault_of
 from vivace.verifying.ruler import Ruler
@@ -104,6 +115,40 @@ def test_what_right_rounding_brings_is_no_bias():
     shadows = spread_of([drawn(seed, count=8, bias=0.004 * (-1) ** seed) for seed in range(4)])
     assert shadows[Measure(Quantity.GRADIENT_BIAS)] == pytest.approx(0.004, rel=0.5)
     assert broken(drawn(1, bias=0.012), shadows) == []
+
+
+@pytest.mark.parametrize("what", [torch.inf, torch.nan])
+def test_shadows_that_are_not_finite_say_nothing(what):
+    def diverging(seed):
+        pairs = drawn(seed, count=8)
+        mine = Gradient(what, {"0.w": torch.full((400,), what)})
+        return [*pairs[1:], pair_of(mine, Gradient(1.0, {"0.w": torch.ones(400)}))]
+
+    shadows = spread_of([drawn(0, count=8), diverging(1)])
+    checks = checks_of(estimates(drawn(1)), shadows, 0)
+    assert len(checks) == 8
+    assert [c["kept"] for c in checks] == [None] * 8
+    assert all(math.isnan(c["envelope"]) for c in checks)
+
+
+@pytest.mark.parametrize("what", [torch.inf, torch.nan])
+def test_a_plan_that_is_not_finite_is_broken_where_shadows_are(what):
+    wrong = Gradient(what, {"0.w": torch.full((400,), what)})
+    right = Gradient(1.0, {"0.w": torch.ones(400)})
+    found = broken([*drawn(0), pair_of(wrong, right)], spread_of([drawn(1, count=8)]))
+    assert {"loss bias", "gradient bias", "gradient drift", "gradient noise"} <= set(found)
+
+
+def test_batches_on_which_the_job_itself_diverges_and_skipped_steps_make_no_pair():
+    def mine(number):
+        return Gradient(1.0, {} if number == 1 else {"0.w": torch.ones(3)})
+
+    def theirs(number):
+        return Gradient(1.0, {"0.w": torch.full((3,), torch.nan if number == 2 else 1.0)})
+
+    assert len(pairs_of(mine, theirs, None, 6)) == 4
+    skipped = Gradient(1.0, {})
+    assert pairs_of(mine, theirs, lambda number: (skipped, theirs(0)), 6) == []
 
 
 def test_the_error_is_as_wide_as_the_estimates_scatter():
@@ -363,3 +408,31 @@ def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(defect, sho
     broken = {check["quantity"] for check in verdict["checks"] if check["kept"] is False}
     assert shown in broken
     assert "gradient bias" not in broken
+
+
+class Cliff(nn.Module):
+    """Finite as long as a product of numbers with ones and zeros gives these numbers, as it does in fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = jobs.mlp().model()
+        self.register_buffer("numbers", torch.linspace(0.1, 0.9, 16).view(4, 4))
+
+    def forward(self, inputs):
+        gap = (self.numbers @ torch.eye(4) - self.numbers).abs().max()
+        return self.body(inputs) + gap * 1e30 * 1e30
+
+
+def nothing(build):
+    pass
+
+
+def test_a_shadow_that_is_not_finite_is_named_and_no_figure_is_kept_for_it(register):
+    ruler = Ruler(dataclasses.replace(jobs.mlp(), model=Cliff), MACHINE)
+    ruler.prepare()
+    verdict = ruler.judge(Plan([register(claim(nothing))()]).to_dict())
+    assert verdict["kept"] is None
+    assert verdict["reason"].startswith("scale of body.0.weight, from step 0, cannot be judged: a shadow, ")
+    biases = [c for c in verdict["checks"] if c["quantity"] in ("loss bias", "gradient noise")]
+    assert {c["quantity"] for c in biases} == {"loss bias", "gradient noise"}
+    assert [c["kept"] for c in biases] == [None] * len(biases)

@@ -170,7 +170,7 @@ def test_reference_and_plan_are_trained_and_compared():
     assert verdict.metric["plan"] == verdict.metric["reference"]
     assert "p = " in verdict.reason
     assert verdict.metric["data"] == "training"
-    assert "metric on the training data" in verdict.reason
+    assert "accuracy on the training data" in verdict.reason
 
 
 def test_one_seed_is_no_test():

@@ -8,11 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import vivace
+from vivace import Card, Numerics, Stage, Technique
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.testing import jobs
-from vivace.verifying.evaluation import Evaluation
+from vivace.verifying.evaluation import Evaluation, checks_of
+from vivace.verifying.life import held_out
 from vivace.verifying.ruler import Ruler
 from vivace.verifying.states import state_of
 
@@ -101,3 +103,82 @@ def test_looking_at_outputs_does_not_replace_them():
         evaluation = Evaluation(job, batch)
         assert len(evaluation(session, state_of(session))) == len(batch[1]) * 4
         assert evaluation.whole
+
+
+def validated(validation=None):
+    """Trained on batches of 16, validated on one of 15 and one of 5."""
+    numbers = torch.Generator().manual_seed(1)
+    inputs, labels = torch.randn(20, 3, 8, 8, generator=numbers), torch.arange(20) % 4
+    data = torch.utils.data.TensorDataset(inputs, labels)
+    validation = validation or (lambda: torch.utils.data.DataLoader(data, batch_size=15))
+    return dataclasses.replace(jobs.cnn(), validation=validation)
+
+
+def test_validation_data_are_looked_at_by_their_first_batch_and_their_odd_last_one():
+    assert [len(labels) for _, labels in held_out(validated(), 0.0)] == [15, 5]
+    assert held_out(jobs.cnn(), 60.0) == []
+    sizes = [15, 15, 15, 5]
+    endings = {"odd": sizes, "even": sizes[:3]}
+    for name, expected in (("odd", [15, 5]), ("even", [15])):
+        stream = validated(lambda name=name: (torch.zeros(size) for size in endings[name]))
+        assert [len(batch) for batch in held_out(stream, 60.0)] == expected
+        assert [len(batch) for batch in held_out(stream, 0.0)] == [15], "no time to reach the end"
+
+
+def test_validation_data_that_the_loss_does_not_take_are_left_out():
+    job = validated()
+    with start(job, Plan(), Machine.from_dict(MACHINE)) as session:
+        first, last = held_out(job, 0.0)
+        evaluation, state = Evaluation(job, next(iter(job.data()))), state_of(session)
+        evaluation.hold_out(session, [first[0], (first[0] * torch.inf, first[1]), last])
+        assert [len(outputs) for outputs in evaluation.everywhere(session, state)] == [16 * 4, 5 * 4]
+        assert [len(outputs) for outputs in evaluation.as_it_is(session)] == [16 * 4, 5 * 4]
+
+
+def wrong_for(size, numerics):
+    """A technique that evaluates batches of one size otherwise."""
+
+    def apply(self, build):
+        plain = type(build.model).forward
+
+        def forward(inputs):
+            outputs = plain(build.model, inputs)
+            return outputs if build.model.training or len(inputs) != size else outputs * 1.2
+
+        build.model.forward = forward
+        build.on_close(lambda: build.model.__dict__.pop("forward"))
+
+    card = Card(Stage.MODEL, numerics, "x", "x", unit_roundoff=2.0**-8 if numerics else 0.0)
+    body = {"card": card, "name": f"wrong_for_{size}", "apply": apply, "__annotations__": {}}
+    return dataclasses.dataclass(frozen=True)(type("WrongFor", (Technique,), body))
+
+
+@pytest.fixture(scope="module")
+def ruler():
+    made = Ruler(validated(), MACHINE)
+    made.prepare(seconds=4)
+    return made
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+@pytest.mark.parametrize(("size", "number"), [(15, 1), (5, 2)])
+def test_a_plan_that_evaluates_validation_data_otherwise_is_caught(size, number, numerics, ruler, register):
+    verdict = ruler.judge(Plan([register(wrong_for(size, numerics))()]).to_dict())
+    assert verdict["kept"] is False
+    assert f"evaluation under the plan, validation batch {number}, " in verdict["reason"]
+
+
+@pytest.mark.parametrize("name", ["bf16_autocast", "bf16_weights"])
+def test_a_right_plan_evaluates_them_alike(name, ruler):
+    verdict = ruler.judge({name: {}})
+    assert verdict["kept"], verdict["reason"]
+    assert sum("validation batch" in check["name"] for check in verdict["checks"]) == 2 * 4
+
+
+def test_few_samples_that_are_all_but_the_same_are_held_against_the_spread_of_the_first():
+    plain = [torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.tensor([3.0, 3.0001])]
+    first, second = checks_of([plain[0], plain[1] + 1e-3], plain, 2.0**-8)
+    assert first["value"] == 0.0
+    assert second["value"] == pytest.approx(1e-3 / float(plain[0].std()), rel=1e-3)
+    assert (second["kept"], second["limit"]) == (True, 2 * first["limit"])
+    assert len(checks_of(plain, [plain[0], plain[1] * torch.nan], 2.0**-8)) == 1

@@ -16,6 +16,7 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.tensors.trees import batch_size
 from vivace.testing import jobs
+from vivace.verifying import life
 from vivace.verifying.digests import compared, read, read_epochs
 from vivace.verifying.feeding import Loaders, Reach, fed_otherwise
 from vivace.verifying.ruler import Ruler
@@ -95,6 +96,22 @@ def momentum_reset_each_epoch(build):
         yield from following(loader)
 
     build.wrap(Seam.BATCHES, batches)
+
+
+def momentum_reset_behind_each_epoch(build):
+    def batches(following, loader):
+        yield from following(loader)
+        build.optimizer.state.clear()
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def momentum_reset_behind_each_evaluation(build):
+    def validation(following, loader):
+        yield from following(loader)
+        build.optimizer.state.clear()
+
+    build.wrap(Seam.VALIDATION, validation)
 
 
 def padded_to_a_static_shape(build):
@@ -251,6 +268,8 @@ def judge(rulers, register):
         (norm_frozen_after_an_evaluation, "momentum of 1 (BatchNorm2d) is 0.0"),
         (evaluated_from_a_stale_copy, "evaluation under the plan"),
         (momentum_reset_each_epoch, "over evaluations and epochs"),
+        (momentum_reset_behind_each_epoch, "over evaluations and epochs"),
+        (momentum_reset_behind_each_evaluation, "over evaluations and epochs"),
         (padded_to_a_static_shape, "over evaluations and epochs"),
         (small_batches_in_evaluation_mode, "over evaluations and epochs"),
         (replayed_from_the_third_epoch, "in epoch 3"),
@@ -271,6 +290,7 @@ def test_an_exact_plan_must_be_exact_over_its_life(judge):
     verdict = judge(momentum_reset_each_epoch, numerics=Numerics.EXACT)
     assert verdict["kept"] is False
     assert "over evaluations and epochs" in verdict["reason"]
+    assert judge(momentum_reset_behind_each_evaluation, numerics=Numerics.EXACT)["kept"] is False
     assert judge(fed_from_a_list, numerics=Numerics.EXACT)["kept"]
 
 
@@ -326,16 +346,113 @@ def test_how_much_of_a_stream_was_compared_is_told(stream_ruler, register):
     assert verdict["reason"] == ""
 
 
+def test_what_follows_the_last_batch_of_a_stream_runs_in_the_life_too(stream_ruler, register):
+    technique = register(type(claim(momentum_reset_behind_each_epoch, Numerics.EXACT)))()
+    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+    assert verdict["kept"] is False
+    assert "over evaluations and epochs" in verdict["reason"]
+
+
+def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(register, monkeypatch):
+    def endless(build):
+        build.wrap(Seam.VALIDATION, lambda following, loader: itertools.cycle(list(following(loader))))
+
+    monkeypatch.setattr(life, "VALIDATING_SECONDS", 0.05)
+    technique = register(type(claim(endless, Numerics.EXACT)))()
+    with start(job(), Plan([technique]), vivace.inspect()) as session:
+        life._validate(session, job())
+
+
 def test_a_stream_without_an_end_is_compared_for_a_time(register):
     endless = streaming(None)
     technique = register(type(claim(fed_as_it_is, Numerics.EXACT)))()
     with start(endless, Plan([technique]), vivace.inspect()) as session:
-        fault, note, passes = fed_otherwise(session, endless, Reach(0.1, 0.6))
+        fault, note, passes, ends = fed_otherwise(session, endless, Reach(0.1, 0.6))
     assert not fault
     assert [one.whole for one in passes] == [False] * 3
+    assert [*ends] == [[]] * 3
     assert passes[0].batches > passes[1].batches >= 3, "what the later epochs can spare goes to the first"
     assert f"({passes[0].batches:,} of epoch 1, " in note
     assert "a stream, whose end was not reached" in note
+
+
+def odd_at_the_end():
+    """A stream of 40 batches and a smaller one."""
+    *whole, (inputs, labels) = stream(41)
+    yield from whole
+    yield inputs[:5], labels[:5]
+
+
+def shapes_of(batches):
+    return [len(batch[1]) for batch in batches]
+
+
+def test_a_life_goes_through_the_true_last_batches_of_a_stream():
+    loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
+    course = life.course_of(loaders, [], 60.0)
+    assert [shapes_of(end) for end in course.ends] == [[BATCH, 5]] * 3
+    assert course.shaped == []
+    assert course.reached == [True] * 3
+    assert life.unseen(course) == ""
+
+
+def test_what_the_time_was_too_short_for_is_told():
+    loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
+    course = life.course_of(loaders, [], 0.0)
+    assert [shapes_of(end) for end in course.ends] == [[BATCH, BATCH]] * 3
+    text = life.unseen(course)
+    assert "looked for in what came in 1 s (2 of epoch 1, 2 of epoch 2, 2 of epoch 3)" in text
+    assert "the end of epoch 1, 2, 3 was not reached" in text
+    indexed = life.course_of(Loaders(job()), [], 0.0)
+    assert [shapes_of(end) for end in indexed.ends] == [[BATCH, SAMPLES % BATCH]] * 3
+    assert life.unseen(indexed).endswith("(2 of epoch 1, 2 of epoch 2)")
+
+
+def test_the_ends_of_a_stream_count_on_all_ranks_or_on_none():
+    loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
+    course = life.course_of(loaders, [], 60.0, agreed=lambda reached: False)
+    assert [shapes_of(end) for end in course.ends] == [[BATCH, BATCH]] * 3
+    assert shapes_of(course.shaped) == [5]
+
+
+def test_what_feeding_saw_of_a_streams_end_is_lived_through(register):
+    def small_batches_wrong_and_fed(build):
+        small_batches_in_evaluation_mode(build)
+        fed_as_it_is(build)
+
+    ruler = Ruler(dataclasses.replace(streaming(0), data=odd_at_the_end), MACHINE)
+    ruler.feeding_seconds = 0.0
+    ruler.prepare()
+    assert ruler.lives.reached == [False] * 3
+    right, wrong, unfed = (
+        Plan([register(type(claim(function)))()]).to_dict()
+        for function in (fed_as_it_is, small_batches_wrong_and_fed, small_batches_in_evaluation_mode)
+    )
+    assert "was not reached" in ruler.judge(unfed)["reason"]
+    assert ruler.judge(right)["kept"]
+    assert [shapes_of(end) for end in ruler.lives.ends] == [[BATCH, 5]] * 3
+    for plan in (wrong, unfed):
+        verdict = ruler.judge(plan)
+        assert verdict["kept"] is False
+        assert "over evaluations and epochs" in verdict["reason"]
+        assert "was not reached" not in verdict["reason"]
+    assert ruler.judge(right)["kept"]
+
+
+class Unsized:
+    """Lists of indices, nobody knows how many."""
+
+    def __iter__(self):
+        return iter([[*range(start, start + 8)] for start in range(0, 40, 8)])
+
+
+def test_data_with_an_index_and_without_a_length_are_fed_from_their_beginning(register):
+    unsized = DataLoader(pictures().dataset, batch_sampler=Unsized())
+    ruler = Ruler(dataclasses.replace(job(), data=lambda: unsized), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge(Plan([register(type(claim(fed_as_it_is, Numerics.EXACT)))()]).to_dict())
+    assert verdict["kept"], verdict["reason"]
+    assert "its first batches stood for its last" in verdict["reason"]
 
 
 def test_an_edits_stream_is_read_to_its_end_as_well():

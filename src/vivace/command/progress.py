@@ -201,7 +201,8 @@ class VerifyProgress(_Lines):
         if event.kind == EventKind.SEED:
             self._told_of_seed(payload)
             return
-        text = f"about {words.duration(payload['left_seconds'])} for the plan and its shadows"
+        compiling = ", and what compiling takes" if payload.get("compiles") else ""
+        text = f"about {words.duration(payload['left_seconds'])} for the plan and its shadows{compiling}"
         self._doing(text)
         if self._status is None or payload["left_seconds"] >= 10:
             self._print(f"the reference has run; {text}", "dim")

@@ -78,7 +78,11 @@ class Estimate:
 
     @property
     def certain(self) -> float:
-        """What of it is certainly no chance; signed."""
+        """What of it is certainly no chance; signed. All of what is not finite."""
+        if not math.isfinite(self.value):
+            return math.inf
+        if not math.isfinite(self.error):
+            return 0.0
         return math.copysign(max(0.0, abs(self.value) - CERTAIN * self.error), self.value)
 
 
@@ -105,7 +109,7 @@ def pair_of(mine: Gradient, theirs: Gradient, others: tuple[Gradient, Gradient] 
         pairs = (own, on), (reference, on), (own, own), (reference, reference)
         products[name] = tuple(float(a @ b) for a, b in pairs)
         sketches[name] = sketch(own - reference, name)
-        for side, apart in enumerate((own - own_again, reference - on)):
+        for side, apart in enumerate((own - own_again, reference - on) if others else ()):
             spreads[side] += float(apart @ apart)
     whole = tuple(sum(values) for values in zip(*products.values(), strict=True)) or (0.0,) * 4
     sketches[WHOLE] = sum(sketches.values(), torch.zeros(SKETCH_WIDTH, dtype=torch.float64))
@@ -131,14 +135,19 @@ def pairs_of(
     others: Callable[[int], tuple[Gradient, Gradient]] | None,
     count: int,
 ) -> list[Pair]:
-    """So many pairs, but for steps that made no update (a loss scale that has to fall); the functions take
-    the pair's number. For `others` see `pair_of`.
+    """So many pairs, but for steps that made no update (a loss scale that has to fall) and those of which the
+    reference's own are not finite; the functions take the pair's number. For `others` see `pair_of`.
     """
     pairs = []
     for number in range(count):
         one = mine(number)
-        if one.gradients:
-            pairs.append(pair_of(one, theirs(number), others(number) if others is not None else None))
+        further = others(number) if one.gradients and others is not None else None
+        if not one.gradients or (further is not None and not further[0].gradients):
+            continue
+        pair = pair_of(one, theirs(number), further)
+        _, along_probe, _, square = pair.products[WHOLE]
+        if all(map(math.isfinite, (pair.losses[1], along_probe, square))):
+            pairs.append(pair)
     return pairs
 
 
@@ -198,7 +207,7 @@ def _size_of(pairs: Sequence[Pair], name: str) -> float:
 def _noise(products: Sequence[Products]) -> Estimate:
     """The typical length of a difference, in units of that of a gradient."""
     share = _ratio([(own + other - 2.0 * along, other) for along, _, own, other in products])
-    length = math.sqrt(max(0.0, 1.0 + share.value))
+    length = math.sqrt(max(1.0 + share.value, 0.0))  # not finite stays so: it stands first
     return Estimate(length, share.error / length / 2 if length else 0.0)
 
 
@@ -221,13 +230,15 @@ def _length_of_mean(vectors: torch.Tensor) -> Estimate:
 
 
 def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[Measure, float]:
-    """By quantity, what right rounding brings: the root mean square of the shadows' estimates.
+    """By quantity, what right rounding brings: the root mean square of the shadows' estimates; NaN where one
+    of them is not finite.
 
     A shadow rounds alike in all its pairs, as a plan rounds the same weights alike.
     """
     found = [estimates(pairs) for pairs in shadows]
-    names = found[0] if found else {}
-    return {n: root_mean_square([each[n].value for each in found if n in each]) for n in names}
+    names = dict.fromkeys(name for each in found for name in each)
+    spread = {n: root_mean_square([each[n].value for each in found if n in each]) for n in names}
+    return {name: value if math.isfinite(value) else math.nan for name, value in spread.items()}
 
 
 def checks_of(

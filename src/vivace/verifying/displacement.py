@@ -130,13 +130,19 @@ def _rounding_of(name: str, buffers: Tensors) -> float:
     return 1e-6 * float(buffers[name].norm())
 
 
-def output_distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The root mean square difference of two sets of outputs, relative to the spread of the second."""
+def output_distance(mine: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
+    """The root mean square difference of two sets of outputs, relative to the spread of the second, or to
+    `least` where that is larger.
+    """
     if mine.shape != theirs.shape:
         return math.inf
-    spread = float(theirs.std()) if theirs.numel() > 1 else 0.0
-    difference = float((mine - theirs).square().mean().sqrt())
-    return difference / (spread or float(theirs.abs().mean()) or 1.0)
+    return float((mine - theirs).square().mean().sqrt()) / max(spread_of(theirs), least)
+
+
+def spread_of(outputs: torch.Tensor) -> float:
+    """Their standard deviation, in place of none their mean size; 1 for zeros."""
+    spread = float(outputs.std()) if outputs.numel() > 1 else 0.0
+    return spread or float(outputs.abs().mean()) or 1.0
 
 
 def different_states(mine: State, theirs: State) -> list[str]:

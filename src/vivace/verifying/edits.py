@@ -184,7 +184,7 @@ class Original(Ruler):
         pairs = zip(ran.outcomes, standing.references, strict=True)
         alike = not any(identical(o, r) for o, r in pairs) and ran.curve == standing.curve
         alike = alike and same_rehearsals(ran.rehearsal, standing.rehearsal)
-        return alike and torch.equal(ran.evaluated, self.evaluation(self.session, ran.end))
+        return alike and torch.equal(ran.evaluated[0], self.evaluation(self.session, ran.end))
 
     def _gone_on_with(self, ran: Ran) -> dict[str, Any]:
         """A verdict's fields on an edit whose steps were all equal so far: does a later one differ?"""
@@ -239,7 +239,7 @@ class Edited(Ruler):
         with equal_random_streams(True):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
-            ran.evaluated = self.evaluation(session, ran.end)
+            ran.evaluated = [self.evaluation(session, ran.end)]
         self.answer.means = True
         self._write(path)
 
@@ -258,7 +258,7 @@ class Edited(Ruler):
         rest = list(enumerate(self.snapshots))[1:]
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
-        ran.evaluated = self.evaluation(session, ran.end)
+        ran.evaluated = [self.evaluation(session, ran.end)]
         if ran.curve == lent.curve:
             ran.long_curve = self._long_curve(session, LONG_SECONDS)
         return ran

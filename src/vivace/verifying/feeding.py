@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +13,13 @@ from torch.utils.data import DataLoader
 
 from vivace import words
 from vivace.data.damage import Damage
+from vivace.data.iterable import IterableData
 from vivace.data.order import isolated, ordered, share_of
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
 from vivace.tensors.randomness import derive
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import map_tensors, tensors
 
 EPOCHS = 3  # what is recorded in one and replayed in the next shows in the third
 LEAST_BATCHES = 3
@@ -49,6 +51,28 @@ class Loaders:
         self.loader = found if isinstance(found, DataLoader) else self.loader
         self.has_index = has_index(found)
         return found
+
+    def ending(self, number: int, last: int, batches: Sequence[Any]) -> tuple[Iterable[Any], bool]:
+        """A pass over the `last` batches of an epoch alone, and does it end behind them?
+
+        It is the job's own loader; or of a stream, whose end cannot be read without the rest, one that holds
+        copies of `batches`. What is neither begins with the epoch and goes on to its end.
+        """
+        found = self.epoch(number, last)
+        if isinstance(found, IterableData):
+            return Ending(found, batches), True
+        return found, self.has_index
+
+
+class Ending(IterableData):
+    """A pass over a stream that consists of these `batches`; to what looks at it, it is the stream."""
+
+    def __init__(self, whole: IterableData, batches: Sequence[Any]) -> None:
+        super().__init__(whole.source, whole.seed, whole.epoch, share=whole.share)
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([map_tensors(batch, torch.Tensor.clone) for batch in self.batches])
 
 
 def has_index(loader: Any) -> bool:
@@ -83,12 +107,14 @@ class Read(NamedTuple):
 class Fed(NamedTuple):
     """What is wrong with the batches that a plan feeds, and what of them could not be compared; or empty.
 
-    `read`: how much of each pass was compared; nothing where no technique touches the batches.
+    `read`: how much of each pass was compared; nothing where no technique touches the batches. `ends`: of
+    each pass over a stream the last batches, none where its end was not reached.
     """
 
     fault: str = ""
     note: str = ""
     read: tuple[Read, ...] = ()
+    ends: tuple[Sequence[Any], ...] = ()
 
 
 def shared_otherwise(job: Job, rank: int, world_size: int) -> Fed:
@@ -114,7 +140,7 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
-    read: list[Read] = []
+    read, ends = list[Read](), list[Sequence[Any]]()
     theirs, own = (Loaders(job, "data", rank, world_size) for _ in range(2))
     begin, seconds = time.perf_counter(), 0.0
     for epoch in range(EPOCHS):
@@ -124,8 +150,10 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
             return Fed()
         mine, spent = own.epoch(epoch), time.perf_counter() - begin
         seconds = reach.of_pass(own.has_index, spent, EPOCHS - 1 - epoch)
-        alike, found = _alike(session, fed, mine, seconds)
+        last = deque[Any](maxlen=LAST_BATCHES)
+        alike, found = _alike(session, fed, mine, seconds, last)
         read.append(found)
+        ends.append(last if found.whole and isinstance(mine, IterableData) else [])
         where = f"in epoch {epoch + 1}, from batch {found.batches + 1} on"
         if alike and not found.whole and own.has_index:
             where = f"at the end of epoch {epoch + 1}"
@@ -140,7 +168,7 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
             return Fed(f"it feeds other batches, or in another order, {where}")
     limit = limit_of(own.has_index, reach.each if own.has_index else time.perf_counter() - begin)
     limit += f", and the last {LAST_BATCHES}" if own.has_index else ""
-    return Fed(note=unread("data", "epoch", read, limit), read=tuple(read))
+    return Fed(note=unread("data", "epoch", read, limit), read=tuple(read), ends=tuple(ends))
 
 
 def validated_otherwise(session: Session, job: Job, reach: Reach) -> Fed:
@@ -186,8 +214,14 @@ def limit_of(has_index: bool, seconds: float) -> str:
     return f"what came in {took}" + (" of each" if has_index else ": a stream, whose end was not reached")
 
 
-def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: float) -> tuple[bool, Read]:
-    """Are they equal, as far as they were read? How many were?"""
+def _alike(
+    session: Session,
+    fed: Iterable[Any],
+    own: Iterable[Any],
+    seconds: float,
+    last: deque[Any] | None = None,
+) -> tuple[bool, Read]:
+    """Are they equal, as far as they were read? How many were? The job's own go to `last`."""
     missing, deadline = object(), time.perf_counter() + seconds
     pairs: Iterator[Any] = itertools.zip_longest(iter(fed), iter(own), fillvalue=missing)
     number = 0
@@ -200,6 +234,8 @@ def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: fl
         if not _equal(mine, theirs) and not _equal(session.place(mine), session.place(theirs)):
             return False, Read(number, whole=True)
         number += 1
+        if last is not None and theirs is not None:
+            last.append(theirs)
     return True, Read(number, whole=True)
 
 

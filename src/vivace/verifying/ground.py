@@ -11,7 +11,7 @@ from vivace.plan import Plan
 from vivace.verifying.bias import Estimate
 from vivace.verifying.displacement import Outcome, State
 from vivace.verifying.figures import Measure
-from vivace.verifying.life import Life
+from vivace.verifying.life import Course, Life
 from vivace.verifying.rehearsal import Rehearsal
 
 
@@ -33,7 +33,8 @@ class Ground:
 @dataclasses.dataclass
 class Standing:
     """The reference's runs under the circumstances in which a plan is judged: `grounds` by unit roundoff, by
-    whether random streams are the same, and by the id of the part of the plan that lowers precision.
+    whether random streams are the same, and by the id of the part of the plan that lowers precision. `lived`:
+    what its life brought.
     """
 
     references: list[Outcome]
@@ -41,6 +42,7 @@ class Standing:
     end: State
     rehearsal: Rehearsal | None = None
     life: Life | None = None
+    lived: Course | None = None
     grounds: dict[tuple[float, bool, str], Ground] = dataclasses.field(default_factory=dict)
 
 
@@ -61,7 +63,7 @@ class Ran:
     life: Life | None = None
     biases: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     handed: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
-    evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
+    evaluated: list[torch.Tensor] = dataclasses.field(default_factory=list)
     precision: Plan = dataclasses.field(default_factory=Plan)
     num_pairs: int = 0
     same_streams: bool = True

@@ -177,7 +177,8 @@ def unknown(reason: str) -> dict[str, Any]:
 
 def _sentence(worst: dict[str, Any]) -> str:
     if worst["kept"] is None:
-        return f"{worst['name']}, cannot be judged: rounding alone makes this job diverge"
+        shadow = "a shadow, the job rounded at random as coarsely as the plan may round"
+        return f"{worst['name']}, cannot be judged: {shadow}, is not finite there"
     if worst["quantity"] == Quantity.SPREAD:
         return f"{worst['name']}, is {worst['value']:.3g}, and {worst['envelope']:.3g} in the job"
     return (

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
+from vivace import words
+from vivace.data.iterable import IterableData
 from vivace.data.order import isolated
 from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import tensors
 from vivace.verifying.displacement import Outcome, State
-from vivace.verifying.feeding import Loaders
+from vivace.verifying.feeding import Loaders, Read
 from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
 from vivace.verifying.skipping import num_skipped, same_values
@@ -30,6 +34,8 @@ from vivace.verifying.states import Snapshot, clone, optimizer_states, restore, 
 EPOCHS = 3
 STEPS = 2  # at the end of each
 VALIDATED = 2  # batches of each evaluation
+VALIDATING_SECONDS = 10.0  # at most, for these
+SHAPED_EPOCHS = 2  # are looked through for batches of other shapes
 MOST_SHAPES = 6
 # Few shadows live so long; and what goes wrong here is gross.
 LIMIT_FACTOR = 2.0
@@ -40,15 +46,35 @@ Step = Callable[[Session, Any], float]
 
 @dataclasses.dataclass
 class Course:
-    """What every life brings: the last batches of each epoch, then one batch of every other shape."""
+    """What every life brings: the last batches of each epoch, then one batch of every other shape.
+
+    `reached`: are they the last ones, or the first of a stream? `read`: how much of the first epochs was
+    looked through for shapes, in `seconds` at most. `pass_seconds`: that one took, where it was whole.
+    """
 
     ends: list[list[Any]]
     shaped: list[Any]
+    reached: list[bool] = dataclasses.field(default_factory=list)
+    read: list[Read] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    pass_seconds: float | None = None
+    is_stream: bool = False
 
     @property
     def num_steps(self) -> int:
         """The steps of one life."""
         return sum(map(len, self.ends)) + len(self.shaped)
+
+    def ending(self, ends: Sequence[Sequence[Any]]) -> Course:
+        """The same with `ends` of streams that were read to their end since; itself where nothing is new."""
+        new = [bool(end) and not reached for end, reached in zip(ends, self.reached, strict=False)]
+        if not any(new):
+            return self
+        course = dataclasses.replace(self, ends=[*self.ends], reached=[*self.reached])
+        for epoch, end in enumerate(ends):
+            if new[epoch]:
+                course.ends[epoch], course.reached[epoch] = list(end)[-STEPS:], True
+        return course
 
 
 @dataclasses.dataclass
@@ -59,27 +85,98 @@ class Life:
     """
 
     outcome: Outcome
-    evaluated: list[tuple[State, torch.Tensor]]
+    evaluated: list[tuple[State, list[torch.Tensor]]]
     fault: str = ""
     skipped: int = 0
     skipped_resumed: int = 0
 
 
-def course_of(loaders: Loaders, seen: Iterable[Any]) -> Course:
-    """Read the ends of the epochs; `seen` are batches among which other shapes may be."""
-    ends = []
-    for epoch in range(EPOCHS):
-        batches = (batch for batch in loaders.epoch(epoch, STEPS) if batch is not None)
-        ends.append(list(islice(batches, STEPS)))
-    known = {shape_of(batch) for end in ends for batch in end}
+def course_of(
+    loaders: Loaders,
+    at_hand: Iterable[Any],
+    seconds: float,
+    agreed: Callable[[bool], bool] = lambda reached: reached,
+) -> Course:
+    """Read the ends of the epochs, and look through `at_hand` and the first epochs for batches of other
+    shapes, as far as `seconds` reach.
+
+    A stream shows its end to those alone who read all before it: where that was not reached, or not on every
+    rank (`agreed`), its first batches stand for the last ones.
+    """
     others: dict[Any, Any] = {}
-    for batch in seen:
-        if shape_of(batch) not in known:
-            others.setdefault(shape_of(batch), batch)
-    by_size = sorted(others.values(), key=lambda batch: sum(t.numel() for t in tensors(batch)))
+    for batch in at_hand:
+        others.setdefault(shape_of(batch), batch)
+    course, deadline = Course([], [], seconds=seconds), time.perf_counter() + seconds
+    for epoch in range(EPOCHS):
+        batches = loaders.epoch(epoch)
+        is_stream, reached = isinstance(batches, IterableData), loaders.has_index
+        course.is_stream = is_stream
+        if is_stream or epoch < SHAPED_EPOCHS:
+            begin = time.perf_counter()
+            first, last, read = _looked_through(batches, deadline, others)
+            course.read.append(read)
+            course.pass_seconds = time.perf_counter() - begin if read.whole else course.pass_seconds
+        if is_stream:
+            reached = agreed(read.whole)
+            end = last if reached else first
+        else:
+            end = [batch for batch in islice(loaders.epoch(epoch, STEPS), STEPS) if batch is not None]
+        course.ends.append(end)
+        course.reached.append(reached)
+    known = {shape_of(batch) for end in course.ends for batch in end}
+    rest = [batch for shape, batch in others.items() if shape not in known]
+    by_size = sorted(rest, key=lambda batch: sum(t.numel() for t in tensors(batch)))
     wanted = min(MOST_SHAPES, len(by_size))
     spread = {round(i * (len(by_size) - 1) / max(1, wanted - 1)) for i in range(wanted)}
-    return Course(ends, [by_size[i] for i in sorted(spread)])
+    course.shaped = [by_size[i] for i in sorted(spread)]
+    return course
+
+
+def _looked_through(
+    batches: Iterable[Any], deadline: float, others: dict[Any, Any]
+) -> tuple[list[Any], list[Any], Read]:
+    """The first and the last batches of a pass, as far as it was read; one of each shape goes to `others`."""
+    first, last, number = list[Any](), deque[Any](maxlen=STEPS), 0
+    for batch in batches:
+        if number >= STEPS and time.perf_counter() > deadline:
+            return first, list(last), Read(number, whole=False)
+        number += 1
+        if batch is not None:
+            first += [batch] if len(first) < STEPS else []
+            last.append(batch)
+            others.setdefault(shape_of(batch), batch)
+    return first, list(last), Read(number, whole=True)
+
+
+def held_out(job: Job, seconds: float) -> list[Any]:
+    """The first batch of the validation data and, where it has another shape, the last; of a stream that one
+    only if its end comes within `seconds`.
+    """
+    if job.validation is None:
+        return []
+    loaders, deadline = Loaders(job, "validation"), time.perf_counter() + seconds
+    batches = loaders.epoch(0)
+    if isinstance(batches, IterableData):
+        first, last, read = _looked_through(batches, deadline, {})
+        last = last if read.whole else []
+    else:
+        first = list(islice((batch for batch in batches if batch is not None), 1))
+        last = [batch for batch in loaders.epoch(0, 1) if batch is not None] if loaders.has_index else []
+    odd = first and last and shape_of(last[-1]) != shape_of(first[0])
+    return [*first[:1], *(last[-1:] if odd else [])]
+
+
+def unseen(course: Course) -> str:
+    """What of the data the time was too short for; empty where it was not."""
+    texts = []
+    if not all(read.whole for read in course.read):
+        told = [f"{words.number(read.batches)} of epoch {i}" for i, read in enumerate(course.read, 1)]
+        took = words.duration(max(1.0, round(course.seconds)))
+        texts.append(f"batches of other shapes were looked for in what came in {took} ({', '.join(told)})")
+    if missed := [f"{i}" for i, reached in enumerate(course.reached, 1) if not reached]:
+        which = ", ".join(missed)
+        texts.append(f"the end of epoch {which} was not reached: its first batches stood for its last")
+    return "; ".join(texts)
 
 
 def shape_of(batch: Batch) -> tuple[Any, ...]:
@@ -93,7 +190,7 @@ def live(
     begin: Snapshot,
     course: Course,
     step: Step,
-    outputs: Callable[[Session], torch.Tensor],
+    outputs: Callable[[Session], list[torch.Tensor]],
     seed: Callable[[], object],
     loaders: Loaders | None = None,
     resumed: Callable[[Session], Session] | None = None,
@@ -106,7 +203,7 @@ def live(
     restore(session, begin)
     seed()
     first, before = session, num_skipped(session)
-    losses, evaluated = list[float](), list[tuple[State, torch.Tensor]]()
+    losses, evaluated = list[float](), list[tuple[State, list[torch.Tensor]]]()
     for epoch, end in enumerate(course.ends):
         if resumed is not None and epoch == EPOCHS - 1:
             session = resumed(first)
@@ -157,11 +254,11 @@ def checks_of(
 def _fed(session: Session, loaders: Loaders | None, epoch: int, end: list[Any]) -> Iterator[Any]:
     """The end of an epoch as the session's plan feeds it; copies of `end` where no technique touches it."""
     if loaders is not None:
-        loader = loaders.epoch(epoch, STEPS)
+        loader, ends = loaders.ending(epoch, STEPS, end)
         fed = session.seams.batches(loader)
         if fed is not loader:
-            batches = isolated(lambda: fed, derive(0, epoch, "feed"))
-            yield from islice((batch for batch in batches if batch is not None), STEPS)
+            batches = (b for b in isolated(lambda: fed, derive(0, epoch, "feed")) if b is not None)
+            yield from islice(batches, len(end) + ends)  # one more: what a plan does behind the last runs too
             return
     yield from map(clone, end)
 
@@ -176,14 +273,20 @@ def _forgotten(resumed: Session, before: Session) -> str:
 
 
 def _validate(session: Session, job: Job) -> None:
-    """Let the plan feed an evaluation, for what it does then."""
-    loader = Loaders(job, "validation" if job.validation is not None else "data").epoch(0)
+    """Let the plan feed an evaluation to its end, for what it does then."""
+    loaders = Loaders(job, "validation" if job.validation is not None else "data")
+    loader = loaders.epoch(0, VALIDATED)
+    if not loaders.has_index:
+        loader, _ = loaders.ending(0, VALIDATED, list(islice(loader, VALIDATED)))
     modules = [module for model in session.build.models for module in model.modules()]
     modes = [module.training for module in modules]
     try:
         for module in modules:
             module.training = False
-        list(islice(isolated(lambda: session.validation(loader), derive(0, "validation")), VALIDATED))
+        deadline = time.perf_counter() + VALIDATING_SECONDS
+        for _ in isolated(lambda: session.validation(loader), derive(0, "validation")):
+            if time.perf_counter() > deadline:  # a plan may feed more than it is given
+                break
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode

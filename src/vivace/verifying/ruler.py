@@ -25,13 +25,13 @@ from vivace.verifying.displacement import (
     different_states,
     distances,
     identical,
-    output_distance,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
+from vivace.verifying.evaluation import checks_of as evaluation_checks
 from vivace.verifying.facts import difference, facts_of_session
-from vivace.verifying.feeding import Fed, Loaders, Reach, fed_otherwise, shared_otherwise, validated_otherwise
+from vivace.verifying.feeding import Fed, Reach, fed_otherwise, shared_otherwise, validated_otherwise
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
@@ -49,7 +49,7 @@ from vivace.verifying.judgement import (
     summary,
     widened,
 )
-from vivace.verifying.life import WHEN, Life, course_of
+from vivace.verifying.life import WHEN, unseen
 from vivace.verifying.life import checks_of as life_checks
 from vivace.verifying.masks import Unlike
 from vivace.verifying.rehearsal import (
@@ -102,7 +102,7 @@ class Ruler(Runner):
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
-        self.lives = course_of(Loaders(self.job), self._seen())
+        self.lives = self._course_of_lives()
         self._agree_on_shapes()
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
@@ -118,13 +118,10 @@ class Ruler(Runner):
         self.standing = Standing(self._locksteps(self.session), curve, end)
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
-        self.standing.life = self._live(self.session)
+        self._live_again()
+        self._hold_out()
         self._prepare_rehearsal(seconds)
-        return {
-            "seconds": time.perf_counter() - begin,
-            "left_seconds": effort.seconds(self.step_seconds),
-            "exact_seconds": effort.plan_seconds(self.step_seconds),
-        }
+        return {"seconds": time.perf_counter() - begin, **self._foretold()}
 
     def _prepare_rehearsal(self, seconds: float | None) -> None:
         """Rehearse the reference; two steps show how many can be afforded."""
@@ -138,6 +135,7 @@ class Ruler(Runner):
         begin = time.perf_counter()
         self._rehearse(self.session, self.tap, 2)
         (each,) = self.ranks.largest((time.perf_counter() - begin) / 2)
+        self.rehearsed_seconds = each
         self.effort = self.effort.rehearsing(seconds, each)
         self.standing.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
 
@@ -156,7 +154,7 @@ class Ruler(Runner):
         least = dataclasses.replace(full, rehearsal=self.effort.rehearsal)
         if document["kept"] is not False or self.effort == least or not is_near(document):
             return document
-        needed = full.seconds(self.step_seconds)
+        needed = full.seconds(self.step_seconds, self.rehearsed_seconds)
         if seconds is not None and needed > seconds:
             reason = f"{document['reason']}; too near to say with so few runs, and more take {needed:.0f} s"
             return {**document, "kept": None, "reason": reason}
@@ -253,7 +251,7 @@ class Ruler(Runner):
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
-        ran.evaluated = self.evaluation(session, ran.end)
+        ran.evaluated = self.evaluation.everywhere(session, ran.end)
         if session.promise == Numerics.ROUNDING:
             stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
             pairs = self._pairs(session, self._num_pairs(ran), stream=stream)
@@ -279,9 +277,11 @@ class Ruler(Runner):
             "validation": partial(validated_otherwise, session, self.job, reach),
         }
         for what, compare in feeds.items():
-            fault, note, read = compare()
+            fault, note, read, ends = compare()
             if fault:
                 return fault
+            if self.ranks.world_size == 1:
+                self.lives = self.lives.ending(ends)
             ran.notes += [note] if note else []
             ran.fed |= {what: [one.to_dict() for one in read]} if read else {}
         return ""
@@ -328,10 +328,18 @@ class Ruler(Runner):
         resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
         ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
+        ran.notes += filter(None, [unseen(self.lives)])
         if not (ran.same_streams or ran.silent or ran.fault):
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
 
+    def _live_again(self) -> None:
+        """Let the reference go through its life, where it has not or other ends of epochs are known now."""
+        if self.standing.lived is not self.lives:
+            self.standing.life, self.standing.lived = self._live(self.session), self.lives
+            self.standing.grounds.clear()
+
     def _judge(self, ran: Ran, session: Session) -> dict[str, Any]:
+        self._live_again()
         promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
         if promise == Numerics.EXACT:
             standing = self.standing
@@ -342,8 +350,8 @@ class Ruler(Runner):
             if ran.life is not None and standing.life is not None:
                 lived = identical(ran.life.outcome, standing.life.outcome)
                 different += [f"{name}, {WHEN}," for name in lived]
-            apart = output_distance(ran.evaluated, self.evaluation(self.session, ran.end))
-            different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
+            evaluated = self._evaluation_checks(ran, FINEST_ROUNDOFF)
+            different += [f"{c['name']}," for c in evaluated if c["value"] > FINEST_ROUNDOFF]
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
                 return outright(not different, reason, Quantity.BITS)
@@ -368,9 +376,9 @@ class Ruler(Runner):
                 rehearsal = self.standing.rehearsal
                 if rehearsal is not None:
                     rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
-                life = self._live(self.session)
-                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal, life)
+                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal)
             self.standing = self.standings.get((repeats, ordered), self.standing)
+            self._live_again()
             yield
         finally:
             self.repeats, self.ordered, self.standing = before
@@ -398,15 +406,13 @@ class Ruler(Runner):
         apart = self._apart(ran.end, ground.end)
         course, wide = Measure(Quantity.COURSE), {"floor": 0.25 * roundoff, "limit": LAYER_LIMIT}
         checks.append(check(course, 0, apart, ground.end_envelope, roundoff, **wide))
-        plain = self.evaluation(self.session, ran.end)
-        inside = output_distance(ran.evaluated, plain)
-        under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
-        checks.append(check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        checks += self._evaluation_checks(ran, roundoff)
         middle = self.snapshots[len(self.snapshots) // 2].position
         checks += bias_checks(ran.biases, ground.biases, middle)
         checks += bias_checks(ran.handed, ground.biases, middle, ", with the plan's masks")
         if ran.life is not None:
-            checks += self._life_checks(ran.life, ground, roundoff)
+            values = self._life_distances(ran.life.outcome, ground.life)
+            checks += life_checks(values, ground.life_envelopes, roundoff)
         if ran.rehearsal is not None and self.standing.rehearsal is not None:
             before = self.snapshots[0].state.parameters
             checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
@@ -421,14 +427,13 @@ class Ruler(Runner):
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
         return {**summary(checks, note), "curves": curves}
 
-    def _life_checks(self, life: Life, ground: Ground, roundoff: float) -> list[dict[str, Any]]:
-        values = self._life_distances(life.outcome, ground.life)
-        found = life_checks(values, ground.life_envelopes, roundoff)
-        for state, outputs in life.evaluated:
-            inside = output_distance(outputs, self.evaluation(self.session, state))
-            under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
-            figure = check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4)
-            found.append(figure | {"name": f"{under_plan}, {WHEN}"})
+    def _evaluation_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
+        seen = [(ran.end, ran.evaluated, "")]
+        seen += [(state, outputs, WHEN) for state, outputs in (ran.life.evaluated if ran.life else [])]
+        found = []
+        for state, outputs, when in seen:
+            plain = self.evaluation.everywhere(self.session, state)
+            found += evaluation_checks(outputs, plain, roundoff, when)
         return found
 
     def _life_distances(self, outcome: Outcome, reference: Outcome) -> dict[Measure, float]:

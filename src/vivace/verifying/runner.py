@@ -26,10 +26,10 @@ from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
 from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
 from vivace.verifying.draws import LogicalDraws
-from vivace.verifying.effort import MOST_REHEARSED, Effort
+from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
-from vivace.verifying.feeding import Loaders
-from vivace.verifying.life import Course, Life, live, reopened, shape_of
+from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
+from vivace.verifying.life import Course, Life, course_of, held_out, live, reopened, shape_of
 from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.skipping import num_skipped, overflow_fault
@@ -75,6 +75,7 @@ class Runner:
         self.lives = Course([], [])
         self.slopes: Tensors = {}
         self.draws_numbers = False  # does a step of the job?
+        self.step_seconds = self.rehearsed_seconds = 0.0  # of one step
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
@@ -132,16 +133,34 @@ class Runner:
         """What the first rank that found a fault found."""
         return next(filter(None, self.ranks.gather(fault)), "")
 
-    def _seen(self) -> Iterator[Any]:
-        """The batches at hand and, as far as time allows, those of two epochs: for their shapes."""
-        yield from self.batches
-        loaders, deadline = Loaders(self.job), time.perf_counter() + self.feeding_seconds
-        for epoch in range(2):
-            for batch in loaders.epoch(epoch):
-                if time.perf_counter() > deadline:
-                    return
-                if batch is not None:
-                    yield batch
+    def _course_of_lives(self) -> Course:
+        """What lives bring, as far as time allows; the same on all ranks."""
+
+        def agreed(reached: bool) -> bool:
+            return all(self.ranks.gather(reached))
+
+        return course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
+
+    def _foretold(self) -> dict[str, float]:
+        """About how many seconds a plan takes: with its shadows, an exact one without, and more where a
+        technique touches the batches.
+        """
+        steps = self.step_seconds, self.rehearsed_seconds
+        # On a GPU the reference runs again for an exact plan, with algorithms that repeat their bits.
+        runs = 1 + (self.session.build.device.type == "cuda" and not self.repeats)
+        course, most = self.lives, (self.feeding_seconds, self.stream_seconds)
+        passes = EPOCHS, EVALUATIONS if self.job.metric is not None else 0
+        feeding = feeding_seconds(course.pass_seconds, *most, is_stream=course.is_stream, passes=passes)
+        return {
+            "left_seconds": self.effort.seconds(*steps),
+            "exact_seconds": runs * self.effort.plan_seconds(*steps),
+            "feeding_seconds": feeding,
+        }
+
+    def _hold_out(self) -> None:
+        """Let evaluations look at validation data too; on all ranks at the same."""
+        held = held_out(self.job, self.feeding_seconds)
+        self.evaluation.hold_out(self.session, held[: min(self.ranks.gather(len(held)))])
 
     def _pairs(
         self,
@@ -172,8 +191,11 @@ class Runner:
     def _gradient(
         self, acting: Session, stream: int, number: int, around: AbstractContextManager[Any]
     ) -> Gradient:
-        """Of one step on the batch of this number, from the middle snapshot."""
+        """Of one step on the batch of this number, from the middle snapshot; none where the step was skipped,
+        as a loss scale that is too large makes it.
+        """
         restore(acting, self.snapshots[len(self.snapshots) // 2])
+        before = num_skipped(acting)
         self._seed(acting, stream + number)
         tap = self.taps[acting]
         tap.watch()
@@ -182,7 +204,7 @@ class Runner:
                 loss = self._step(acting, number)
         finally:
             tap.watching = False
-        return Gradient(loss, tap.gradients)
+        return Gradient(loss, tap.gradients if num_skipped(acting) == before else {})
 
     def _handed_pairs(self, session: Session, count: int) -> list[Pair]:
         """Pairs in which the reference's step gets the masks that the session's drew, be these of streams or
@@ -233,7 +255,7 @@ class Runner:
             self.snapshots[0],
             self.lives,
             lambda acting, batch: self._step_on(acting, batch, noise),
-            self.evaluation.as_it_is if loaders is not None else lambda _: torch.empty(0),
+            self.evaluation.as_it_is if loaders is not None else lambda _: [],
             partial(self._seed, session, stream),
             loaders,
             resumed,

@@ -12,7 +12,7 @@ from vivace.events import OnEvent, teller
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
-from vivace.technique import Numerics
+from vivace.technique import Numerics, Stage
 from vivace.training.crew import Company, Crew
 from vivace.verifying.verdict import Verdict
 
@@ -61,9 +61,7 @@ class Verifier:
             reference = self._reference.to_dict()
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self.prepared = True
-            exact = prepared.pop("exact_seconds")
-            prepared["left_seconds"] = exact if plan.promise == Numerics.EXACT else prepared["left_seconds"]
-            self._tell("prepared", prepared)
+            self._tell("prepared", expected(prepared, plan))
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         document["checks"] = tuple(document["checks"])
         return Verdict(**document, seconds=time.monotonic() - begin)
@@ -79,3 +77,15 @@ class Verifier:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def expected(prepared: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """What is told of the time that a plan will take, from what `Ruler.prepare` returned; `compiles`: and as
+    much more as its compiler takes, which nobody knows.
+    """
+    cards = [technique.card for technique in plan.techniques]
+    left = prepared["exact_seconds" if plan.promise == Numerics.EXACT else "left_seconds"]
+    if any(card.stage == Stage.DATA for card in cards):
+        left += prepared["feeding_seconds"]
+    compiles = any(card.compiles for card in cards)
+    return {"seconds": prepared["seconds"], "left_seconds": left, "compiles": compiles}
