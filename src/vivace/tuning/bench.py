@@ -14,6 +14,7 @@ from vivace.errors import (
     AnswerIsNo,
     ChildFailed,
     Code,
+    InputError,
     JobError,
     RankLost,
     Refused,
@@ -239,10 +240,11 @@ class Bench:
         try:
             try:
                 outcome = compared()
-            except ChildFailed as failed:
+            except (ChildFailed, InputError) as failed:
                 if not self._crowded(failed):
                     raise
                 self.apart = True
+                self.alone = self.alone or failed.code == Code.BUSY
                 outcome = compared()
         except ENDS as error:
             outcome = _without_ratio(error)
@@ -299,11 +301,16 @@ class Bench:
             self.open_reference()
         return self.reference
 
-    def _crowded(self, failed: ChildFailed) -> bool:
-        """Did it lack memory that the reference holds at the same time?"""
-        total = self.machine.device.memory_bytes or 0
-        roomy = self.memory is not None and 2 * self.memory <= total
-        return failed.lacked_memory and not self.apart and not roomy
+    def _crowded(self, failed: ChildFailed | InputError) -> bool:
+        """Did it lack memory, or a device for one process, that the reference holds at the same time?"""
+        if failed.code == Code.BUSY:
+            return not self.apart
+        lacked = isinstance(failed, ChildFailed) and failed.lacked_memory
+        return lacked and not self.apart and not self._roomy()
+
+    def _roomy(self) -> bool:
+        """Has the device room for the memory budget twice?"""
+        return self.memory is not None and 2 * self.memory <= (self.machine.device.memory_bytes or 0)
 
     def warm_again(self, plan: Plan, *, seconds: float) -> float | None:
         """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
