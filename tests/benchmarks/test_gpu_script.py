@@ -247,8 +247,33 @@ def test_what_is_missing_is_named_in_the_first_second(tmp_path):
     assert "lacks cloudpickle, " in done.stderr
     assert "torch, torchvision, scikit-learn: choose with PYTHON=" in done.stderr
     line = next(line for line in done.stderr.splitlines() if "tomlkit typer" in line)
-    assert {"pydantic", "pydantic-core", "annotated-types"} <= set(line.split())
+    assert {"pydantic", "pydantic-core", "annotated-types", "torchao"} <= set(line.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_without_torchao_the_minutes_begin_and_what_is_lost_is_said(module, monkeypatch, capsys):
+    needs = module("needs")
+    real = needs.requires
+
+    def requires(name):
+        if name == "torchao":
+            raise needs.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(needs, "requires", requires)
+    assert needs.main() == 0
+    assert "without torchao, fp8_linear is refused" in capsys.readouterr().err
+
+
+def test_float8_is_among_the_scenes(module, monkeypatch):
+    """Emulated, as in a dry run: that it rounds, and that it proves it."""
+    pytest.importorskip("torchao")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    scenes = module("scenes").Scenes(None, dry=True)
+    with scenes.stack:
+        found = scenes.float8_trains_as_it_is_emulated()
+    assert found["evidence"] == ["1 linear layer rounded to float8, emulated"]
+    assert found["apart"] == 0.0
 
 
 def test_what_a_missing_package_would_need_is_asked_for_too(module):
