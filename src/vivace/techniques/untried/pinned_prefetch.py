@@ -28,6 +28,7 @@ class PinnedPrefetch(Technique):
         summary="the next batch copied to the GPU while this one trains",
         source="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
         devices=("cuda",),
+        step_memory="batch",
         measured_on=(),
     )
 

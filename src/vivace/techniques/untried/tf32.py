@@ -25,6 +25,7 @@ class Tf32(Technique):
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
         unit_roundoff=2.0**-11,
         devices=("cuda",),
+        step_memory="same",
         measured_on=(),
         baseline="tf32",
     )
