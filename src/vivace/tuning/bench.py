@@ -282,12 +282,15 @@ class Bench:
             comparison = compare_in_turns([fresh, noted, fresh], seconds=seconds)
         else:
             reference = self._resident() if seed is None else fresh()
-            beside = [reference]
+            beside, full = [reference], reference.full
             with contextlib.nullcontext() if seed is None else self._ended(reference), self._ended(noted()):
                 comparison = compare(reference, used[0], seconds=seconds, target=target)
                 if seed == FIRST_ROUND and self.facts["has_metric"] and self.company.world_size == 1:
                     both = reference.evaluate(), used[0].evaluate()
                     comparison = dataclasses.replace(comparison, evaluations=_positive(both))
+            if reference.full - full + used[0].full and not self._roomy():
+                self.apart = True  # one took memory that the other lacked, and steps were slow for it
+                return self._compared(candidate, seconds=seconds, target=target, seed=seed)
         before, after = beside[-1].joules_per_sample, used[0].joules_per_sample
         if before is not None and after is not None:
             comparison = dataclasses.replace(comparison, joules=(before, after))
@@ -399,6 +402,7 @@ class Bench:
             "evidence": confirmed["evidence"],
             "foreign_share": max(comparison.foreign_share for comparison in comparisons),
             "joules": tuple(map(statistics.fmean, zip(*joules, strict=True))) if joules else None,
+            "full": contestant.full,
             "evaluations": next((one.evaluations for one in comparisons if one.evaluations), None),
         }
 
