@@ -15,7 +15,8 @@
 # broken; 2: something is missing, which is said in the first second.
 #
 # No .venv: python3 (or PYTHON=...) with torch, torchvision and scikit-learn. What Vivace needs beside them and
-# is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR.
+# is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR; torchao too,
+# without which nothing is tried in float8.
 #
 # Where GPUs are lent by the command, DIR comes back with each; bring it along with the next:
 #

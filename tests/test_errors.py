@@ -15,6 +15,7 @@ from vivace.errors import (
     AnswerIsNo,
     ChildFailed,
     Code,
+    InputError,
     JobError,
     Refused,
     TimedOut,
@@ -125,6 +126,17 @@ def test_what_is_no_error_of_vivaces_crosses_as_a_failed_child():
     error = JobError("the step fails")
     error.__cause__ = MemoryError()
     assert own_error(error).code == Code.OUT_OF_MEMORY
+
+
+def test_a_device_that_another_process_has_is_busy():
+    busy = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch for ...")
+    error = JobError("the Job's model failed")
+    error.__cause__ = busy
+    for found in (own_error(busy), own_error(error)):
+        assert (type(found), found.code) == (ChildFailed, Code.BUSY)
+    told = InputError("torch cannot use the H100", code=Code.BUSY)
+    assert own_error(told) is told, "who asked is told what to do"
+    assert own_error(RuntimeError("the office is busy")).code == Code.NONE
 
 
 def test_an_allocation_that_fails_on_the_cpu_is_out_of_memory():

@@ -51,6 +51,7 @@ SCENES = (
     "training_resumes_bit_for_bit",
     "flags_come_back",
     "compiled_code_runs_on_the_gpu",
+    "float8_trains_as_it_is_emulated",
     "exhausted_memory_is_named",
 )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 MACHINES = ("torch", "torchvision", "scikit-learn")  # too large to bring, or tied to the driver
+OPTIONAL = {"torchao": "fp8_linear is refused"}  # and what is lost without it
 NEEDED_BY = {"pydantic": ("annotated-types", "pydantic-core", "typing-inspection")}
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -42,7 +43,11 @@ def main() -> int:
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     wheels = missing([NAME.findall(one)[0] for one in project["dependencies"]])
     machines = [name for name in MACHINES if name in missing([name])]
+    optional = [name for name in OPTIONAL if name in missing([name])]
     if not wheels and not machines:
+        for name in optional:
+            lost = f"without {name}, {OPTIONAL[name]}; its wheel may come with --wheels DIR"
+            print(f"gpu.sh: {lost}", file=sys.stderr)
         return 0
     version = platform.python_version()
     print(f"gpu.sh: Python {version} lacks {', '.join([*wheels, *machines])}", file=sys.stderr)
@@ -54,7 +59,8 @@ def main() -> int:
             "  python3 -m pip download -d DIR -c constraints.txt --no-deps --only-binary=:all: \\\n"
             f"      --python-version {version.rpartition('.')[0]} \\\n"
             f"      --platform manylinux_2_17_{platform.machine()} \\\n"
-            f"      {' '.join(wheels)}\n",
+            f"      --platform manylinux_2_28_{platform.machine()} \\\n"
+            f"      {' '.join([*wheels, *optional])}\n",
             file=sys.stderr,
         )
     return 2

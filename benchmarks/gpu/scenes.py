@@ -250,6 +250,23 @@ class Scenes:
         assert self.dry or kernels, sorted(seen.kernels)[:10]
         return {"triton_kernels": len(kernels), "graphs": seen.compiled_graphs, "breaks": seen.graph_breaks}
 
+    def float8_trains_as_it_is_emulated(self) -> Found:
+        """Layers on float8 units lose what their emulation says; refused where the GPU has none."""
+        layers = (nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+        job = dataclasses.replace(TINY_JOBS["mlp"](), model=lambda: nn.Sequential(*copy.deepcopy(layers)))
+        ways = {"fp32": {}, "emulated": {"emulate": True}, "float8": {"emulate": self.dry}}
+        losses: dict[str, list[float]] = {}
+        for way, settings in ways.items():
+            plan = Plan.from_dict({"fp8_linear": settings} if settings else {})
+            with start(job, plan, self.machine) as session:
+                losses[way] = [float(session.step(batch)) for batch in job.data()]
+                seen = observe(session, list(job.data()))
+                evidence = [technique.confirm(seen, seen) for technique in plan.techniques]
+        apart = max(abs(a / b - 1) for a, b in zip(losses["float8"], losses["emulated"], strict=True))
+        assert losses["emulated"] != losses["fp32"], "the emulation rounds nothing"
+        assert apart < 0.01, losses
+        return {"losses": losses, "apart": apart, "evidence": evidence}
+
     def exhausted_memory_is_named(self) -> Found:
         """A job too large for the device says so in one sentence, and the next one runs."""
         count = 2**50 if self.dry else self.machine.device.memory_bytes

@@ -44,6 +44,7 @@ class Code(enum.StrEnum):
     TIMED_OUT = "timed_out"
     UNSTEADY = "unsteady"  # timed, and the interval holds both faster and slower
     OUT_OF_MEMORY = "out_of_memory"
+    BUSY = "busy"  # the device serves one process at a time, and another one has it
     KILLED = "killed"  # by SIGKILL: the kernel leaves no other sign where the machine's memory is used up
 
 
@@ -227,6 +228,7 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
+_BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 _LOST_RANK = (
     "gloo/transport",
     "Connection closed by peer",
@@ -245,6 +247,11 @@ def ran_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def is_busy_device(error: BaseException) -> bool:
+    """Is the device another process's, as a GPU in an exclusive compute mode is?"""
+    return isinstance(error, RuntimeError) and _BUSY in str(error)
 
 
 def is_broken_exchange(error: BaseException) -> bool:

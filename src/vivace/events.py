@@ -13,7 +13,7 @@ class EventKind(enum.StrEnum):
 
     | kind | told by | payload |
     |---|---|---|
-    | ``notice`` | tune, train, sweep | text: a sentence that the person should read |
+    | ``notice`` | tune, train, verify, sweep | text: a sentence that the person should read |
     | ``phase`` | tune, compress, sweep | name: what it does from now on; [budget_seconds: of all of it] |
     | ``trial_begin`` | tune | plan: as text; role |
     | ``trial_end`` | tune | trial: a `vivace.ledger.Trial`; without a beginning where it got no process |

@@ -142,6 +142,7 @@ class Trial:
     the pairs of processes behind the ratio; `foreign_share` is the largest share of the processor that other
     processes used during the timing. `joules` are what the machine took a sample, under the reference and
     under the candidate, where its counters can be read; `evaluations` the seconds of one of the metric.
+    `full` counts how often the GPU's memory was full while the candidate was timed: what fits so is slow.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -166,6 +167,7 @@ class Trial:
     technique: str = ""
     joules: tuple[float, float] | None = None
     evaluations: tuple[float, float] | None = None
+    full: int = 0
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):

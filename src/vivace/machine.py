@@ -11,13 +11,17 @@ from vivace import words
 from vivace.pages.answer import Answer
 
 TRAINED_ON = ("cuda", "cpu")  # kinds of devices; ROCm's are called cuda too
+NOT_YET = {  # kinds that torch can train on
+    "xpu": "Vivace does not train on Intel GPUs yet",
+    "mps": "Vivace does not train on Apple GPUs yet",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
     """One processor: its kind as torch calls it, name, memory in bytes (0: unknown), and features.
 
-    `served` is false where the installed torch cannot train on it; a `Finding` says why. `state` holds what
+    `served` is false where no job can train on it; a `Finding` says why. `state` holds what
     may change while the machine runs, such as a power limit, and is no part of the fingerprint.
     """
 
@@ -82,6 +86,8 @@ class Machine:
         idle = [device for device in self.devices if device.kind != "cpu"]
         if self.device.kind != "cpu" or not idle:
             return ""
+        if idle[0].kind in NOT_YET:
+            return f"{NOT_YET[idle[0].kind]}; it uses the processor"
         why = f": {self.findings[0].problem}" if self.findings and not idle[0].served else ""
         return f"training on the processor, not on the {idle[0].name}{why} (vivace inspect says more)"
 

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import vivace
 from vivace.errors import ChildFailed, InputError, Refused
 from vivace.machine import Device
+from vivace.measuring import paired
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -95,8 +97,8 @@ def module(monkeypatch):
     """Loads a file of the script under its own name, as the script does."""
     monkeypatch.syspath_prepend(str(GPU))
     yield importlib.import_module
-    for name in ("book", "summary", "correctness", "counters", "traffic", "others", "needs"):
-        sys.modules.pop(name, None)
+    for path in GPU.glob("[a-z]*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def run(*arguments, python=sys.executable):
@@ -245,8 +247,33 @@ def test_what_is_missing_is_named_in_the_first_second(tmp_path):
     assert "lacks cloudpickle, " in done.stderr
     assert "torch, torchvision, scikit-learn: choose with PYTHON=" in done.stderr
     line = next(line for line in done.stderr.splitlines() if "tomlkit typer" in line)
-    assert {"pydantic", "pydantic-core", "annotated-types"} <= set(line.split())
+    assert {"pydantic", "pydantic-core", "annotated-types", "torchao"} <= set(line.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_without_torchao_the_minutes_begin_and_what_is_lost_is_said(module, monkeypatch, capsys):
+    needs = module("needs")
+    real = needs.requires
+
+    def requires(name):
+        if name == "torchao":
+            raise needs.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(needs, "requires", requires)
+    assert needs.main() == 0
+    assert "without torchao, fp8_linear is refused" in capsys.readouterr().err
+
+
+def test_float8_is_among_the_scenes(module, monkeypatch):
+    """Emulated, as in a dry run: that it rounds, and that it proves it."""
+    pytest.importorskip("torchao")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    scenes = module("scenes").Scenes(None, dry=True)
+    with scenes.stack:
+        found = scenes.float8_trains_as_it_is_emulated()
+    assert found["evidence"] == ["1 linear layer rounded to float8, emulated"]
+    assert found["apart"] == 0.0
 
 
 def test_what_a_missing_package_would_need_is_asked_for_too(module):
@@ -295,13 +322,54 @@ def test_the_share_of_the_roofline_is_the_larger_bound(module):
     assert summary._share("gpt", plan, strict, {}) == "no ceiling"
 
 
-def test_each_call_stays_below_ten_minutes_and_all_three_below_thirty():
+def times():
+    """The seconds of each part of a call, and of a part that is named alone."""
     tree = ast.parse((GPU / "__main__.py").read_text())
-    values = {
+    return {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and node.targets[0].id in ("CALLS", "ALONE")
     }
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_case_fits_into_its_part(module, tmp_path, monkeypatch, part):
+    """A case that asks for more than the whole part has is never reached, on no GPU."""
+    asked = {}
+    monkeypatch.setattr(paired, "WORKER", paired.WORKER)  # the script has one of its own
+
+    class Asked(module("book").Book):
+        """Runs no case, and notes what each asks for."""
+
+        def case(self, name, measure, *, seconds=2.0):
+            asked[name] = seconds
+            self.cases[name] = {"status": "ok", "plans": [{"tf32": {}}, {"fused_optimizer": {}}]}
+            return self.cases[name]
+
+    files = {"cnn": "cnn", "correctness": "correctness", "feed": "feeding", "speed": "speed"}
+    loaded, found = module(files.get(part, "others")), times()
+    monkeypatch.setattr(loaded, "Child", Mock(), raising=False)
+    least = min([call[part] for call in found["CALLS"].values() if part in call] or [found["ALONE"]])
+    getattr(loaded, part)(Asked(tmp_path, part, least, FACTS | {"fingerprint": "", "date": ""}))
+    assert asked
+    assert {name: seconds for name, seconds in asked.items() if seconds > least} == {}
+
+
+def test_a_tune_of_the_gpu_minutes_is_given_the_time_that_it_asks_for(module, tmp_path, monkeypatch):
+    others, given = module("others"), {}
+
+    def run(command, timeout):
+        given[command[command.index("--out") + 1]] = timeout
+        raise ChildFailed("not run here")
+
+    monkeypatch.setattr(others, "_run", run)
+    others.tune(module("book").Book(tmp_path, "tune", times()["CALLS"]["third"]["tune"], FACTS))
+    wanted = {str(tmp_path / f"tune-{name}"): 1.1 * full + 30 for name, full in others.TUNED.items()}
+    assert given == pytest.approx(wanted)
+
+
+def test_each_call_stays_below_ten_minutes_and_all_three_below_thirty():
+    values = times()
     calls = [sum(parts.values()) for parts in values["CALLS"].values()]
     assert max([values["ALONE"], *calls]) <= 9 * 60
     assert sum(calls) <= 27 * 60

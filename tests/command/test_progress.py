@@ -106,6 +106,13 @@ def test_a_training_of_known_length_says_when_it_ends(monkeypatch):
     assert lines == ["epoch 1/3  step 32  loss 0.5  ends in 2 min 08 s"]
 
 
+def test_a_trial_that_wanted_memory_says_so():
+    crowded = dataclasses.replace(measured({"channels_last": {}}), full=3)
+    begun = "trial_begin", {"plan": "channels_last", "role": "candidate"}
+    lines = shown(TuneProgress(), begun, ("trial_end", {"trial": crowded}))
+    assert " ".join(lines).endswith("channels_last, while the GPU's memory was full 3 times")
+
+
 def test_without_a_terminal_a_long_epoch_tells_a_line_a_minute(monkeypatch):
     monkeypatch.setattr(progress_module, "A_LINE_SECONDS", 0.0)
     begun = ("begin", {"step": 0, "epochs": 3, "steps": 96, "steps_per_epoch": 32})

@@ -38,8 +38,9 @@ class StandIn:
     """A machine with H100s.
 
     Settings, given as keywords: ``gpus`` (1), ``gib`` of memory (80), ``exclusive`` (a lock file: one process
-    at a time may use the GPU), ``start_error`` (the number with which CUDA fails to start), ``full_after``
-    (so many allocations of a process succeed), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
+    at a time may use the GPU), ``hides_mode`` (NVML does not tell so), ``start_error`` (the number with which
+    CUDA fails to start), ``full_after`` (so many allocations of a process succeed), ``capability`` (90) and
+    ``cuda`` (13020) as NVML tells them.
     ``computes`` (False): operators compute, on the CPU; Triton's kernels and cuDNN still do not.
 
     Programs are forked from a process that has made their imports (server.py): one of those that compute, and

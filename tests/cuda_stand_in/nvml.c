@@ -22,7 +22,11 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = setting(
 int nvmlDeviceGetCount_v2(unsigned *count) { return *count = setting("STAND_IN_GPUS", 1), 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **gpu) { return *gpu = &gpus[index], 0; }
 int nvmlDeviceGetName(void *gpu, char *text, unsigned size) { return strncpy(text, "NVIDIA H100 80GB HBM3", size), 0; }
-int nvmlDeviceGetComputeMode(void *gpu, int *mode) { return *mode = getenv("STAND_IN_EXCLUSIVE") ? 3 : 0, 0; }
+int nvmlDeviceGetComputeMode(void *gpu, int *mode) {
+    if (getenv("STAND_IN_HIDES_MODE"))
+        return NOT_SUPPORTED;
+    return *mode = getenv("STAND_IN_EXCLUSIVE") ? 3 : 0, 0;
+}
 int nvmlDeviceGetMigMode(void *gpu, unsigned *current, unsigned *pending) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkState(void *gpu, unsigned link, unsigned *active) { return NOT_SUPPORTED; }
 

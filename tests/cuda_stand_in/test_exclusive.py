@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 JOB = f"{Path(__file__).with_name('job.py')}:job"
 
 HOLDS = """
@@ -39,6 +41,7 @@ finally:
 """
 
 
-def test_plans_are_measured_in_turns(stand_in, tmp_path):
-    printed = stand_in.python(MEASURES, JOB, tmp_path, exclusive=tmp_path / "lock")
+@pytest.mark.parametrize("settings", [{}, {"hides_mode": 1}], ids=["told by NVML", "found out"])
+def test_plans_are_measured_in_turns(stand_in, tmp_path, settings):
+    printed = stand_in.python(MEASURES, JOB, tmp_path, exclusive=tmp_path / "lock", **settings)
     assert printed.split() == ["measured", "measured"]

@@ -1,4 +1,4 @@
-"""The memory budget "auto" on a GPU."""
+"""The memory budget "auto" on a GPU, and what a plan for GPUs takes beside its prediction without one."""
 
 import json
 
@@ -15,3 +15,48 @@ def test_where_cuda_does_not_start_the_budget_says_so(stand_in, tmp_path):
     done = stand_in.vivace(*words, start_error=802)
     assert done.returncode == 2
     assert "Error 802: system not yet initialized" in json.loads(done.stdout)["error"]["message"]
+
+
+PEAKS = """
+import json, multiprocessing, os, sys
+import torch
+from torch import nn
+import vivace
+from vivace.memory.predict import predict
+from vivace.plan import Plan
+from vivace.session.opening import start
+
+def model():
+    blocks = [nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)]
+    return nn.Sequential(*blocks, nn.Linear(256, 8))
+
+job = vivace.Job(
+    model=model,
+    data=lambda: [(torch.ones(8192, 256), torch.zeros(8192, dtype=torch.long)) for _ in range(3)],
+    loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
+)
+
+def peak(shown, settings):
+    os.environ["CUDA_VISIBLE_DEVICES"] = shown
+    plan = Plan.from_dict(settings)
+    if not shown:
+        return predict(job, plan, device="cuda").peak_bytes
+    with start(job, plan, vivace.inspect()) as session:
+        for batch in session.batches(job.data()):
+            session.step(batch)
+        return torch.cuda.max_memory_allocated()
+
+def ask(*arguments):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(peak, arguments)
+
+print(json.dumps([[ask(shown, settings) for shown in ("", "0")] for settings in json.loads(sys.argv[1])]))
+"""
+BATCH_BYTES = 8192 * (256 * 4 + 8)
+
+
+def test_a_batch_ahead_takes_what_is_predicted_without_a_gpu(stand_in):
+    plans = [{}, {"pinned_prefetch": {}}]
+    plain, ahead = json.loads(stand_in.python(PEAKS, json.dumps(plans)).splitlines()[-1])
+    assert [after - before for before, after in zip(plain, ahead, strict=True)] == [BATCH_BYTES] * 2

@@ -36,6 +36,24 @@ def test_flags_and_threads_are_set_back():
     assert state() == before
 
 
+@pytest.mark.parametrize(
+    ("hip", "capability", "reason"),
+    [
+        (None, (9, 0), ""),
+        (None, (7, 5), "this GPU is older than Ampere: no TF32"),
+        ("7.0", (9, 0), "TF32 is NVIDIA's: most AMD GPUs do not have it"),
+    ],
+)
+def test_tf32_is_measured_where_there_is_any(monkeypatch, hip, capability, reason):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    absent = {}
+    found = [gauge.key for gauge in gauges._gauges(gauges._Bench(torch.device("cuda")), absent)]
+    assert absent.get("matmul_tf32", "") == reason
+    assert ("matmul_tf32" in found) == (not reason)
+    assert any("tf32" in key for key in found) == (not reason)
+
+
 def test_the_best_size_is_kept_and_a_slow_operator_is_not_repeated(monkeypatch):
     bench = gauges._Bench(torch.device("cpu"))
     speeds = {1: 1e3, 2: 4e3, 4: 3e3}

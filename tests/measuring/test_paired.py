@@ -15,7 +15,7 @@ import pytest
 import vivace
 from vivace.errors import JobError, Refused, Unsteady
 from vivace.job import load
-from vivace.measuring.paired import Clocks, Contestant, compare
+from vivace.measuring.paired import Clocks, Contestant, Timed, compare
 from vivace.measuring.quiet import ForeignLoad
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -94,6 +94,16 @@ def test_the_job_is_described(contestants):
     assert facts["optimizer"] == "SGD"
     assert facts["steps_per_epoch"] == 8
     assert facts["signature"] == contestants[1].ask("check")["signature"]
+
+
+def test_how_often_the_memory_was_full_is_added_up():
+    done = {"seconds": 1.0, "samples": 8, "waited": 0.0}
+    answers = [{**done, "full": 2}, done, {**done, "full": 3}]
+    child = types.SimpleNamespace(pid=os.getpid(), ask=lambda *_, **__: answers.pop(0), alive=False)
+    timed = Timed(child, timeout=1.0)
+    for _ in range(3):
+        timed.block(1)
+    assert timed.full == 5
 
 
 class Noisy:

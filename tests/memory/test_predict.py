@@ -138,6 +138,26 @@ def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():
     assert there.parts["activations"] == pytest.approx(here.parts["activations"], rel=0.1)
 
 
+def test_a_plan_for_gpus_is_predicted_without_one():
+    """A plan for a card is what one asks about before renting it."""
+    plan = {"checkpoint": {}, "tf32": {}, "cudnn_benchmark": {}, "allocator": {}}
+    alone = predict(wide(), Plan.from_dict({"checkpoint": {}}), device="cuda")
+    assert predict(wide(), Plan.from_dict(plan), device="cuda") == alone
+    ahead = predict(wide(), Plan.from_dict(plan | {"pinned_prefetch": {}}), device="cuda")
+    batch = alone.parts["batch"]
+    assert ahead.parts == alone.parts | {"batch": 2 * batch}
+    assert ahead.peak_bytes == alone.peak_bytes + batch
+    with pytest.raises(vivace.Refused, match="it acts on cuda, and this job runs on cpu"):
+        predict(wide(), Plan.from_dict(plan))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+@pytest.mark.parametrize("name", ["offload_activations", "cuda_graph_step", "fused_batchnorm"])
+def test_what_only_a_gpu_shows_is_refused_without_one(name):
+    with pytest.raises(vivace.Refused, match=rf"{name}: .* only where there is a GPU"):
+        predict(wide(), Plan.from_dict({name: {}}), device="cuda")
+
+
 def test_what_looks_at_numbers_is_refused():
     job = wide()
 

@@ -7,7 +7,10 @@ import vivace
 from vivace.ledger import Observation, Profile
 from vivace.machine import Device, Machine
 from vivace.technique import Build
+from vivace.technique.facts import Facts
 from vivace.techniques.untried.cuda_graph_step import CudaGraphStep
+from vivace.techniques.untried.cuda_graph_step.graph import StepGraph
+from vivace.testing.fake_cuda import fake_cuda
 
 
 def build_on_cuda(optimizer_class, **settings):
@@ -47,6 +50,24 @@ def test_adam_is_capturable_only_while_the_session_is_open():
     while build.close_callbacks:
         build.close_callbacks.pop()()
     assert build.optimizer.param_groups[0]["capturable"] is False
+
+
+def test_graphs_of_one_process_warm_up_on_one_stream(monkeypatch):
+    """cuBLAS keeps memory for every stream, for the life of the process."""
+    with fake_cuda(), monkeypatch.context() as patched:
+        made = []
+
+        class Counted(torch.cuda.Stream):
+            def __init__(self, device):
+                super().__init__()
+                made.append(device)
+
+        patched.setattr(torch.cuda, "Stream", Counted)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        for _ in range(2):
+            loss = StepGraph(optimizer, Facts(), {}).beside(torch.sum, torch.ones(3))
+            assert float(loss) == 3.0
+        assert made == [0]
 
 
 def test_it_excludes_compile_modes_that_capture():

@@ -7,7 +7,7 @@ from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
-from vivace.techniques.untried.pinned_prefetch import one_ahead
+from vivace.techniques.untried.pinned_prefetch import one_ahead, pinning
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 PinnedPrefetch = registry.find("pinned_prefetch")
@@ -33,6 +33,23 @@ def test_each_batch_is_begun_before_the_one_ahead_is_handed_out():
 def test_batches_that_did_not_come_through_the_session_are_no_evidence():
     with pytest.raises(Refused, match="changed nothing"):
         PinnedPrefetch().confirm(Observation({}, {}, 0, 0.0), Observation({}, {}, 0, 0.0))
+
+
+def test_a_dataloader_pins_while_it_is_read_for_a_gpu_and_is_given_back():
+    loader = TINY_JOBS["cnn"]().data()
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert not loader.pin_memory
+    with pinning(loader, cpu):
+        assert not loader.pin_memory
+    with pinning([], gpu):  # no DataLoader
+        pass
+    first, second = pinning(loader, gpu), pinning(loader, gpu)
+    for each in (first, second):  # two passes at once, which end in the order of their beginnings
+        each.__enter__()
+    for each in (first, second):
+        assert loader.pin_memory
+        each.__exit__(None, None, None)
+    assert not loader.pin_memory
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

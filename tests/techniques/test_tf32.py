@@ -68,6 +68,17 @@ def test_a_products_error_tells_tf32_from_fp32(monkeypatch):
     assert found.product_error("cpu") > 10 * found.FP32_ERROR
 
 
+def test_a_build_for_rocm_has_none_whatever_its_capabilities_are(monkeypatch):
+    """A gfx90a calls itself 9.0, as an H100 does, and has no TF32."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with (
+        fake_cuda(),
+        pytest.raises(Refused, match="TF32 is NVIDIA's"),
+        start(TINY_JOBS["mlp"](), Plan([Tf32()]), inspect()),
+    ):
+        pass
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_allows_tf32_inside_of_the_session_only():
     with start(TINY_JOBS["mlp"](), Plan([Tf32()]), inspect()):

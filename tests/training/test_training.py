@@ -192,6 +192,15 @@ class TestFolder:
         assert events[-1].kind == "stop"
         assert list((out / "tensorboard").iterdir())
 
+    def test_memory_that_is_full_is_told_once(self, tmp_path, tiny, monkeypatch):
+        counts = itertools.count(2, 3)  # the first is how many there were before the run
+        monkeypatch.setattr("vivace.training.loop.retries", lambda device: next(counts))
+        run = train(tiny.job, out=tmp_path / "run")
+        told = [text for text in run.notices if "memory was full" in text]
+        assert len(told) == 1
+        assert told[0].startswith("the GPU's memory was full 3 times by step 1: ")
+        assert "vivace tune --memory" in told[0]
+
     def test_checkpoints_by_the_clock(self, tmp_path, tiny):
         events = []
         train(tiny.slow, out=tmp_path / "run", checkpoint_every_seconds=0.1, on_event=events.append)

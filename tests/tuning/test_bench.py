@@ -1,16 +1,18 @@
 """Trials where the device has no memory for the reference and a candidate at the same time."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 import vivace
 from vivace.job import load
-from vivace.ledger import Ledger
-from vivace.measuring.paired import compare_in_turns
+from vivace.ledger import Ledger, Ratio
+from vivace.measuring.paired import Comparison, compare_in_turns
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.technique import Numerics
+from vivace.tuning import bench as bench_module
 from vivace.tuning.bench import Bench
 from vivace.tuning.tuner import _leave_compiled
 
@@ -65,6 +67,46 @@ def test_a_drift_between_the_turns_is_in_the_interval():
     assert (ratio.low, ratio.high) == pytest.approx((2.0, 2.4))
     assert ratio.low < ratio.estimate < ratio.high
     assert noted == [f"{what} {seconds}" for seconds in (1.0, 0.5, 1.2) for what in ("opened", "closed")]
+
+
+class Crowded:
+    """A contestant that runs out of memory beside another one."""
+
+    joules_per_sample = None
+
+    def __init__(self):
+        self.full = 0
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_where_one_takes_the_memory_of_the_other_they_take_turns(tmp_path, monkeypatch, memory):
+    """Unless the plan has a memory budget, and the device has room for that twice."""
+    timed = []
+
+    def compare(reference, candidate, **_):
+        timed.append("beside")
+        candidate.full += 1
+        return Comparison(Ratio(0.5, 0.5, 0.5), ((1.0, 2.0),))
+
+    def in_turns(openings, **_):
+        timed.append("in turns")
+        for opening in openings:
+            opening()
+        return Comparison(Ratio(2.0, 2.0, 2.0), ((2.0, 1.0),))
+
+    for name, value in (("_lone", Crowded), ("_resident", Crowded), ("_open", Crowded)):
+        monkeypatch.setattr(Bench, name, lambda *_, value=value, **__: value())
+    monkeypatch.setattr(bench_module, "compare", compare)
+    monkeypatch.setattr(bench_module, "compare_in_turns", in_turns)
+    source, ledger = Source(f"{STAGE}:large"), Ledger(tmp_path / "ledger.jsonl")
+    made = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=memory)
+    with contextlib.closing(made):
+        found = made._compared(Crowded, seconds=1.0)[1].ratio.estimate
+    assert (timed, found) == ((["beside"], 0.5) if memory else (["beside", "in turns"], 2.0))
+    assert made.apart == (not memory)
 
 
 def test_what_the_winner_compiled_is_found_by_train(tmp_path, monkeypatch):

@@ -309,6 +309,17 @@ def test_what_does_not_win_again_is_not_the_result():
     assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
 
 
+@pytest.mark.parametrize("code", [Code.NONE, Code.TIMED_OUT, Code.OUT_OF_MEMORY, Code.KILLED, Code.BUSY])
+def test_a_winner_whose_confirmation_fails_was_not_measured(code):
+    """It may well be faster: that nothing helps was not found out."""
+    _, search = play(lambda plan, spent: near(1.5), confirms=lambda plan, spent: code)
+    assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
+    assert not search.conclusion.outcome.answered
+    assert search.conclusion.reason.endswith("was faster, and could not be confirmed: because")
+    _, search = play(lambda plan, spent: near(1.5), confirms=lambda plan, spent: "fused_optimizer")
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS, "a refusal is an answer"
+
+
 # The least plan
 
 

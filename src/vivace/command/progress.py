@@ -198,6 +198,9 @@ class VerifyProgress(_Lines):
         if self.quiet:
             return
         payload = event.payload
+        if event.kind == EventKind.NOTICE:
+            self._print(payload["text"], "yellow")
+            return
         if event.kind == EventKind.SEED:
             self._told_of_seed(payload)
             return
@@ -286,6 +289,8 @@ def _line(trial: Trial) -> tuple[str, str]:
         return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
     ratio = _plain(words.ratio(trial.ratio))
     note = " measured again in fresh processes" if trial.role == "confirmation" else ""
+    if trial.full:
+        note += f", while the GPU's memory was full {words.count(trial.full, 'time')}"
     return f"{ratio:>18}  {plan}{note}", "bold" if trial.ratio.low > 1.0 else ""
 
 

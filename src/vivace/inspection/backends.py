@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vivace.inspection.facts import Facts
 from vivace.inspection.nvidia import visible
-from vivace.machine import TRAINED_ON, Backend, Device, Finding, Machine
+from vivace.machine import NOT_YET, TRAINED_ON, Backend, Device, Finding, Machine
 
 PROBE = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 15.0
@@ -111,15 +111,14 @@ def _rocm(facts: Facts) -> Backend:
 
 
 def _xpu(facts: Facts) -> Backend:
-    num = facts.on_bus("intel")
-    if not num:
+    if not facts.intel_gpus:
         return Backend("xpu", reason="no Intel GPU beside the processor's own")
-    return Backend("xpu", ("Intel GPU",) * num)
+    return Backend("xpu", ("Intel GPU",) * facts.intel_gpus, reason=NOT_YET["xpu"])
 
 
 def _mps(facts: Facts) -> Backend:
-    if facts.system == "Darwin" and facts.processor == "arm64":
-        return Backend("mps", ("Apple GPU",), torch=facts.torch is not None)
+    if facts.apple_gpus:
+        return Backend("mps", ("Apple GPU",), reason=NOT_YET["mps"])
     return Backend("mps", reason="only on Apple silicon")
 
 
@@ -129,7 +128,8 @@ def _directml(facts: Facts) -> Backend:
         return Backend("directml", reason="only on Windows and its Linux subsystem")
     if not package:
         return Backend("directml", ("DirectX 12 GPU",), reason="torch-directml is not installed")
-    return Backend("directml", ("DirectX 12 GPU",), f"torch-directml {package}", torch=True)
+    reason = "Vivace does not train through DirectML"
+    return Backend("directml", ("DirectX 12 GPU",), f"torch-directml {package}", reason=reason)
 
 
 def _opencl(facts: Facts) -> Backend:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from vivace.inspection.facts import Facts, TorchBuild
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory
 from vivace.inspection.nvidia import visible
-from vivace.machine import Device, Finding
+from vivace.machine import NOT_YET, Device, Finding
 
 # Oldest driver on Linux for each major CUDA; within a major, newer toolkits run on older drivers.
 # https://docs.nvidia.com/deploy/cuda-compatibility/
@@ -22,7 +22,7 @@ FEW_OPEN_FILES = 1024
 def diagnose(facts: Facts, limits: dict[str, object] | None = None) -> tuple[Finding, ...]:
     """All findings, those that keep a device from training first."""
     rules: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _nvidia_driver, _torch_for_nvidia, _hidden, _mig, _amd, _intel, _torchvision, _slow,
+        _nvidia_driver, _torch_for_nvidia, _hidden, _mig, _amd, _not_yet, _torchvision, _slow,
     )  # fmt: skip
     found = [finding for rule in rules for finding in rule(facts)]
     return (*found, *_limits(limits or {}))
@@ -35,9 +35,7 @@ def torch_trains_on(facts: Facts, device: Device, vendor: str) -> bool:
     if vendor == "nvidia":
         usable = bool(facts.torch.cuda) and not [*_too_old(facts)]
         return usable and not _lacks_code(facts.torch, device)
-    if vendor == "amd":
-        return bool(facts.torch.hip) and "kfd" in facts.nodes - facts.closed_nodes
-    return bool(facts.torch.xpu)
+    return bool(facts.torch.hip) and "kfd" in facts.nodes - facts.closed_nodes
 
 
 def version_of(text: str) -> tuple[int, int]:
@@ -185,23 +183,18 @@ def _amd(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             f"an AMD GPU is here, and {facts.torch.words} was installed", "install a build of torch for ROCm"
         )
+    elif facts.torch is not None and not facts.amd_is_hidden:
+        yield Finding(
+            "ROCm: untested: Vivace has not run on an AMD GPU yet",
+            "ask vivace verify about a plan before a long training under it",
+        )
 
 
-def _intel(facts: Facts) -> Iterator[Finding]:
-    if not facts.on_bus("intel") or facts.torch is None:
-        return
-    if not facts.torch.xpu:
-        yield Finding(
-            f"an Intel GPU is here, and {facts.torch.words} was installed",
-            "install a build of torch for XPU to train on it",
-        )
-    elif any(node.startswith("dri/") for node in facts.closed_nodes):
-        yield Finding("this user may not open /dev/dri", "sudo usermod -aG render $USER, then log in anew")
-    elif "libze_loader" not in facts.libraries:
-        yield Finding(
-            "an Intel GPU is here without Level Zero's loader",
-            "install the packages level-zero and intel-level-zero-gpu",
-        )
+def _not_yet(facts: Facts) -> Iterator[Finding]:
+    """GPUs that no build of torch makes Vivace train on."""
+    for kind, num in (("xpu", facts.intel_gpus), ("mps", facts.apple_gpus)):
+        if num:
+            yield Finding(NOT_YET[kind], "jobs train on the processor, or on a GPU of NVIDIA or AMD")
 
 
 def _torchvision(facts: Facts) -> Iterator[Finding]:

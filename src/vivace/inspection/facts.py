@@ -85,6 +85,23 @@ class Facts:
         """How many GPUs of a vendor the bus has, the processor's own graphics not counted."""
         return sum(found == vendor and address != INTEGRATED for found, address in self.bus)
 
+    @property
+    def amd_is_hidden(self) -> bool:
+        """Does a variable hide all AMD GPUs?"""
+        names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+        return any(self.hiding.get(name) in ("", "-1") for name in names)
+
+    @property
+    def intel_gpus(self) -> int:
+        """How many there are; the processor's own graphics count where torch is built for them."""
+        own = self.torch is not None and self.torch.xpu and "intel" in dict(self.bus)
+        return self.on_bus("intel") or int(bool(own))
+
+    @property
+    def apple_gpus(self) -> int:
+        """One in each of Apple's own processors."""
+        return int(self.system == "Darwin" and self.processor == "arm64")
+
 
 def gather_facts(root: Path = Path("/")) -> Facts:
     """Read them all; each that fails is as if it were not there."""

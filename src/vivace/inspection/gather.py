@@ -78,19 +78,18 @@ def require_torch() -> None:
 
 
 def _gpus(facts: Facts) -> list[Device]:
-    """The GPUs that a process sees, and whether the installed torch trains on them."""
+    """The GPUs that a process sees, and whether a job can train on them."""
     shown = [gpu.device for gpu in visible(facts.nvidia.gpus, facts.hiding.get("CUDA_VISIBLE_DEVICES"))]
     if any("mig" in device.features for device in shown):
         shown = shown[:1]  # CUDA shows a process one instance
     found = [(device, "nvidia") for device in shown]
-    if not any(
-        facts.hiding.get(name) in ("", "-1")
-        for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-    ):
+    if not facts.amd_is_hidden:
         found += [(device, "amd") for device in facts.amd_gpus]
-    found += [(Device("xpu", "Intel GPU", 0), "intel")] * facts.on_bus("intel")
+    not_yet = [Device("xpu", "Intel GPU", 0, served=False)] * facts.intel_gpus
+    not_yet += [Device("mps", "Apple GPU", 0, served=False)] * facts.apple_gpus
     return [
-        dataclasses.replace(device, served=torch_trains_on(facts, device, vendor)) for device, vendor in found
+        *(dataclasses.replace(one, served=torch_trains_on(facts, one, vendor)) for one, vendor in found),
+        *not_yet,
     ]
 
 

@@ -14,6 +14,7 @@ from vivace.inspection import host_gauges
 from vivace.inspection.all_reduce import all_reduce
 from vivace.inspection.limits import usable_cores
 from vivace.inspection.reading import Gauge, Reading
+from vivace.tensors.precision import without_tf32
 from vivace.torch_internals.tensors import int8_product
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,10 +48,10 @@ def open_device(name: str, absent: dict[str, str]) -> Iterator[list[Gauge]]:
 def _gauges(bench: _Bench, absent: dict[str, str]) -> Iterator[Gauge]:
     kinds = ["fp32", "bf16", "fp16"]
     if bench.device.type == "cuda":
-        if torch.cuda.get_device_capability(bench.device) >= (8, 0):
-            kinds.insert(1, "tf32")
+        if reason := without_tf32(bench.device):
+            absent["matmul_tf32"] = reason
         else:
-            absent["matmul_tf32"] = "this GPU is older than Ampere"
+            kinds.insert(1, "tf32")
     for kind in kinds:
         yield Gauge(f"matmul_{kind}", partial(bench.matmul, kind))
     yield Gauge("matmul_int8", bench.matmul_int8)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace import words
 from vivace.inspection.ceilings import Survey
-from vivace.machine import Machine
+from vivace.machine import NOT_YET, Machine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,8 +123,8 @@ def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
     for device in machine.devices:
         parts = [device.name, words.size(device.memory_bytes) if device.memory_bytes else ""]
         features = f" ({' '.join(device.features)})" if device.features else ""
-        served = "" if device.served else "; torch cannot train on it"
-        yield device.kind, ", ".join(filter(None, parts)) + features + served
+        unserved = "" if device.served else f"; {NOT_YET.get(device.kind, 'torch cannot train on it')}"
+        yield device.kind, ", ".join(filter(None, parts)) + features + unserved
         state = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in device.state.items())
         if state:
             yield "", state

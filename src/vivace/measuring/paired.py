@@ -70,6 +70,7 @@ class Timed:
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
         self.waiting_share = 0.0  # of the last block, for batches to arrive
+        self.full = 0  # how often the GPU's memory was, in all blocks
 
     def warm(self, seconds: float, timeout: float) -> Any:
         """Let it step until it is steady; what the worker answers."""
@@ -91,6 +92,7 @@ class Timed:
         if before is not None and after is not None:
             self._joules, self._samples = self._joules + after - before, self._samples + done["samples"]
         self.waiting_share = done["waited"] / done["seconds"]
+        self.full += int(done.get("full", 0))
         self.clocks = Clocks.of(done) if "processor" in done else None
         return float(done["seconds"] / done["samples"])
 

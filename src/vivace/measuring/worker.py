@@ -44,6 +44,7 @@ from vivace.session.opening import (
 )
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
+from vivace.tensors.allocator import retries
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, digest, tensors
@@ -302,17 +303,19 @@ class Worker:
     def block(self, steps: int, cached: bool = False) -> dict[str, float]:
         """Time `steps` steps, loading included; with `cached`, all on the last batch, without the loader.
 
-        On a processor also what it worked for them, in all threads: ``processor``. Several ranks begin at
+        ``full`` counts how often the GPU's memory was, so that the allocator had to start anew. On a
+        processor also what it worked for them, in all threads: ``processor``. Several ranks begin at
         once and end when the slowest does; for them the processor's clock, which stands while one waits for
         another, would not tell.
         """
         assert self.session is not None
         self.ranks.gather(None)
-        begin, worked, self._waited = time.perf_counter(), time.process_time(), 0.0
+        device = self.session.build.device
+        full, begin, worked, self._waited = retries(device), time.perf_counter(), time.process_time(), 0.0
         samples = self._steps(steps, cached)
         seconds, waited = self.ranks.largest(time.perf_counter() - begin, self._waited)
-        done = {"seconds": seconds, "samples": samples, "waited": waited}
-        if self.session.build.device.type == "cpu" and self.ranks.world_size == 1:
+        done = {"seconds": seconds, "samples": samples, "waited": waited, "full": retries(device) - full}
+        if device.type == "cpu" and self.ranks.world_size == 1:
             done["processor"] = time.process_time() - worked
         return done
 

@@ -65,7 +65,8 @@ def predict(
         batch: one batch of the job, on the CPU; the largest is the one that matters. The first of its data
             where it is left out.
         device: ``cpu`` or ``cuda``. Where there is no GPU, a step on ``cuda`` is followed on the CPU's
-            operators, with the optimizer in the multi-tensor form that it takes on a GPU.
+            operators, with the optimizer in the multi-tensor form that it takes on a GPU. Techniques for GPUs
+            are counted by their cards there (`Card.step_memory`), and refused where these do not tell.
         ranks: of how many processes this is the step of one, with its share of the batch, under a plan that
             divides the weights among them (see `vivace.memory.divided`).
 
@@ -76,6 +77,7 @@ def predict(
     batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
     if ranks > 1:
         plan, batch = _of_one_rank(plan), share_of(batch, 0, ranks)
+    plan, more = _of_a_gpu(plan) if device == "cuda" else (plan, 0)
     there = torch.device(device if torch.cuda.is_available() else "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch(device == "cpu") as watch:
         session = _open(job, plan, there, machine or inspect(), watch)
@@ -83,7 +85,8 @@ def predict(
             _use_foreach(session)
         with session:
             placed = map_tensors(batch, lambda t: fake.from_tensor(t).to(there))
-            for tensor in tensors(placed):
+            waiting = [map_tensors(placed, torch.clone) for _ in range(more)]
+            for tensor in tensors([placed, waiting]):
                 watch.made_in[watch.note(tensor)] = "batch"
             parts: dict[int, str] = {}
             updates = list[int]()
@@ -103,6 +106,17 @@ def _of_one_rank(plan: Plan) -> Plan:
     if not any(technique.card.shards_weights for technique in plan.techniques):
         raise Refused("the memory of one of several ranks is predicted for a plan that divides the weights")
     return Plan(technique for technique in plan.techniques if technique.card.stage != Stage.PARALLEL)
+
+
+def _of_a_gpu(plan: Plan) -> tuple[Plan, int]:
+    """The plan less what its cards tell of a step's memory, and how many more batches that is."""
+    told = [technique.card.step_memory for technique in plan.techniques]
+    left = Plan(technique for technique in plan.techniques if not technique.card.step_memory)
+    for technique in () if torch.cuda.is_available() else left.techniques:
+        if technique.card.devices == ("cuda",):
+            reason = "what it leaves in memory can be predicted only where there is a GPU"
+            raise Refused(reason).by(technique.name)
+    return left, told.count("batch")
 
 
 def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: Watch) -> Session:

@@ -27,7 +27,16 @@ from typing import Any
 
 import cloudpickle
 
-from vivace.errors import ChildFailed, Code, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
+from vivace.errors import (
+    ChildFailed,
+    Code,
+    JobError,
+    PlanError,
+    TimedOut,
+    VivaceError,
+    is_busy_device,
+    ran_out_of_memory,
+)
 from vivace.files import open_own
 from vivace.job import Job, JobFunction, blame, load
 from vivace.plan import Plan
@@ -345,4 +354,6 @@ def own_error(error: BaseException) -> VivaceError:
     if cause is not None and ran_out_of_memory(cause):
         text = f"{type(error).__name__}: {error}".strip()
         return ChildFailed("out of memory: " + text.split("\n")[0], code=Code.OUT_OF_MEMORY)
+    if cause is not None and is_busy_device(cause):
+        return ChildFailed(blame(cause)[:500], code=Code.BUSY)
     return error if isinstance(error, VivaceError) else ChildFailed(blame(error)[:500])

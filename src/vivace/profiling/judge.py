@@ -57,7 +57,11 @@ def judge(
         "launch_share": launch_seconds / seen.step_seconds if bound else None,
         "prospects": prospects(seen),
         "tune": seen.tune.rstrip(","),
-        "missing": [*_missing(record, facts, bound), *_beyond(rows, bound, seen.step_seconds)],
+        "missing": [
+            *_passed_over(seen, epochs),
+            *_missing(record, facts, bound),
+            *_beyond(rows, bound, seen.step_seconds),
+        ],
         "verdicts": [verdict.to_dict() for verdict in verdicts],
         "bounds": [to_dict(bound) for bound in bounds],
         "roofline": [roofline.to_dict(row) for row in rows],
@@ -147,6 +151,12 @@ def _bound_by(rows: list[roofline.Roof], bound: float | None, launching: float) 
     for row in rows:
         sums[row.bound_by] = sums.get(row.bound_by, 0.0) + (row.bound_seconds or 0.0)
     return max(sums, key=lambda name: sums[name])
+
+
+def _passed_over(seen: Seen, epochs: int | None) -> list[str]:
+    """Why a job ran on the processor although there is a GPU; a script chooses its device itself."""
+    told = seen.machine.passed_over if seen.device == "cpu" and epochs is not None else ""
+    return [told] if told else []
 
 
 def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None) -> list[str]:

@@ -20,7 +20,15 @@ from torch.utils.data import DataLoader
 
 from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered, require_index
-from vivace.errors import InputError, JobError, Refused, VivaceError, ran_out_of_memory
+from vivace.errors import (
+    Code,
+    InputError,
+    JobError,
+    Refused,
+    VivaceError,
+    is_busy_device,
+    ran_out_of_memory,
+)
 from vivace.inspection import inspect
 from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
@@ -228,7 +236,8 @@ def training_device(machine: Machine) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"torch cannot use the {machine.device.name} that the driver shows ({reason}): mend that, or set "
-            'CUDA_VISIBLE_DEVICES="" to train on the processor'
+            'CUDA_VISIBLE_DEVICES="" to train on the processor',
+            code=Code.BUSY if is_busy_device(error) else Code.NONE,
         ) from error
     return device
 

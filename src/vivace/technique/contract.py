@@ -75,6 +75,8 @@ class Card:
         shards_weights: each rank holds a part of the weights (`Build.shards`).
         on_shards: why it does not act where ranks do; empty where it has been tried and does. What feeds the
             step never sees a weight, and need not say so.
+        step_memory: what a step under it holds on a GPU beside what it holds without: ``same``, nothing;
+            ``batch``, one more batch. Where it is empty, a step has to be followed to be told.
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
     """
@@ -96,6 +98,7 @@ class Card:
     averages_ranks: bool = False
     shards_weights: bool = False
     on_shards: str = "it has not been tried on weights that are divided among the ranks"
+    step_memory: Literal["", "same", "batch"] = ""
     compiles: bool = False
     captures: bool = False
 

@@ -87,6 +87,15 @@ def _of_contiguous(self: nn.Module, input: torch.Tensor, *others: object, **name
 _of_float32.__name__ = _of_contiguous.__name__ = "forward"
 
 
+def without_tf32(device: torch.device) -> str:
+    """Why a GPU has no TF32, empty where it has. ROCm counts its capabilities otherwise than CUDA."""
+    if torch.version.hip is not None:
+        return "TF32 is NVIDIA's: most AMD GPUs do not have it"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU is older than Ampere: no TF32"
+    return ""
+
+
 def set_fp32_precision(build: Workbench, owners: Sequence[Any], precision: str) -> None:
     """Set how `owners` (such as ``torch.backends.cudnn.conv``) round fp32 inputs, until `build` closes.
 

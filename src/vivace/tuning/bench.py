@@ -14,6 +14,7 @@ from vivace.errors import (
     AnswerIsNo,
     ChildFailed,
     Code,
+    InputError,
     JobError,
     RankLost,
     Refused,
@@ -239,10 +240,11 @@ class Bench:
         try:
             try:
                 outcome = compared()
-            except ChildFailed as failed:
+            except (ChildFailed, InputError) as failed:
                 if not self._crowded(failed):
                     raise
                 self.apart = True
+                self.alone = self.alone or failed.code == Code.BUSY
                 outcome = compared()
         except ENDS as error:
             outcome = _without_ratio(error)
@@ -280,12 +282,15 @@ class Bench:
             comparison = compare_in_turns([fresh, noted, fresh], seconds=seconds)
         else:
             reference = self._resident() if seed is None else fresh()
-            beside = [reference]
+            beside, full = [reference], reference.full
             with contextlib.nullcontext() if seed is None else self._ended(reference), self._ended(noted()):
                 comparison = compare(reference, used[0], seconds=seconds, target=target)
                 if seed == FIRST_ROUND and self.facts["has_metric"] and self.company.world_size == 1:
                     both = reference.evaluate(), used[0].evaluate()
                     comparison = dataclasses.replace(comparison, evaluations=_positive(both))
+            if reference.full - full + used[0].full and not self._roomy():
+                self.apart = True  # one took memory that the other lacked, and steps were slow for it
+                return self._compared(candidate, seconds=seconds, target=target, seed=seed)
         before, after = beside[-1].joules_per_sample, used[0].joules_per_sample
         if before is not None and after is not None:
             comparison = dataclasses.replace(comparison, joules=(before, after))
@@ -299,11 +304,16 @@ class Bench:
             self.open_reference()
         return self.reference
 
-    def _crowded(self, failed: ChildFailed) -> bool:
-        """Did it lack memory that the reference holds at the same time?"""
-        total = self.machine.device.memory_bytes or 0
-        roomy = self.memory is not None and 2 * self.memory <= total
-        return failed.lacked_memory and not self.apart and not roomy
+    def _crowded(self, failed: ChildFailed | InputError) -> bool:
+        """Did it lack memory, or a device for one process, that the reference holds at the same time?"""
+        if failed.code == Code.BUSY:
+            return not self.apart
+        lacked = isinstance(failed, ChildFailed) and failed.lacked_memory
+        return lacked and not self.apart and not self._roomy()
+
+    def _roomy(self) -> bool:
+        """Has the device room for the memory budget twice?"""
+        return self.memory is not None and 2 * self.memory <= (self.machine.device.memory_bytes or 0)
 
     def warm_again(self, plan: Plan, *, seconds: float) -> float | None:
         """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
@@ -392,6 +402,7 @@ class Bench:
             "evidence": confirmed["evidence"],
             "foreign_share": max(comparison.foreign_share for comparison in comparisons),
             "joules": tuple(map(statistics.fmean, zip(*joules, strict=True))) if joules else None,
+            "full": contestant.full,
             "evaluations": next((one.evaluations for one in comparisons if one.evaluations), None),
         }
 

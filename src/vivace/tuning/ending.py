@@ -74,7 +74,7 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
         told = f"{plan} was faster, and could not be confirmed: {trial.reason}"
         if trial.code == Code.UNSTEADY:
             return Outcome.COULD_NOT_MEASURE, f"{told}; the same command goes on"
-        return Outcome.NOTHING_HELPS, told
+        return Outcome.NOTHING_HELPS if trial.status == "refused" else Outcome.COULD_NOT_MEASURE, told
     if trial.ratio.low > 1.0:
         return Outcome.NOTHING_HELPS, f"{plan}{does_not_pay(trial, steps)}"
     return Outcome.NOTHING_HELPS, f"{plan} was not faster again in fresh processes"

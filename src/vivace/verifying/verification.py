@@ -117,6 +117,8 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
         source.load()  # a job that is not there is no answer
         return Verdict(True, "exact", 0.0, 0.0, steps=0, seeds=0, reason=NOTHING)
     machine, tell = inspect(), teller(on_event)
+    if machine.passed_over:
+        tell("notice", {"text": machine.passed_over})
     original = Source(asked.against) if asked.against is not None else source
     if asked.against is not None:
         precision = asked.precision

@@ -22,6 +22,7 @@ class CudnnBenchmark(Technique):
         source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#enable-cudnn-auto-tuner",
         unit_roundoff=2.0**-24,
         devices=("cuda",),
+        step_memory="same",
         measured_on=(),
     )
 

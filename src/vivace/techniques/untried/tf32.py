@@ -25,19 +25,19 @@ class Tf32(Technique):
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
         unit_roundoff=2.0**-11,
         devices=("cuda",),
+        step_memory="same",
         measured_on=(),
         baseline="tf32",
     )
 
     def apply(self, build: Build) -> None:
-        """Set the three precision flags; refuse a GPU older than Ampere."""
+        """Set the three precision flags; refuse a GPU that has no TF32."""
         import torch
 
-        from vivace.tensors.precision import set_fp32_precision
+        from vivace.tensors.precision import set_fp32_precision, without_tf32
 
-        build.require(
-            torch.cuda.get_device_capability(build.device) >= (8, 0), "this GPU is older than Ampere: no TF32"
-        )
+        reason = without_tf32(build.device)
+        build.require(not reason, reason)
         backends: Any = torch.backends
         flags = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
         build.require(any(flag.fp32_precision != "tf32" for flag in flags), "TF32 is already allowed")

@@ -1,0 +1,84 @@
+"""GPUs on which Vivace does not train, and torch does: jobs use the processor, and every verb says so."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+import vivace
+from vivace.inspection import gather
+from vivace.inspection.facts import Facts, TorchBuild
+from vivace.inspection.table import _rows
+from vivace.plan import Plan
+from vivace.session.opening import training_device
+from vivace.testing import TINY_JOBS
+
+SENTENCES = {
+    "xpu": "Vivace does not train on Intel GPUs yet; it uses the processor",
+    "mps": "Vivace does not train on Apple GPUs yet; it uses the processor",
+}
+FACTS = {
+    "xpu": Facts(TorchBuild("2.15.0+xpu", xpu="2025.2"), bus=(("intel", "0000:03:00.0"),)),
+    "mps": Facts(TorchBuild("2.15.0"), system="Darwin", processor="arm64"),
+}
+CEILINGS = {"matmul_fp32": 1e11, "copy_device": 1e10}
+
+
+@pytest.fixture(params=SENTENCES)
+def kind(request, monkeypatch):
+    """A machine with such a GPU, and a torch that reaches it."""
+    monkeypatch.setattr(gather, "gather_facts", lambda: FACTS[request.param])
+    for module in (torch.xpu, torch.backends.mps):
+        monkeypatch.setattr(module, "is_available", functools.cache(lambda: True))  # as torch's own are
+    return request.param
+
+
+class Heard(Exception):
+    """A notice, which a listener raises so that the verb goes no further."""
+
+
+def raised(event):
+    if event.kind == "notice":
+        raise Heard(event.payload["text"])
+
+
+def test_the_processor_trains_and_inspect_says_why(kind):
+    machine = vivace.inspect()
+    assert training_device(machine).type == "cpu"
+    assert machine.passed_over == SENTENCES[kind]
+    reason = SENTENCES[kind].partition(";")[0]
+    assert [found.problem for found in machine.findings][:1] == [reason]
+    row = next(row for row in machine.backends if row.name == kind)
+    assert (row.torch, row.reason) == (False, reason)
+    told = [text for name, text in _rows(machine) if name in (kind, f"by {kind}")]
+    assert len(told) == 2
+    assert all(reason in text and "torch trains on it" not in text for text in told)
+    assert not any("XPU" in found.next for found in machine.findings)
+
+
+def test_tune_and_verify_say_so_before_they_begin(kind, tmp_path):
+    job = TINY_JOBS["mlp"]()
+    with pytest.raises(Heard) as heard:
+        vivace.tune(job, out=tmp_path, on_event=raised)
+    assert str(heard.value) == SENTENCES[kind]
+    with pytest.raises(Heard) as heard:
+        vivace.verify(job, Plan.from_dict({"channels_last": {}}), on_event=raised)
+    assert str(heard.value) == SENTENCES[kind]
+
+
+def test_a_run_says_so(kind, tmp_path):
+    run = vivace.train(TINY_JOBS["mlp"](), out=tmp_path / "run", max_steps=1)
+    assert SENTENCES[kind] in run.notices
+
+
+def test_a_profile_says_so(kind, tmp_path):
+    machine = dataclasses.replace(vivace.inspect(), ceilings=CEILINGS)
+    done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
+    assert done.document["missing"][0] == SENTENCES[kind]
+
+
+def test_where_an_nvidia_gpu_trains_there_is_nothing_to_say():
+    card, own = vivace.machine.Device("cuda", "a card", 1), vivace.machine.Device("cpu", "a processor", 1)
+    other = vivace.machine.Device("xpu", "Intel GPU", 0, served=False)
+    assert vivace.Machine((card, own, other), 1, {}, {}).passed_over == ""
