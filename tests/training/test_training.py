@@ -194,7 +194,7 @@ class TestFolder:
 
     def test_memory_that_is_full_is_told_once(self, tmp_path, tiny, monkeypatch):
         counts = itertools.count(2, 3)  # the first is how many there were before the run
-        monkeypatch.setattr("vivace.training.loop.retries", lambda device: next(counts))
+        monkeypatch.setattr("vivace.tensors.allocator.retries", lambda device: next(counts))
         run = train(tiny.job, out=tmp_path / "run")
         told = [text for text in run.notices if "memory was full" in text]
         assert len(told) == 1

@@ -21,7 +21,7 @@ from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, reopened, require_one_number, seed_everything
 from vivace.session.session import Session
-from vivace.tensors.allocator import retries
+from vivace.tensors.allocator import FullMemory
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, counts_steps, course_of
@@ -48,8 +48,7 @@ from vivace.training.survival import Smaller
 from vivace.training.verdict import DATA_ENDED
 from vivace.training.watch import Better, Broken, Watch
 
-_LOOK_SECONDS = 0.5
-_MAX_BAD_LOOKS = 3
+_LOOK_SECONDS, _MAX_BAD_LOOKS = 0.5, 3
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
@@ -114,7 +113,7 @@ class Loop(Strides):
         self.stopped_by = ""
         self.between_steps = True  # not in one that has changed what cannot be put back
         self.bad_looks = self.seen_samples = 0
-        self.full_before: int | None = retries(self.device)  # None once it was told
+        self.memory = FullMemory(self.device)
         self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
@@ -385,7 +384,8 @@ class Loop(Strides):
         loss, weights = float(self.last_loss), self.growth.of_weights(self.session)
         rows = self.ranks.numbers(loss, seconds, weights, *self.survival.own.take())
         loss = sum(row[0] for row in rows) / len(rows)
-        if len(rows) > 1 and (text := self.pace.add([row[3:] for row in rows], steps, seconds)):
+        slow = self.pace.add([row[3:] for row in rows], steps, seconds) if len(rows) > 1 else ""
+        for text in filter(None, (slow, self.memory.sentence(position.step))):
             self.progress.notice(text)
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
         self.stepping_seconds += seconds
@@ -395,22 +395,11 @@ class Loop(Strides):
         if self.session.build.facts.skipped_steps is not None:
             record["skipped_steps"] = int(self.session.build.facts.skipped_steps)
         self.progress.log(EventKind.STEP, record)
-        self._tell_of_full_memory()
         slowest = max(row[1] for row in rows)
         self.slowest_look = max(self.slowest_look, slowest)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
         self._judge(loss, max(row[2] for row in rows))
-
-    def _tell_of_full_memory(self) -> None:
-        """Once in a run: that steps are slow for want of memory, and which command finds a plan for that."""
-        if self.full_before is None or not (full := retries(self.device) - self.full_before):
-            return
-        self.full_before = None
-        self.progress.notice(
-            f"the GPU's memory was full {words.count(full, 'time')} by step {self.position.step}: torch gave "
-            "back what it kept and asked anew, which slows steps; vivace tune --memory finds what needs less"
-        )
 
     def _judge(self, loss: float, weights: float) -> None:
         """Stop where the loss or the weights stay out of bounds; while they do, every step is looked at."""

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_WANTED = "channels in eights, no bias, and a BatchNorm alone behind it"
-
-
 @dataclasses.dataclass(frozen=True)
 class FusedBatchnorm(Technique):
     """Triton kernels, forward and backward, for training BatchNorm with the addition and activation behind.
@@ -70,10 +67,11 @@ class FusedBatchnorm(Technique):
             undo, later = install(model, chains, products=self.products)
             build.on_close(undo)
             waiting = waiting or later
-        reason = "is followed by an addition or activation of its own"
-        build.require(chains or waiting, f"no BatchNorm of {names} {reason}")
+        followed = "is followed by an addition or activation of its own"
+        build.require(chains or waiting, f"no BatchNorm of {names} {followed}")
         products = waiting or not self.products or any(chain.product for chain in chains.values())
-        build.require(products, f"no 1x1 convolution of {names} has {_WANTED}: leave products off")
+        wanted = "channels in eights, no bias, and a BatchNorm alone behind it"
+        build.require(products, f"no 1x1 convolution of {names} has {wanted}: leave products off")
         build.notes["fused_chains"] = chains
         build.notes["batch_norms"] = len(found)
 

@@ -214,11 +214,8 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
     if addition is not None and target_of(addition, root) in _ADDITIONS and not addition.kwargs:
         mutated = addition.args[0] if target_of(addition, root) in _IN_PLACE else node
         operands = [a for a in addition.args if a is not node]
-        if (
-            len(addition.args) == 2
-            and isinstance(operands[0] if operands else None, fx.Node)
-            and mutated is node
-        ):
+        joins = len(addition.args) == 2 and isinstance(operands[0] if operands else None, fx.Node)
+        if joins and mutated is node:
             last, other = addition, operands[0]
     activation, following = "none", only_user(last)
     if following is not None and following.args and following.args[0] is last and is_free(following, root):
