@@ -16,7 +16,8 @@ from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
 from vivace.tensors.trees import batch_size, map_tensors
 from vivace.testing.fake_cuda import fake_cuda
-from vivace.training.snapshot import Snapshot
+from vivace.training.strides import Strides
+from vivace.training.watch import Unwatched
 
 
 class SteadyWorker(Worker):
@@ -34,7 +35,8 @@ class SteadyWorker(Worker):
         """Open the job under a plan and place its batches; no first pass differs from the others."""
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
-        self._before = Snapshot(self.session)
+        self._strides = Strides(self.session, self.ranks, Unwatched())
+        self._strides.begin()
         fed = itertools.islice(self.session.batches(first_batches(call(self.job, "data"), 4)), 4)
         placed = [map_tensors(self.session.place(batch), lambda t: t.clone()) for batch in fed]
         self._stream = itertools.cycle(placed)

@@ -67,12 +67,13 @@ def find_branches(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def fork(count: int, *inputs: torch.Tensor) -> None:
-    """Let `count` side streams begin where the main stream is now, and read `inputs`."""
+def fork(count: int, *inputs: torch.Tensor | None) -> None:
+    """Let `count` side streams begin where the main stream is now, and read those `inputs` that are given."""
     main = torch.cuda.current_stream()
+    given = [tensor for tensor in inputs if tensor is not None]
     for side in _sides(torch.cuda.current_device())[:count]:
         side.wait_stream(main)
-        for tensor in inputs:
+        for tensor in given:
             tensor.record_stream(side)
 
 
