@@ -69,12 +69,14 @@ def row(record: dict[str, Any], words: dict[str, Any]) -> list[str]:
     alone, under = (told.duration(statistics.median(side)) for side in zip(*record["pairs"], strict=True))
     ratio, script = record["ratio"], record["script"]
     fast = f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else words["broken"]
-    plans = Counter(" + ".join(outcome.get("plan") or {}) for outcome in record["outcomes"])
+    plans = [" + ".join(outcome.get("plan") or {}) for outcome in record["outcomes"]]
+    acted = [plan for plan in plans if plan]
+    most = Counter(acted if 2 * len(acted) > len(plans) else [""]).most_common(1)[0][0]
     name = record["job"].removeprefix("script_")
     return [
         f"`{name}` ({script['repository']})",
         alone,
         under,
         fast,
-        plans.most_common(1)[0][0] or words["nothing"],
+        most or words["nothing"],
     ]

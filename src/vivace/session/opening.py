@@ -308,23 +308,19 @@ def endless_batches(
     job: Job,
     loader: Iterable[Batch],
     seed: int = 0,
-    again: int | None = None,
     *,
-    rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Any]:
     """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them to
-    this rank.
+    the first rank.
 
-    With `again`, the first so many batches of the first epoch over and over. A generator, which lives for one
-    pass, is made anew. Raises JobError where a pass is empty.
+    A generator, which lives for one pass, is made anew. Raises JobError where a pass is empty.
     """
     for epoch in itertools.count():
-        number = 0 if again else epoch
         drawn, damage = 0, Damage.of(job)
-        source = ordered(loader, seed=seed, epoch=number, damage=damage, rank=rank, world_size=world_size)
-        batches = fed(session, source, derive(seed, number, "feed"))
-        for drawn, batch in enumerate(itertools.islice(batches, again), 1):  # noqa: B007
+        source = ordered(loader, seed=seed, epoch=epoch, damage=damage, world_size=world_size)
+        batches = fed(session, source, derive(seed, epoch, "feed"))
+        for drawn, batch in enumerate(batches, 1):  # noqa: B007
             if batch is not None:
                 yield batch
         if not drawn:
