@@ -42,8 +42,8 @@ def limit() -> float:
 
 
 def begun_after() -> tuple[float, float]:
-    """Seconds in which torch was imported for this process, before it began, and in which it loaded the
-    job: a process of its own takes as long.
+    """Processor seconds in which torch was imported for this process, before it began, and seconds in which
+    it loaded the job: a process of its own takes as long.
     """
     return _begun
 
@@ -51,7 +51,7 @@ def begun_after() -> tuple[float, float]:
 def serve(payload: int, read: int, write: int, imported: float) -> None:
     """Load the job of the open file `payload`, then answer commands until the parent closes its end.
 
-    `imported` are the seconds in which torch was imported.
+    `imported` are the processor seconds in which torch was imported.
     """
     global _parent, _limit, _begun
     begin = time.monotonic()
