@@ -36,7 +36,7 @@ def main(channel: int, parent: int) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import(PRELOADED)
-    imported = time.process_time()  # as it takes where nobody else imports at the same time, or reads the disk
+    imported = time.process_time()  # not the clock: others import at the same time
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
