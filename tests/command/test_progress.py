@@ -294,6 +294,16 @@ def test_a_training_under_a_tuned_plan_says_what_that_saved():
     assert "Same model: not verified yet." in trained(**plan)
 
 
+def test_where_it_was_trained_both_ways_the_time_of_the_other_is_told_and_none_foretold():
+    file, run = io.StringIO(), dataclasses.replace(RUN, tuned=TUNED, stepping_seconds=240.0)
+    for steps in (RUN.steps, 450):
+        other = dataclasses.replace(RUN, seconds=303.0, steps=steps)
+        endings.trained(run, Console(file=file, width=80), beside=other)
+    said = " ".join(file.getvalue().split())
+    assert said.startswith("4 min 12 s instead of 5 min 03 s to train 900 steps")
+    assert said.count("4 min 12 s instead of about 8 min 12 s") == 1  # the other was not as long
+
+
 def test_a_stopped_training_says_how_to_go_on():
     said = trained(interrupted=True, interrupted_by="SIGTERM")
     assert said.startswith("Stopped by SIGTERM after 900 steps in 3 epochs;")

@@ -52,7 +52,7 @@ def demo(out: Path, quiet: bool = False) -> int:
             return run.exit_code
     report(folders["as it is"])
     report(folders["the plan"], beside=folders["as it is"])
-    trained(runs["the plan"], console)
+    trained(runs["the plan"], console, beside=runs["as it is"])
     for line in compared(runs["as it is"], runs["the plan"], RECIPES[JOB].validated, result.speedup):
         console.print(line, markup=False)
     return result.exit_code

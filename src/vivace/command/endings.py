@@ -40,10 +40,10 @@ def tuned(result: Result, job: str, console: Console, *, details: bool = False) 
     _show(answer(content), console, load(Path(result.report_path).parent) if details else None)
 
 
-def trained(run: Run, console: Console, *, details: bool = False) -> None:
-    """What `train` ended with, and with `details` all that its page holds."""
+def trained(run: Run, console: Console, *, details: bool = False, beside: Run | None = None) -> None:
+    """What `train` ended with, `beside` another training, and with `details` all that its page holds."""
     content = _content(Path(short(run.run_path)), training=run.to_dict())
-    found = answer(content)
+    found = answer(content, None if beside is None else beside.to_dict())
     found = dataclasses.replace(found, page=short(found.page) if found.page else "")
     report = f"vivace report {shlex.quote(str(content.folder))}"
     found = dataclasses.replace(found, next=found.next or (report,))

@@ -20,9 +20,9 @@ _NO_LENGTH = (
 _TRAINING_DATA = "The job has no validation: its metric is of the training data"
 
 
-def answer(content: Content) -> Answer:
-    """What the run's files say, the most important first."""
-    return _tuned(content) if content.tuned else _trained(content)
+def answer(content: Content, beside: Mapping[str, Any] | None = None) -> Answer:
+    """What the run's files say, the most important first; `beside` is what another training ended with."""
+    return _tuned(content) if content.tuned else _trained(content, beside or {})
 
 
 def _tuned(content: Content) -> Answer:
@@ -254,14 +254,14 @@ def _launched(document: Mapping[str, Any]) -> str:
     return f"torchrun --nproc-per-node {ranks} -m vivace" if ranks > 1 else "vivace"
 
 
-def _trained(content: Content) -> Answer:
+def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
     """What a training run ended with, and what `tune` had found of its plan."""
     run, tuned = content.training, _mapping(content.training.get("tuned"))
     found = _mapping(run.get("found"))
     plan, seconds = _mapping(run.get("plan")), words.real(run.get("seconds"))
     speedup = ratio_of(tuned.get("speedup"))
     stopped = bool(run.get("interrupted"))
-    figure, sentence = _took(content, seconds, speedup)
+    figure, sentence = _took(content, seconds, speedup, beside)
     notes = [str(notice) for notice in run.get("notices") or []]
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
     notes += _found(found)
@@ -297,8 +297,12 @@ def _found(found: Mapping[str, Any]) -> list[str]:
     return [f"Steps under the plan were {words.fast(ratio)} ({bounds}); the search had not ended"]
 
 
-def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tuple[str, str]:
-    """The time of a training and what it ended with; the time it would have taken where that is known."""
+def _took(
+    content: Content, seconds: float | None, speedup: Ratio | None, beside: Mapping[str, Any]
+) -> tuple[str, str]:
+    """The time of a training and what it ended with; the time that it took otherwise where that was measured,
+    or would have taken where it is known.
+    """
     run = content.training
     if run.get("interrupted"):
         by = f" by {run['interrupted_by']}" if run.get("interrupted_by") else ""
@@ -306,6 +310,9 @@ def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tup
     if seconds is None:
         return "", f"Trained {content.trained}"
     took = words.duration(seconds)
+    other = None if beside.get("interrupted") else words.real(beside.get("seconds"))
+    if other is not None and beside.get("steps") == run.get("steps"):
+        return f"{took} instead of {words.duration(other)}", f"to train {content.trained}"
     saved = (speedup.counts - 1) * (words.real(run.get("stepping_seconds")) or 0.0) if speedup else 0.0
     saved = saved or words.real(_mapping(run.get("found")).get("saved_seconds")) or 0.0
     figure = f"{took} instead of about {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took

@@ -51,8 +51,9 @@ def report(
     content = load(where)
     path = where / "report.html"
     if beside is not None:
-        other = _drawn(load(Path(beside)))
-        _drawn(content)
+        other = load(Path(beside))
+        for drawn in (other, content):
+            _require_metric(drawn)
     replace_text(path, render(content, other))
     return _shown(path, open_page)
 
@@ -63,23 +64,22 @@ def _shown(page: Path, open_page: bool) -> Path:
     return page
 
 
-def _drawn(content: Content) -> Course:
-    """The course of a run that can stand beside another's."""
-    found = course(content)
-    if len(found.metrics) < 2:
+def _require_metric(content: Content) -> None:
+    """Raises FolderError where a run's metric cannot stand beside another's."""
+    if len(course(content).metrics) < 2:
         raise FolderError(
             f"the run in '{content.folder}' has no metric at two times, so none to draw beside another's: "
             "leave --beside out, or let it evaluate more often"
         )
-    return found
 
 
-def render(content: Content, beside: Course | None = None) -> str:
-    """The page as text, with the metric of another training. Every value is escaped."""
+def render(content: Content, beside: Content | None = None) -> str:
+    """The page as text, with the time and the metric of another training. Every value is escaped."""
     curves = content.verdict.get("curves") or {}
+    other = None if beside is None else course(beside)
     return pages.render(
         _TEMPLATE,
-        answer(content),
+        answer(content, None if beside is None else beside.training),
         content=content,
         setting=phrases.setting,
         steps=phrases.steps,
@@ -90,8 +90,8 @@ def render(content: Content, beside: Course | None = None) -> str:
         ratios=charts.ratios(v for r in content.measured for v in (r.ratio.low, _top(r.ratio))),
         predictions=_predictions(content),
         verdict_curves=_verdict_curves(curves),
-        training=_training(content, beside),
-        both=_both(content, beside),
+        training=_training(content, other),
+        both=_both(content, other),
         pictures=drawn(content.pictures),
         memory_bars=_bars(content.memory, words.size),
         memory_curve=memory.pareto(content),
