@@ -6,7 +6,13 @@ import pytest
 
 from vivace.ledger import Ratio
 from vivace.training.options import Options
-from vivace.tuning.objective import CHECKPOINT_SECONDS, WATCHED_SHARE, Beside, Length
+from vivace.tuning.objective import (
+    CHECKPOINT_SECONDS,
+    FIRST_LOOK_STEPS,
+    WATCHED_SHARE,
+    Beside,
+    Length,
+)
 
 TWICE = Ratio(2.0, 1.6, 2.5)
 
@@ -35,7 +41,7 @@ def test_from_when_on_a_plan_ends_before_the_reference():
 
 def test_a_training_is_foretold_with_its_interval():
     found = Length(1000, 0.010).foretold(TWICE, 1.0)
-    watched = {"plan": 5.05, "plan_low": 4.04, "plan_high": 6.3125}
+    watched = {"plan": 5.05, "plan_low": 4.0 + FIRST_LOOK_STEPS * 0.010, "plan_high": 6.3125}
     assert found == pytest.approx({"reference": 10.0} | {key: 1 + value for key, value in watched.items()})
     assert Length(None, 0.010).foretold(TWICE, 1.0) == {}
 
@@ -82,5 +88,14 @@ def test_a_first_pass_over_the_data_is_not_faster_yet():
 
 def test_a_warm_up_that_is_no_longer_than_the_references_counts_as_that():
     length = Length(100, 0.010, Beside(warmup=2.0))
-    assert length.seconds(TWICE, 2.5) == length.seconds(TWICE, 0.0) == pytest.approx(2.0 + 0.505)
-    assert length.seconds(TWICE, 4.0) == pytest.approx(3.0 + 0.505)
+    assert length.seconds(TWICE, 2.5) == length.seconds(TWICE, 0.0) == pytest.approx(2.55)
+    assert length.seconds(TWICE, 4.0) == pytest.approx(3.55)
+
+
+@pytest.mark.parametrize("speed", [1.02, 1.2, 2.0])
+def test_a_short_training_does_not_win_back_what_looking_at_its_first_step_takes(speed):
+    ratio = Ratio(speed, speed, speed)
+    steps = Length(100, 0.010).wins_from((ratio, 0.0))
+    assert steps == pytest.approx(FIRST_LOOK_STEPS / (1 - 1 / speed), abs=2) or speed < 1.05
+    for count, wins in ((steps - 5, False), (steps + 5, True)):
+        assert Length(count, 0.010).pays(ratio, 0.0) is wins

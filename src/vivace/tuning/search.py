@@ -54,7 +54,6 @@ class Search(Standing):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.left = setting.left_seconds  # of the budget
-        self.trials: list[Trial] = []
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
         self.cannot_pay_more = False
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet

@@ -34,6 +34,11 @@ class Finding:
     shadows: int = 0
     outright: bool = True
 
+    @property
+    def clear(self) -> bool:
+        """Was it judged, and is it far enough below the limit?"""
+        return self.kept is not None and self.score <= LIMIT
+
 
 class Envelopes:
     """The figures of the last shadows of a run, by measure.

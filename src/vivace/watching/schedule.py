@@ -83,8 +83,8 @@ class Schedule:
         """Account for a watched step that took `seconds` more than a plain one."""
         self.spent += seconds
         self.spent_on_events += 0.0 if cause == "regular" else seconds
-        # The first one has to find out more, and takes about three times as long.
-        self.cost = seconds / 3 if self.cost is None else 0.5 * (self.cost + seconds)
+        # The first one has to find out more, and takes about twice as long.
+        self.cost = seconds / 2 if self.cost is None else 0.5 * (self.cost + seconds)
         self._interval = self._affordable_interval()
 
     def can_rest(self) -> bool:

@@ -33,7 +33,6 @@ from vivace.verifying.displacement import Outcome, State, Tensors, different_sta
 from vivace.verifying.facts import Facts, difference, facts_of_session
 from vivace.verifying.figures import Measure
 from vivace.verifying.halves import Place
-from vivace.verifying.judgement import LIMIT
 from vivace.verifying.masks import Handed, Kept, Unlike
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import load_state
@@ -420,11 +419,12 @@ class Sentinel:
         figures, smallest = apart(mine), resolution(theirs, start)
         known = self.envelopes.num
         more = FIRST_SHADOWS if not known else int(known < MOST_SHADOWS or self.watched % SHADOW_EVERY == 0)
-        for _ in range(more):
-            self.envelopes.add(shadow())
-        finding = judged(figures, self.envelopes, smallest, roundoff)
-        if finding.score <= LIMIT and finding.kept is not None:
-            return finding
+        for _ in range(max(1, more)):  # of a first step, until it is clear
+            if more:
+                self.envelopes.add(shadow())
+            finding = judged(figures, self.envelopes, smallest, roundoff)
+            if finding.clear:
+                return finding
         own = Envelopes()  # so near to the limits, this very step decides
         for _ in range(MOST_SHADOWS):
             own.add(shadow())
