@@ -286,6 +286,22 @@ def test_a_loss_scale_that_has_to_fall_first_leaves_no_short_run_unwatched(watch
     )
 
 
+def test_shadows_that_are_not_finite_are_named_and_the_job_is_not_said_to_diverge(watched, dropping):
+    """Two equal products differ once they are rounded at random, and then nothing is a number."""
+
+    def loss(model, batch):
+        first, again = model[0](batch[0]), model[0](batch[0])
+        undone = torch.where((first - again).detach() < 0, torch.nan, 0.0).sum()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1.0 + undone)
+
+    run = watched(dropping(epochs=2, loss=loss), vivace.Plan.from_dict({"bf16_autocast": {}}))
+    assert run.loss is not None
+    assert run.watched["kept"] is None
+    assert run.watched["sentence"] == (
+        "not watched: it cannot be judged: a shadow, the job rounded at random, is not finite"
+    )
+
+
 def test_a_run_that_had_ended_says_that_no_step_was_left(watched, tiny):
     plan = vivace.Plan.from_dict({"bf16_autocast": {}})
     watched(tiny("mlp", epochs=1), plan)

@@ -483,7 +483,7 @@ class Sentinel:
         step = position.step + 1
         assert self.progress is not None
         if finding.kept is None:
-            self.unseen = "rounding alone makes the job's steps diverge, so that nothing could be compared"
+            self.unseen = finding.fault
             return
         self.watched += 1
         if finding.score >= self.worst.score:
