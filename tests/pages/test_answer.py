@@ -214,8 +214,18 @@ def test_verify_says_that_the_data_were_compared_to_their_end():
                 "steps": 900,
                 "resumed_from_step": 660,
             },
-            "not verified. Only 1 of 240 steps was watched; there it was the same",
+            "not verified. Only 1 of 900 steps was watched; there it was the same",
             None,
+        ),
+        (
+            {
+                "plan": {"compile": {}},
+                "watched": {"kept": True, "steps": 12},
+                "steps": 900,
+                "resumed_from_step": 890,
+            },
+            "yes, in all 12 of 900 steps that were watched",
+            True,
         ),
         ({"plan": {"compile": {}}, "watched": {"kept": False}}, "Same model: no", False),
         (
