@@ -51,5 +51,4 @@ def judge_edit(
                 for child, path in zip((mine, theirs), drawn, strict=True):
                     child.ask("draw", TIMEOUT_SECONDS, path=path)
                 question["drawn"] = drawn
-    document["checks"] = tuple(document["checks"])
-    return Verdict(**document, seconds=time.monotonic() - begin)
+    return Verdict.of(document | {"seconds": time.monotonic() - begin})

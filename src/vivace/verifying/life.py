@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -166,17 +166,30 @@ def held_out(job: Job, seconds: float) -> list[Any]:
     return [*first[:1], *(last[-1:] if odd else [])]
 
 
-def unseen(course: Course) -> str:
-    """What of the data the time was too short for; empty where it was not."""
-    texts = []
+class Unseen(NamedTuple):
+    """What of the data the time was too short for: what bears on the answer, and all of it in figures."""
+
+    told: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+
+def unseen(course: Course) -> Unseen:
+    """What of the data the time was too short for; empty where it was not.
+
+    That not every batch was looked at for its shape bears on the answer only where shapes vary: in front of
+    an epoch's last batches, which are known, all others of it were alike.
+    """
+    told, details = list[str](), list[str]()
     if not all(read.whole for read in course.read):
-        told = [f"{words.number(read.batches)} of epoch {i}" for i, read in enumerate(course.read, 1)]
+        each = [f"{words.number(read.batches)} of epoch {i}" for i, read in enumerate(course.read, 1)]
         took = words.duration(max(1.0, round(course.seconds)))
-        texts.append(f"batches of other shapes were looked for in what came in {took} ({', '.join(told)})")
+        details.append(f"batches of other shapes were looked for in what came in {took} ({', '.join(each)})")
+        if course.shaped:
+            told.append(f"shapes that come later than {took} of reading were not tried")
     if missed := [f"{i}" for i, reached in enumerate(course.reached, 1) if not reached]:
         which = ", ".join(missed)
-        texts.append(f"the end of epoch {which} was not reached: its first batches stood for its last")
-    return "; ".join(texts)
+        told.append(f"the end of epoch {which} was not reached: its first batches stood for its last")
+    return Unseen(tuple(told), tuple(details))
 
 
 def shape_of(batch: Batch) -> tuple[Any, ...]:
