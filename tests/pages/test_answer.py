@@ -191,7 +191,7 @@ def test_verify_says_how_small_a_bias_would_have_been_seen_or_why_none():
 
 @pytest.mark.parametrize(
     ("seen", "told"),
-    [((0.0065, 0.049), ""), ((0.0065, 0.12), "from 12 % of a gradient"), ((0.3, 0.12), "from 30 % of a")],
+    [((0.0065, 0.09), ""), ((0.0065, 0.12), "from 12 % of a gradient"), ((0.3, 0.12), "from 30 % of a")],
 )
 def test_the_first_screen_says_where_only_a_large_bias_would_have_been_seen(seen, told):
     tested = {"pairs": 6, "not_tested": ""}

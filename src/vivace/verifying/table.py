@@ -24,9 +24,9 @@ SEEN = {
     Quantity.GRADIENT_NOISE: "single gradients off by",
 }
 LEANING = (Quantity.GRADIENT_BIAS, Quantity.GRADIENT_DRIFT)
-# Of a gradient. Single ones may be so far off where that is not always to the same side (see `bias`), and it
-# is ten times what their mean may be: a test of the mean that sees no less says no more than single steps do.
-SMALL_BIAS = 0.05
+# Of a gradient. As much as a learning rate that is off by a tenth brings, which is another training. Half
+# of it was seen with 22 batches behind bfloat16: that less is seen is an exception.
+SMALL_BIAS = 0.1
 COLOURS = {True: "green", False: "red", None: "yellow"}
 
 
