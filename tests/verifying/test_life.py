@@ -360,7 +360,7 @@ def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(regi
     monkeypatch.setattr(life, "VALIDATING_SECONDS", 0.05)
     technique = register(type(claim(endless, Numerics.EXACT)))()
     with start(job(), Plan([technique]), vivace.inspect()) as session:
-        life._validate(session, job())
+        life.validate(session, job())
 
 
 def test_a_stream_without_an_end_is_compared_for_a_time(register):
