@@ -32,6 +32,7 @@ def test_a_harmless_edit_is_the_same_model(edited, promise, note):
     assert verdict.promise == promise
     assert note in verdict.reason
     assert verdict.first is None
+    assert verdict.bias == ({"pairs": 32, "not_tested": ""} if promise == "rounding" else {})
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,35 @@ def test_what_comes_late_is_found_where_all_was_equal_before():
     assert verdict.kept, verdict.reason
     assert verdict.promise == "rounding"
     assert "differ by rounding" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("edited", "original", "words"),
+    [
+        ("measured_in_half", "measured", "over evaluations and epochs"),
+        ("last_batch_lighter", "long", "over evaluations and epochs"),
+        ("warming_anew", "warming", "gone on from a checkpoint it trains on otherwise"),
+    ],
+)
+def test_a_mistake_in_the_life_of_a_training_is_found(edited, original, words):
+    verdict = judged(edited, original)
+    assert verdict.kept is False
+    told = [verdict.reason, *(check["name"] for check in verdict.checks if check["kept"] is False)]
+    assert any(words in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("edited", "original", "promise"),
+    [
+        ("measured_tidily", "measured", "exact"),
+        ("long_and_reordered", "long", "rounding"),
+        ("warming_anew", "warming_anew", "exact"),
+    ],
+)
+def test_a_harmless_edit_lives_the_same_life(edited, original, promise):
+    verdict = judged(edited, original)
+    assert verdict.kept, verdict.reason
+    assert verdict.promise == promise
 
 
 def test_lost_clipping_shows_in_the_update():
