@@ -111,6 +111,14 @@ def test_lower_precision_is_another_model_unless_it_is_allowed():
     assert verdict.kept, verdict.reason
 
 
+def test_gradients_that_lean_to_one_side_are_found_where_the_edit_may_round():
+    verdict = judged("leaning", precision="bfloat16")
+    assert verdict.kept is False
+    assert verdict.bias == {"pairs": 32, "not_tested": ""}
+    broken = {check["quantity"] for check in verdict.checks if check["kept"] is False}
+    assert {"loss bias", "gradient bias"} <= broken
+
+
 def test_other_parameters_are_refused_by_name():
     with pytest.raises(InputError, match=r"other parameters or buffers \(the shape of head\.weight is gone"):
         judged("renamed")

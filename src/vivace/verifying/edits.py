@@ -33,7 +33,7 @@ from vivace.verifying.figures import Quantity
 from vivace.verifying.ground import Ran
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import outright, unknown
-from vivace.verifying.life import Course, Life, OwnMetric
+from vivace.verifying.life import Course, Life, OwnMetric, unseen
 from vivace.verifying.rehearsal import fault_of, same_rehearsals
 from vivace.verifying.resumed import resume
 from vivace.verifying.ruler import (
@@ -165,16 +165,18 @@ class Original(Side):
         return document if "ask" in document else document | self._fed(found, document)
 
     def _fed(self, found: Answer, document: dict[str, Any]) -> dict[str, Any]:
-        """How much of the data was compared, as a verdict's fields."""
+        """How much of the data was compared and looked at, as a verdict's fields."""
         fed = {field: compared(found.readings[field], own) for field, own in self.readings.items()}
-        notes = []
+        left_out = unseen(self.lives)
+        notes = [*left_out.told] if document["kept"] else []
         for field, own in self.readings.items():
             limit = limit_of(not own[0].is_stream, self.reach.stream if own[0].is_stream else self.reach.each)
             if all(map(in_one_order, found.readings[field], own)):
                 limit += f", and the last {LAST_BATCHES}; the others are in one order, by their indices"
             notes += [unread(field, "epoch", fed[field], limit)] if document["kept"] else []
         reason = "; ".join(filter(None, (document["reason"], *notes)))
-        return {"reason": reason, "fed": {f: [one.to_dict() for one in read] for f, read in fed.items()}}
+        passes = {field: [one.to_dict() for one in read] for field, read in fed.items()}
+        return {"reason": reason, "fed": passes, "details": left_out.details}
 
     def _weighed(self, found: Answer, roundoff: float, drawn: list[str] | None) -> dict[str, Any]:
         ran, standing = found.ran, self.standing

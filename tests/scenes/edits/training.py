@@ -101,6 +101,7 @@ tidied = edited(loss=lambda model, batch: loss(model, tuple(batch)))
 reordered = edited(model=Reordered, data=lambda: data())
 compiled = edited(model=lambda: torch.compile(Network(), backend="eager"))
 in_half = edited(model=InHalf)
+leaning = edited(model=InHalf, loss=lambda model, batch: loss(model, batch) * 1.03)
 grouped_anew = edited(
     optimizer=lambda model: torch.optim.AdamW(
         [
