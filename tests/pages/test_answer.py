@@ -1,5 +1,6 @@
 """The first screen and the ending: one order, twelve lines, no word torn, and a verdict in plain words."""
 
+import dataclasses
 import io
 
 import pytest
@@ -164,13 +165,14 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
     assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
 
 
-def shown(details=True, **fields):
+def shown(details=True, seen=(0.0065, 0.013), kept=True, left_out=(), **fields):
     checks = [{**check, "value": 0.1, "envelope": 0.1, "kept": True} for check in CHECKS[:3]]
     checks += [
-        {**checks[0], "name": str(quantity), "quantity": quantity, "seen_from": seen}
-        for quantity, seen in ((Quantity.GRADIENT_BIAS, 0.0065), (Quantity.GRADIENT_DRIFT, 0.013))
+        {**checks[0], "name": str(quantity), "quantity": quantity, "seen_from": least}
+        for quantity, least in zip((Quantity.GRADIENT_BIAS, Quantity.GRADIENT_DRIFT), seen, strict=True)
     ]
-    verdict = Verdict(True, "rounding", 1.0, 1.0, 33, 8, "", 12.0, tuple(checks), 157, **fields)
+    verdict = Verdict(kept, "rounding", 1.0, 1.0, 33, 8, "", 12.0, tuple(checks), 157, **fields)
+    verdict = dataclasses.replace(verdict, details=left_out)
     console = Console(file=io.StringIO(), width=200)
     draw(verdict, "job.py:job", "", console, details=details)
     return console.file.getvalue()
@@ -185,6 +187,29 @@ def test_verify_says_how_small_a_bias_would_have_been_seen_or_why_none():
     why = "the job has a step of its own"
     assert f"Bias was not tested: {why}." in shown(bias={"pairs": 0, "not_tested": why})
     assert "Bias" not in shown()  # of a plan that does not round
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [((0.0065, 0.09), ""), ((0.0065, 0.12), "from 12 % of a gradient"), ((0.3, 0.12), "from 30 % of a")],
+)
+def test_the_first_screen_says_where_only_a_large_bias_would_have_been_seen(seen, told):
+    tested = {"pairs": 6, "not_tested": ""}
+    first = shown(details=False, seen=seen, bias=tested)
+    assert ("lean to one side" in first) == bool(told)
+    assert told in first
+    assert "lean to one side" not in shown(details=False, seen=seen, bias=tested, kept=False)
+
+
+def test_the_first_screen_says_where_no_bias_would_have_been_seen():
+    first = shown(details=False, bias={"pairs": 0, "not_tested": "the job has a step of its own"})
+    assert "Whether errors lean to one side was not tested; --details says why." in first
+
+
+def test_what_does_not_bear_on_the_answer_stands_in_the_details_alone():
+    left_out = ("batches of other shapes were looked for in what came in 10 s (812 of epoch 1)",)
+    assert "of other shapes" not in shown(details=False, left_out=left_out)
+    assert shown(left_out=left_out).count("Batches of other shapes were looked for in what came in 10 s") == 1
 
 
 def test_verify_says_that_the_data_were_compared_to_their_end():
@@ -214,8 +239,18 @@ def test_verify_says_that_the_data_were_compared_to_their_end():
                 "steps": 900,
                 "resumed_from_step": 660,
             },
-            "not verified. Only 1 of 240 steps was watched; there it was the same",
+            "not verified. Only 1 of 900 steps was watched; there it was the same",
             None,
+        ),
+        (
+            {
+                "plan": {"compile": {}},
+                "watched": {"kept": True, "steps": 12},
+                "steps": 900,
+                "resumed_from_step": 890,
+            },
+            "yes, in all 12 of 900 steps that were watched",
+            True,
         ),
         ({"plan": {"compile": {}}, "watched": {"kept": False}}, "Same model: no", False),
         (

@@ -32,6 +32,7 @@ def test_a_harmless_edit_is_the_same_model(edited, promise, note):
     assert verdict.promise == promise
     assert note in verdict.reason
     assert verdict.first is None
+    assert verdict.bias == ({"pairs": 32, "not_tested": ""} if promise == "rounding" else {})
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,35 @@ def test_what_comes_late_is_found_where_all_was_equal_before():
     assert "differ by rounding" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("edited", "original", "words"),
+    [
+        ("measured_in_half", "measured", "over evaluations and epochs"),
+        ("last_batch_lighter", "long", "over evaluations and epochs"),
+        ("warming_anew", "warming", "gone on from a checkpoint it trains on otherwise"),
+    ],
+)
+def test_a_mistake_in_the_life_of_a_training_is_found(edited, original, words):
+    verdict = judged(edited, original)
+    assert verdict.kept is False
+    told = [verdict.reason, *(check["name"] for check in verdict.checks if check["kept"] is False)]
+    assert any(words in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("edited", "original", "promise"),
+    [
+        ("measured_tidily", "measured", "exact"),
+        ("long_and_reordered", "long", "rounding"),
+        ("warming_anew", "warming_anew", "exact"),
+    ],
+)
+def test_a_harmless_edit_lives_the_same_life(edited, original, promise):
+    verdict = judged(edited, original)
+    assert verdict.kept, verdict.reason
+    assert verdict.promise == promise
+
+
 def test_lost_clipping_shows_in_the_update():
     verdict = judged("clipping_lost")
     assert verdict.kept is False
@@ -79,6 +109,14 @@ def test_lower_precision_is_another_model_unless_it_is_allowed():
     assert judged("in_half").kept is False
     verdict = judged("in_half", precision="bfloat16")
     assert verdict.kept, verdict.reason
+
+
+def test_gradients_that_lean_to_one_side_are_found_where_the_edit_may_round():
+    verdict = judged("leaning", precision="bfloat16")
+    assert verdict.kept is False
+    assert verdict.bias == {"pairs": 32, "not_tested": ""}
+    broken = {check["quantity"] for check in verdict.checks if check["kept"] is False}
+    assert {"loss bias", "gradient bias"} <= broken
 
 
 def test_other_parameters_are_refused_by_name():

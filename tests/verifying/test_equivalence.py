@@ -15,7 +15,7 @@ from vivace.verifying.verdict import Verdict
 from vivace.verifying.verification import parse_budget
 
 STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
-KEPT = Verdict(True, "rounding", 0.0, 0.0, 0, 0, "")
+KEPT = Verdict(True, "rounding", 0.0, 0.0, 0, 0, "", num_checks=12)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,16 @@ def test_interrupted_or_out_of_time_it_says_what_the_seeds_show(judge):
     short = judge(reference, reference[::-1], seconds=0.0)
     assert short.kept is None
     assert "in the time given, with 1 of 5 seeds" in short.reason
+
+
+@pytest.mark.parametrize("where", ["reference", "plan"])
+def test_interrupted_before_the_first_pair_it_keeps_what_lockstep_said(judge, where):
+    first = {"reference": [0.9, 0.9], "plan": [0.9, 0.9]} | {where: [None, 0.9]}
+    verdict = judge(first["reference"], first["plan"])
+    assert verdict.kept is None
+    assert "not decided, as it was interrupted after 0 of 2 seeds (F1 was not compared)" in verdict.reason
+    assert verdict.num_checks == KEPT.num_checks
+    assert (verdict.metric["interrupted"], verdict.metric["n"]) == (True, 0)
 
 
 @pytest.mark.slow

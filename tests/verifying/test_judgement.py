@@ -36,6 +36,21 @@ def test_what_is_broken_beside_what_cannot_be_judged_is_broken():
     assert document["reason"].startswith("scale, from step 0, is 1e+06 envelopes off")
 
 
+def test_no_distance_of_what_is_not_finite_is_small():
+    """Neither of a weight that is NaN, nor of a loss that becomes so in a later step."""
+    before, streams = State({"w": torch.zeros(2)}, {}), torch.zeros(1)
+
+    def ended(weights, losses):
+        gradients = {"w": weights}
+        return Outcome(losses, State({"w": weights}, {}), streams, streams, drew=False, gradients=gradients)
+
+    wrong = ended(torch.full((2,), math.nan), [1.0, math.nan])
+    found = distances(wrong, ended(torch.ones(2), [1.0, 0.5]), before, {}, steps=2)
+    kinds = (Quantity.SCALE, Quantity.RESIDUAL, Quantity.GRADIENT_SCALE, Quantity.GRADIENT_RESIDUAL)
+    for measure in (LOSS, *(Measure(kind, layer) for kind in kinds for layer in ("", "w"))):
+        assert found[measure] == math.inf, measure
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_figure_that_is_not_finite_is_the_worst(value):
     document = summary([check(LOSS, 0, 1e-5, 1e-6, 0.0), check(SCALE, 10, value, 1e-6, 0.0)])

@@ -360,7 +360,7 @@ def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(regi
     monkeypatch.setattr(life, "VALIDATING_SECONDS", 0.05)
     technique = register(type(claim(endless, Numerics.EXACT)))()
     with start(job(), Plan([technique]), vivace.inspect()) as session:
-        life._validate(session, job())
+        life.validate(session, job())
 
 
 def test_a_stream_without_an_end_is_compared_for_a_time(register):
@@ -393,19 +393,25 @@ def test_a_life_goes_through_the_true_last_batches_of_a_stream():
     assert [shapes_of(end) for end in course.ends] == [[BATCH, 5]] * 3
     assert course.shaped == []
     assert course.reached == [True] * 3
-    assert life.unseen(course) == ""
+    assert life.unseen(course) == life.Unseen()
 
 
 def test_what_the_time_was_too_short_for_is_told():
     loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
     course = life.course_of(loaders, [], 0.0)
     assert [shapes_of(end) for end in course.ends] == [[BATCH, BATCH]] * 3
-    text = life.unseen(course)
-    assert "looked for in what came in 1 s (2 of epoch 1, 2 of epoch 2, 2 of epoch 3)" in text
-    assert "the end of epoch 1, 2, 3 was not reached" in text
-    indexed = life.course_of(Loaders(job()), [], 0.0)
+    (told,), (figures,) = life.unseen(course)
+    assert "looked for in what came in 1 s (2 of epoch 1, 2 of epoch 2, 2 of epoch 3)" in figures
+    assert told.startswith("the end of epoch 1, 2, 3 was not reached")
+
+
+@pytest.mark.parametrize("known", [[], [(torch.zeros(3, 3, 8, 8), torch.zeros(3))]], ids=["alike", "varied"])
+def test_that_not_every_shape_was_looked_for_is_told_where_shapes_vary(known):
+    indexed = life.course_of(Loaders(job()), known, 0.0)
     assert [shapes_of(end) for end in indexed.ends] == [[BATCH, SAMPLES % BATCH]] * 3
-    assert life.unseen(indexed).endswith("(2 of epoch 1, 2 of epoch 2)")
+    told, (figures,) = life.unseen(indexed)
+    assert figures.endswith("(2 of epoch 1, 2 of epoch 2)")
+    assert told == (("shapes that come later than 1 s of reading were not tried",) if known else ())
 
 
 def test_the_ends_of_a_stream_count_on_all_ranks_or_on_none():

@@ -160,6 +160,43 @@ def test_a_stopped_run_goes_on_under_the_reference(plant, watched, dropping, dig
     assert vivace.Plan.load(tmp_path / "run" / "plan.toml") == vivace.Plan()
 
 
+def test_a_resumed_run_tells_what_all_of_its_processes_saw(watched, dropping, lines, tmp_path):
+    job, plan = dropping(epochs=5), vivace.Plan.from_dict({"bf16_autocast": {}})
+    first = watched(job, plan, max_steps=7).watched
+    assert watched(job, plan, resume=True, max_steps=9, watch=0).watched is None
+    run = watched(job, plan, resume=True)
+    found = lines(tmp_path / "run")
+    assert 0 < first["steps"] < len(found) == run.watched["steps"]
+    assert run.watched["sentence"].startswith(f"watched {len(found)} steps: same model; worst ")
+    assert run.watched["worst"] == max(line["watch_score"] for line in found)
+    assert run.watched["between_steps"] > first["between_steps"] > 0
+    assert run.watched["seconds"] > first["seconds"]
+    told = run.to_dict()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["watched"] == told["watched"]
+    shown = vivace.report(tmp_path / "run").read_text()
+    assert f"Watched {len(found)} steps: the same model" in shown
+    ended = watched(job, plan, resume=True)
+    assert ended.watched["steps"] == len(found)
+
+
+def test_a_broken_step_that_is_taken_again_counts_once(plant, watched, dropping, lines, tmp_path):
+    job, plan = dropping(epochs=5), plant(frozen_from(13))
+    with pytest.raises(PromiseBroken):
+        watched(job, plan)
+    with pytest.raises(PromiseBroken, match="the last watched step that trained the same model is 12"):
+        watched(job, plan, resume=True)
+    run = watched(job, plan, resume=True, on_broken="fallback")
+    steps = [line["step"] for line in lines(tmp_path / "run")]
+    assert steps.count(13) == 3
+    assert run.watched["steps"] == len(set(steps))
+    assert run.watched["broken_steps"] == [13]
+    later = watched(job, None, resume=True)
+    assert later.watched["broken_steps"] == [13]
+    assert later.watched["sentence"].startswith(
+        f"watched {len(set(steps))} steps: not the same model at 13; "
+    )
+
+
 def test_fallback_takes_the_broken_step_again(plant, watched, dropping, digest, tmp_path):
     job = dropping(epochs=10)
     vivace.train(job, out=tmp_path / "wanted")
@@ -286,9 +323,25 @@ def test_a_loss_scale_that_has_to_fall_first_leaves_no_short_run_unwatched(watch
     )
 
 
+def test_shadows_that_are_not_finite_are_named_and_the_job_is_not_said_to_diverge(watched, dropping):
+    """Two equal products differ once they are rounded at random, and then nothing is a number."""
+
+    def loss(model, batch):
+        first, again = model[0](batch[0]), model[0](batch[0])
+        undone = torch.where((first - again).detach() < 0, torch.nan, 0.0).sum()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1.0 + undone)
+
+    run = watched(dropping(epochs=2, loss=loss), vivace.Plan.from_dict({"bf16_autocast": {}}))
+    assert run.loss is not None
+    assert run.watched["kept"] is None
+    assert run.watched["sentence"] == (
+        "not watched: it cannot be judged: a shadow, the job rounded at random, is not finite"
+    )
+
+
 def test_a_run_that_had_ended_says_that_no_step_was_left(watched, tiny):
     plan = vivace.Plan.from_dict({"bf16_autocast": {}})
-    watched(tiny("mlp", epochs=1), plan)
+    watched(tiny("mlp", epochs=1), plan, watch=0)
     again = watched(tiny("mlp", epochs=1), plan, resume=True)
     assert again.watched["sentence"] == "not watched: no step was left to take"
 

@@ -73,6 +73,14 @@ def ordered(
     return loader
 
 
+def tickets(loader: Iterable[Any]) -> Iterator[list[Any]] | None:
+    """Of each batch of an epoch, as `ordered` gave it, its seed and the indices of its samples, of which none
+    is loaded; None where the data have no index.
+    """
+    order = loader.batch_sampler if isinstance(loader, DataLoader) else None
+    return iter(order) if isinstance(order, _Order) else None
+
+
 def require_index(loader: Iterable[Any], job: Job) -> None:
     """Raises JobError where the data cannot be read as a Job's `damaged` and `checksums` need it."""
     kind = type(getattr(loader, "dataset", loader)).__name__

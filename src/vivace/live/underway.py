@@ -80,9 +80,9 @@ class Underway:
         finally:
             self.plan_seconds += time.perf_counter() - began
 
-    def resumes(self, session: Session, position: Position, held: object) -> None:
+    def resumes(self, session: Session, position: Position, held: object, exact: bool) -> None:
         """A run that has a plan goes on from a checkpoint."""
-        self.watch.resumes(session, position, held)
+        self.watch.resumes(session, position, held, exact)
 
     def rests(self, session: Session, position: Position, *, ends: bool) -> None:
         """A step is over."""

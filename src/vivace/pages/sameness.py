@@ -78,11 +78,8 @@ def of_run(run: Mapping[str, Any]) -> tuple[str, bool | None]:
 def _as_watched(run: Mapping[str, Any], watched: Mapping[str, Any]) -> tuple[str, bool | None]:
     if watched["kept"] is not True:
         return "Same model: no", False
-    watched_steps, last, first = (
-        round(words.real(at) or 0)
-        for at in (watched.get("steps"), run.get("steps"), run.get("resumed_from_step"))
-    )
-    steps = max(watched_steps, last - first)
+    watched_steps, taken = (round(words.real(at) or 0) for at in (watched.get("steps"), run.get("steps")))
+    steps = max(watched_steps, taken)
     if watched_steps < min(LEAST_WATCHED, steps):
         told = f"{watched_steps} of {words.count(steps, 'step')} {'was' if watched_steps == 1 else 'were'}"
         return f"Same model: not verified. Only {told} watched; there it was the same", None

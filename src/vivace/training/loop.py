@@ -84,7 +84,7 @@ class Loop(Strides):
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.saved, self.seconds_before = Position(), 0.0
-        self.held = found.manifest.get("held") if found is not None and not notice else None
+        self.held = (found.manifest.get("held"), not notice) if found is not None else (None, False)
         self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
@@ -106,14 +106,13 @@ class Loop(Strides):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.begin()
-        self.pace = Pace()
+        self.pace, self.memory = Pace(), FullMemory(self.device)
         if ranks.watch is not None:
             ranks.watch.told_to(path, self.progress.notice)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.between_steps = True  # not in one that has changed what cannot be put back
         self.bad_looks = self.seen_samples = 0
-        self.memory = FullMemory(self.device)
         self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
@@ -153,7 +152,7 @@ class Loop(Strides):
         if not self.position.step:
             return
         try:
-            self.watch.resumes(self.session, self.position, self.held)
+            self.watch.resumes(self.session, self.position, *self.held)
         except Broken as broken:
             if broken.plan is None:
                 kept = f"step_{self.position.step} in '{self.checkpoints.folder}' stays as it is"
@@ -579,6 +578,7 @@ class Loop(Strides):
         position.seconds = round(self.seconds, 3)
         streams = [self.survival.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
         streams[self.ranks.rank] = to_plain(capture(self.device))
+        self.checkpoints.facts["held"] = self.watch.holds(self.session, position)
         return self.checkpoints.save(position, self.model_state(), self._state(streams))
 
     def _take_up(self, found: Found) -> None:

@@ -50,7 +50,8 @@ class Run:
     `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed.
     `damaged` are the samples that could not be read: index, path, error, and the times they were met.
     `metric_data` says whether the metric is of ``validation`` or ``training`` data. `watched` is what
-    watching its steps found (see `vivace.train`), with a `sentence`; None without a plan.
+    watching its steps found (see `vivace.train`) in all processes that trained it, with a `sentence`; None
+    without a plan.
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `seconds` are those of all processes that trained it, `stepping_seconds` what of this one's went into

@@ -25,8 +25,9 @@ class Watch(Protocol):
     def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """What ``take(batch)``, the run's next step, returns. Raises Broken where it must not stand."""
 
-    def resumes(self, session: Session, position: Position, held: object) -> None:
-        """The run begins where a checkpoint stands, in whose manifest `holds` once left `held`.
+    def resumes(self, session: Session, position: Position, held: object, exact: bool) -> None:
+        """The run begins where a checkpoint stands, in whose manifest `holds` once left `held`; `exact`: and
+        goes on as it would have done, bit for bit.
 
         Raises Broken where the session does not hold it; then the checkpoint is to be loaded anew.
         """
@@ -84,6 +85,9 @@ class Unwatched:
 
     seconds = 0.0
 
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {}  # of who watched the run before
+
     def begin(self, progress: Progress, total_steps: int | None) -> None:
         """Nothing: there is no one to be told."""
 
@@ -91,8 +95,9 @@ class Unwatched:
         """What ``take(batch)`` returns."""
         return take(batch)
 
-    def resumes(self, session: Session, position: Position, held: object) -> None:
-        """Nothing: all is taken as it is."""
+    def resumes(self, session: Session, position: Position, held: object, exact: bool) -> None:
+        """Keep what was seen before; all is taken as it is."""
+        self.held = held if isinstance(held, dict) else {}
 
     def rests(self, session: Session, position: Position, *, ends: bool) -> None:
         """Nothing is noted."""
@@ -101,8 +106,8 @@ class Unwatched:
         """Nothing was noted."""
 
     def holds(self, session: Session, position: Position) -> dict[str, Any]:
-        """Empty: nothing was looked at."""
-        return {}
+        """What was seen before; since then nothing was looked at."""
+        return self.held
 
     def aside(self) -> None:
         """None: nothing of its own is in the run's objects."""

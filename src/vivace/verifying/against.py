@@ -47,9 +47,13 @@ def judge_edit(
         while wanted := (document := theirs.ask("weigh", TIMEOUT_SECONDS, **question)).get("ask"):
             if wanted == "means":
                 mine.ask("run_means", TIMEOUT_SECONDS, path=answer)
+            elif wanted == "gradients":
+                for number in range(document["count"]):
+                    step = {"number": number, "path": str(Path(folder, "gradient"))}
+                    mine.ask("gradient", TIMEOUT_SECONDS, **step)
+                    theirs.ask("pair", TIMEOUT_SECONDS, **step)
             else:
                 for child, path in zip((mine, theirs), drawn, strict=True):
                     child.ask("draw", TIMEOUT_SECONDS, path=path)
                 question["drawn"] = drawn
-    document["checks"] = tuple(document["checks"])
-    return Verdict(**document, seconds=time.monotonic() - begin)
+    return Verdict.of(document | {"seconds": time.monotonic() - begin})

@@ -5,26 +5,31 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
+from zlib import crc32
 
 from vivace.data.damage import Damage
-from vivace.data.order import ordered
+from vivace.data.order import ordered, tickets
 from vivace.job import Job
 from vivace.session.opening import call
 from vivace.tensors.trees import Digest, digest
-from vivace.verifying.feeding import Reach, Read, has_index
+from vivace.verifying.feeding import LAST_BATCHES, Loaders, Reach, Read, has_index
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
     """One pass over the data: a digest of every batch; `whole` unless the time was up before its end.
 
-    `is_stream`: the data have no index.
+    `is_stream`: the data have no index. Where they have one and the time was up, `last` are the digests of
+    the last batches, and `order` holds a number for the indices of every batch.
     """
 
     batches: list[Digest]
     whole: bool
     is_stream: bool = False
+    last: list[Digest] = dataclasses.field(default_factory=list)
+    order: list[int] = dataclasses.field(default_factory=list)
 
 
 def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
@@ -48,14 +53,40 @@ def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach, least: int 
         spent, further = time.perf_counter() - begin, num_epochs - 1 - epoch
         indexed = has_index(loader)
         found = read(loader, reach.of_pass(indexed, spent, further), least)
+        if indexed and not found.whole:
+            found = dataclasses.replace(found, **_unread(job, field, epoch))
         passes.append(dataclasses.replace(found, is_stream=not indexed))
     return passes
+
+
+def _unread(job: Job, field: str, epoch: int) -> dict[str, Any]:
+    """The end of an epoch and the order of all of it, as fields of its `Pass`."""
+    loaders = Loaders(job, field)
+    last = [digest(batch) for batch in loaders.epoch(epoch, LAST_BATCHES)]
+    order = tickets(Loaders(job, field).epoch(epoch))
+    return {"last": last, "order": [crc32(repr(ticket).encode()) for ticket in order or ()]}
 
 
 def compared(mine: Sequence[Pass], theirs: Sequence[Pass]) -> list[Read]:
     """How much of each pass both readings hold."""
     pairs = zip(mine, theirs, strict=True)
     return [Read(min(len(a.batches), len(b.batches)), a.whole and b.whole) for a, b in pairs]
+
+
+def in_one_order(mine: Pass, theirs: Pass) -> bool:
+    """Is the order of what was not read known to be the same?"""
+    return bool(mine.order) and mine.order == theirs.order
+
+
+def _other_order(mine: Pass, theirs: Pass) -> int | None:
+    """The first batch of other samples behind what both have read; None where there is none, or where the
+    same batches had other indices before: then these say nothing.
+    """
+    read = min(len(mine.batches), len(theirs.batches))
+    if not (mine.order and theirs.order) or mine.order[:read] != theirs.order[:read]:
+        return None
+    pairs = zip_longest(mine.order, theirs.order)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tuple[str, int]:
@@ -74,4 +105,11 @@ def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tupl
         shorter_is_whole = ours.whole if counts[0] < counts[1] else others.whole
         if counts[0] != counts[1] and shorter_is_whole:
             return f"epoch {epoch} of the {what} has {counts[0]} batches, and {counts[1]}", min(counts)
+        if (other := _other_order(ours, others)) is not None:
+            return (
+                f"batch {other} of epoch {epoch} of the {what} has other samples, or in another order",
+                other,
+            )
+        if ours.last and others.last and ours.last != others.last:
+            return f"epoch {epoch} of the {what} ends with other batches", max(counts)
     return "", 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -102,9 +102,8 @@ def distances(
     norm = math.sqrt(square * weights) or 1.0
     found[Measure(Quantity.DECAY)] = along / (due or norm)
     found |= _gradient_distances(outcome.gradients, reference.gradients)
-    found[Measure(Quantity.LOSS)] = max(
-        abs(a - b) / (abs(b) + 1e-12) for a, b in zip(outcome.losses, reference.losses, strict=True)
-    )
+    pairs = zip(outcome.losses, reference.losses, strict=True)
+    found[Measure(Quantity.LOSS)] = _largest(abs(a - b) / (abs(b) + 1e-12) for a, b in pairs)
     for name, start in before.buffers.items():
         mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
         if not start.is_floating_point():
@@ -215,7 +214,13 @@ def scale_and_residual(dot: float, square: float, whole: float, floor: float) ->
         return (0.0, 0.0) if whole == 0.0 else (math.inf, math.inf)
     scale = (dot + floor) / square - 1.0
     rest = whole - 2.0 * (1.0 + scale) * dot + (1.0 + scale) ** 2 * (square - floor)
-    return scale, math.sqrt(max(0.0, rest) / square)
+    return scale, math.sqrt(max(rest, 0.0) / square)  # NaN stays so: it stands first
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The largest, and NaN where one is: `max` would pass that over."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def _norm(after: Tensors, before: Tensors) -> float:

@@ -8,6 +8,7 @@ Parameters are matched by name, without what `torch.compile` puts before it.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,31 @@ from vivace.session.session import Session
 from vivace.tensors.modules import named_parameters
 from vivace.tensors.trees import map_tensors
 from vivace.verifying import beginnings
-from vivace.verifying.digests import Pass, compared, first_other, read_epochs
+from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
+from vivace.verifying.digests import Pass, compared, first_other, in_one_order, read_epochs
 from vivace.verifying.displacement import State, Tensors, different_states, identical
 from vivace.verifying.effort import Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference
-from vivace.verifying.feeding import Reach, limit_of, unread
+from vivace.verifying.feeding import LAST_BATCHES, Reach, limit_of, unread
 from vivace.verifying.figures import Quantity
 from vivace.verifying.ground import Ran
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import outright, unknown
+from vivace.verifying.life import Course, Life, OwnMetric, unseen
 from vivace.verifying.rehearsal import fault_of, same_rehearsals
+from vivace.verifying.resumed import resume
 from vivace.verifying.ruler import (
+    MOST_RESUMED_BYTES,
     OTHER_STREAMS,
     Ruler,
     equal_random_streams,
     same_streams,
 )
+from vivace.verifying.runner import PAIRS_STREAM
 from vivace.verifying.shadow import FINEST_ROUNDOFF
 from vivace.verifying.states import Snapshot, clone, restore, state_of
+from vivace.verifying.tap import Tap
 
 EPOCHS = 2
 LONG_SECONDS = 10.0  # for steps beyond the course, where all was equal so far
@@ -60,12 +67,15 @@ class Loan:
     slopes: Tensors
     rehearsed: bool
     curve: list[float]
+    lives: Course
     reach: Reach
 
 
 @dataclasses.dataclass
 class Answer:
-    """What the edited training did, under the names that the original has. `means`: over random streams."""
+    """What the edited training did, under the names that the original has. `means`: over random streams.
+    `resumes_otherwise`: what first differs where it goes on from a checkpoint.
+    """
 
     ran: Ran
     facts: Facts
@@ -75,33 +85,79 @@ class Answer:
     halves: dict[Place, list[bool]]
     strides: list[tuple[int, ...]]
     kept_otherwise: str
+    resumes_otherwise: str
     means: bool = False
 
 
-class Original(Ruler):
+class Side(Ruler):
+    """What the original and the edited training both do."""
+
+    def _resumes_otherwise(self, plain: Life) -> str:
+        """What first differs in a life whose last epoch begins from a checkpoint, beside a `plain` one; empty
+        where nothing does, where the job does not repeat itself, where it compiles its model, and where that
+        is too large to stand in memory once more.
+        """
+        models, again = self.session.build.models, list[Session]()
+        named = [(name, p) for model in models for name, p in model.named_parameters()]
+        size = sum(p.numel() * p.element_size() for _, p in named)
+        if size >= MOST_RESUMED_BYTES or any(COMPILED_PREFIX in name for name, _ in named):
+            return ""
+
+        def resumed(first: Session) -> Session:
+            again.append(resume(first, lambda: self._opened(Plan(), Tap(self.job))))
+            return again[0]
+
+        try:
+            found = self._live(self.session, resumed=resumed)
+        finally:
+            for one in again:
+                one.close()
+        if found.fault:
+            return found.fault
+        different = identical(found.outcome, plain.outcome)
+        if not different or identical(self._live(self.session).outcome, plain.outcome):
+            return ""
+        return f"its {different[0]} differs"
+
+
+class Original(Side):
     """Serves `vivace.processes.launch.Child`: prepares as for plans, lends, and weighs what comes back."""
 
     def lend(self, path: str) -> None:
-        """Write the `Loan`. What a plan does to evaluations and data no edit does: no shadow lives for it."""
-        self.effort = dataclasses.replace(self.effort, life_seeds=0, pairs=0)
+        """Write the `Loan`. The life of both trainings is one in which their own metric evaluates."""
+        self.pairs: list[Pair] | None = None  # of gradients, once they were asked for
+        self.evaluates = OwnMetric(self.job) if self.job.metric is not None else None
+        self.standing.lived = None
         # Both trainings read alone, one after the other: each has half of the time.
         self.reach = Reach(self.feeding_seconds / EPOCHS, self.stream_seconds / 2)
         self.readings = _readings(self.job, self.reach)
         snapshots = [(s.state, _by_name(self.session, s.optimizers), s.position) for s in self.snapshots]
         rehearsed = self.standing.rehearsal is not None
         curve = self.standing.curve
-        loan = Loan(self.effort, snapshots, self.batches, self.slopes, rehearsed, curve, self.reach)
-        torch.save(loan, path)
+        lent = self.effort, snapshots, self.batches, self.slopes, rehearsed, curve, self.lives, self.reach
+        torch.save(Loan(*lent), path)
 
     def draw(self, path: str) -> None:
         """Write draws of the initial weights."""
         torch.save(beginnings.draw(self.job), path)
 
+    def pair(self, number: int, path: str) -> None:
+        """Take the own gradient of the batch of this number beside the edited training's, and note what both
+        have in common.
+        """
+        mine: Gradient = _read(path, self.session.build.device)
+
+        def own(_: int) -> Gradient:
+            return self._gradient(self.session, PAIRS_STREAM, number, nullcontext())
+
+        with self._standing_on(repeats=self.repeats, ordered=False):
+            self.pairs = [*(self.pairs or []), *pairs_of(lambda _: mine, own, None, 1)]
+
     def weigh(self, answer: str, roundoff: float, drawn: list[str] | None = None) -> dict[str, Any]:
         """Return the verdict's document; or under ``ask`` what is missing for one.
 
         ``means``: runs under other random streams. ``draws``: initial weights of both, whose files come as
-        `drawn`, the edited training's first.
+        `drawn`, the edited training's first. ``gradients``: of ``count`` batches (see `pair`).
         """
         found: Answer = _read(answer, self.session.build.device)
         with self._standing_on(repeats=self.repeats, ordered=False):
@@ -109,14 +165,18 @@ class Original(Ruler):
         return document if "ask" in document else document | self._fed(found, document)
 
     def _fed(self, found: Answer, document: dict[str, Any]) -> dict[str, Any]:
-        """How much of the data was compared, as a verdict's fields."""
+        """How much of the data was compared and looked at, as a verdict's fields."""
         fed = {field: compared(found.readings[field], own) for field, own in self.readings.items()}
-        notes = []
+        left_out = unseen(self.lives)
+        notes = [*left_out.told] if document["kept"] else []
         for field, own in self.readings.items():
             limit = limit_of(not own[0].is_stream, self.reach.stream if own[0].is_stream else self.reach.each)
+            if all(map(in_one_order, found.readings[field], own)):
+                limit += f", and the last {LAST_BATCHES}; the others are in one order, by their indices"
             notes += [unread(field, "epoch", fed[field], limit)] if document["kept"] else []
         reason = "; ".join(filter(None, (document["reason"], *notes)))
-        return {"reason": reason, "fed": {f: [one.to_dict() for one in read] for f, read in fed.items()}}
+        passes = {field: [one.to_dict() for one in read] for field, read in fed.items()}
+        return {"reason": reason, "fed": passes, "details": left_out.details}
 
     def _weighed(self, found: Answer, roundoff: float, drawn: list[str] | None) -> dict[str, Any]:
         ran, standing = found.ran, self.standing
@@ -148,6 +208,12 @@ class Original(Ruler):
             outcome.outputs = self.evaluation(self.session, outcome.after)
         if not begun and ran.same_streams and self._is_identical(ran):
             return document | self._gone_on_with(ran)
+        count = self._num_pairs(ran) if ran.same_streams else 0
+        if count and self.pairs is None:
+            return {"ask": "gradients", "count": count}
+        ran.biases, ran.num_pairs = estimates(self.pairs or []), len(self.pairs or [])
+        why = self._why_no_bias(ran) if ran.same_streams else f"it draws other random numbers than {WHOSE}"
+        document["bias"] = {"pairs": ran.num_pairs, "not_tested": why}
         self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
         return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
 
@@ -172,6 +238,9 @@ class Original(Ruler):
         ours, others = found.ran.rehearsal, self.standing.rehearsal
         if ours is not None and others is not None and (text := fault_of(ours, others)):
             return _fault(text, "rehearsal", None)
+        if found.resumes_otherwise and not self._resumes_otherwise(self._live(self.session)):
+            text = f"gone on from a checkpoint it trains on otherwise, as {WHOSE} does not"
+            return _fault(f"{text}: {found.resumes_otherwise}", "resume", None)
         return unknown(found.kept_otherwise) if found.kept_otherwise else {}
 
     def _has_same_streams(self, found: Answer) -> bool:
@@ -184,7 +253,11 @@ class Original(Ruler):
         pairs = zip(ran.outcomes, standing.references, strict=True)
         alike = not any(identical(o, r) for o, r in pairs) and ran.curve == standing.curve
         alike = alike and same_rehearsals(ran.rehearsal, standing.rehearsal)
-        return alike and torch.equal(ran.evaluated[0], self.evaluation(self.session, ran.end))
+        assert ran.life is not None
+        assert standing.life is not None
+        alike = alike and not identical(ran.life.outcome, standing.life.outcome)
+        seen = [(ran.end, ran.evaluated[0]), *((state, outputs[0]) for state, outputs in ran.life.evaluated)]
+        return alike and all(torch.equal(mine, self.evaluation(self.session, state)) for state, mine in seen)
 
     def _gone_on_with(self, ran: Ran) -> dict[str, Any]:
         """A verdict's fields on an edit whose steps were all equal so far: does a later one differ?"""
@@ -204,7 +277,7 @@ class Original(Ruler):
         return _fault(text, "loss", None, step)
 
 
-class Edited(Ruler):
+class Edited(Side):
     """Serves `vivace.processes.launch.Child`: runs the edited training from where the original lent."""
 
     def run(self, loan: str, path: str, notes_halves: bool) -> None:
@@ -214,6 +287,12 @@ class Edited(Ruler):
         lent: Loan = renamed(_read(loan, session.build.device), self.names)
         self.effort, self.slopes = lent.effort, lent.slopes
         self.batches = map_tensors(lent.batches, torch.Tensor.cpu)
+        self.lives = dataclasses.replace(
+            lent.lives,
+            ends=map_tensors(lent.lives.ends, torch.Tensor.cpu),
+            shaped=map_tensors(lent.lives.shaped, torch.Tensor.cpu),
+        )
+        self.evaluates = OwnMetric(self.job) if self.job.metric is not None else None
         facts = facts_of_session(session)
         _require_same_parameters(facts, lent)
         beginning = state_of(session)
@@ -226,10 +305,11 @@ class Edited(Ruler):
             kept_otherwise = self._keeps_otherwise(lent)
             ran = Ran() if kept_otherwise else self._ran(lent)
             halves = self._halves() if notes_halves else {}
+            otherwise = self._resumes_otherwise(ran.life) if ran.life is not None else ""
         facts |= facts_of_job(self.job)
         modules, readings = self.tap.modules or {}, _readings(self.job, lent.reach)
         self.answer = Answer(
-            ran, facts, modules, beginning, readings, halves, _strides(session), kept_otherwise
+            ran, facts, modules, beginning, readings, halves, _strides(session), kept_otherwise, otherwise
         )
         self._write(path)
 
@@ -240,8 +320,16 @@ class Edited(Ruler):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
             ran.evaluated = [self.evaluation(session, ran.end)]
+            assert ran.life is not None
+            ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
         self.answer.means = True
         self._write(path)
+
+    def gradient(self, number: int, path: str) -> None:
+        """Write the gradient of a step on the batch of this number, from the middle of the original's run."""
+        with equal_random_streams(True):
+            found = self._gradient(self.session, PAIRS_STREAM, number, nullcontext())
+        torch.save(renamed(found, _inverse(self.names)), path)
 
     def draw(self, path: str) -> None:
         """Write draws of the initial weights."""
@@ -259,6 +347,7 @@ class Edited(Ruler):
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
         ran.evaluated = [self.evaluation(session, ran.end)]
+        ran.life = self._live(session, outputs=self.evaluation.as_it_is)
         if ran.curve == lent.curve:
             ran.long_curve = self._long_curve(session, LONG_SECONDS)
         return ran

@@ -148,7 +148,8 @@ def judge_by_metric(
     Several ranks of a `company` train together under the plan, the original trains in one process.
     `tell` is told ``("seed", {"n", "seeds", "reference", "plan", "name", "left_seconds"})`` after each pair.
 
-    Ctrl-C ends it with what the finished pairs say. Raises InputError where no margin can be derived.
+    Ctrl-C ends it with what the finished pairs say, and with `verdict` where there are none; where that says
+    nothing either, it raises KeyboardInterrupt. Raises InputError where no margin can be derived.
     """
     hours, begin, why, interrupted = 24 * 3600.0, time.monotonic(), "", False
     pairs = Pairs(margin or 0.0, seeds)
@@ -182,7 +183,7 @@ def judge_by_metric(
         except KeyboardInterrupt:
             why = f", as it was interrupted after {len(pairs.candidate)} of {seeds} seeds"
             interrupted = True
-            if not pairs.candidate:
+            if not (pairs.candidate or verdict.num_checks):
                 raise
     return _with_metric(verdict, pairs, why, metric, interrupted=interrupted)
 
@@ -194,12 +195,13 @@ def _with_metric(
     differences, decision = pairs.differences, pairs.decision()
     p = equivalence_p(differences, pairs.margin) if count > 1 else 1.0
     name = f"{metric['name']} on the training data" if metric["data"] == "training" else metric["name"]
-    text = (
+    told = (
         f"{name} {mean(pairs.candidate):.4g} against {mean(pairs.reference[:count]):.4g}, difference "
         f"{mean(differences):+.2g} within a margin of {pairs.margin:.2g}: p = {p:.2g}, n = {count}"
+        if count
+        else f"{name} was not compared"
     )
-    if decision is None:
-        text = f"{pairs.undecided(why)} ({text})"
+    text = told if decision is not None else f"{pairs.undecided(why)} ({told})"
     only_metric = verdict.promise == "semantics"
     answers = [decision] if only_metric else [decision, verdict.kept]
     kept = False if False in answers else None if None in answers else True

@@ -49,9 +49,9 @@ class Standing:
 @dataclasses.dataclass
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing; `notes`: what
-    could not be compared; `fed`: see `Verdict`; `handed`: biases where the reference got the plan's masks;
-    `num_pairs`: of gradients for the bias; `long_curve`: the losses of many more steps, if an edit's first
-    ones were equal.
+    could not be compared; `details`, `fed`: see `Verdict`; `handed`: biases where the reference got the
+    plan's masks; `num_pairs`: of gradients for the bias; `long_curve`: the losses of many more steps, if an
+    edit's first ones were equal.
     """
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -69,6 +69,7 @@ class Ran:
     same_streams: bool = True
     silent: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    details: list[str] = dataclasses.field(default_factory=list)
     fed: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     fault: str = ""
 

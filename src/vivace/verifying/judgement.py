@@ -15,6 +15,7 @@ NEAR = 4.0  # times its limit: as far off as few shadows may put a plan that mor
 FAR = 8.0  # times its limit: further off no shadow is asked
 COMPUTED = ("loss", "gradient", "scale", "residual", "decay", "buffer")  # in this order; then the rest
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
+SHADOW = "a shadow, the job rounded at random"
 
 
 def root_mean_square(values: Sequence[float]) -> float:
@@ -177,7 +178,7 @@ def unknown(reason: str) -> dict[str, Any]:
 
 def _sentence(worst: dict[str, Any]) -> str:
     if worst["kept"] is None:
-        shadow = "a shadow, the job rounded at random as coarsely as the plan may round"
+        shadow = f"{SHADOW} as coarsely as the plan may round"
         return f"{worst['name']}, cannot be judged: {shadow}, is not finite there"
     if worst["quantity"] == Quantity.SPREAD:
         return f"{worst['name']}, is {worst['value']:.3g}, and {worst['envelope']:.3g} in the job"

@@ -7,29 +7,31 @@ these from one start, and are compared afterwards.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from vivace import words
 from vivace.data.iterable import IterableData
 from vivace.data.order import isolated
+from vivace.errors import CheckpointError, JobError
 from vivace.job import Batch, Job
 from vivace.session.session import Session
-from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.randomness import derive
 from vivace.tensors.trees import tensors
+from vivace.training.evaluation import Evaluation
 from vivace.verifying.displacement import Outcome, State
 from vivace.verifying.feeding import Loaders, Read
 from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
 from vivace.verifying.skipping import num_skipped, same_values
-from vivace.verifying.states import Snapshot, clone, optimizer_states, restore, state_of
+from vivace.verifying.states import Snapshot, clone, restore, state_of
 
 EPOCHS = 3
 STEPS = 2  # at the end of each
@@ -166,17 +168,30 @@ def held_out(job: Job, seconds: float) -> list[Any]:
     return [*first[:1], *(last[-1:] if odd else [])]
 
 
-def unseen(course: Course) -> str:
-    """What of the data the time was too short for; empty where it was not."""
-    texts = []
+class Unseen(NamedTuple):
+    """What of the data the time was too short for: what bears on the answer, and all of it in figures."""
+
+    told: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+
+def unseen(course: Course) -> Unseen:
+    """What of the data the time was too short for; empty where it was not.
+
+    That not every batch was looked at for its shape bears on the answer only where shapes vary: in front of
+    an epoch's last batches, which are known, all others of it were alike.
+    """
+    told, details = list[str](), list[str]()
     if not all(read.whole for read in course.read):
-        told = [f"{words.number(read.batches)} of epoch {i}" for i, read in enumerate(course.read, 1)]
+        each = [f"{words.number(read.batches)} of epoch {i}" for i, read in enumerate(course.read, 1)]
         took = words.duration(max(1.0, round(course.seconds)))
-        texts.append(f"batches of other shapes were looked for in what came in {took} ({', '.join(told)})")
+        details.append(f"batches of other shapes were looked for in what came in {took} ({', '.join(each)})")
+        if course.shaped:
+            told.append(f"shapes that come later than {took} of reading were not tried")
     if missed := [f"{i}" for i, reached in enumerate(course.reached, 1) if not reached]:
         which = ", ".join(missed)
-        texts.append(f"the end of epoch {which} was not reached: its first batches stood for its last")
-    return "; ".join(texts)
+        told.append(f"the end of epoch {which} was not reached: its first batches stood for its last")
+    return Unseen(tuple(told), tuple(details))
 
 
 def shape_of(batch: Batch) -> tuple[Any, ...]:
@@ -186,19 +201,20 @@ def shape_of(batch: Batch) -> tuple[Any, ...]:
 
 def live(
     session: Session,
-    job: Job,
     begin: Snapshot,
     course: Course,
     step: Step,
     outputs: Callable[[Session], list[torch.Tensor]],
     seed: Callable[[], object],
     loaders: Loaders | None = None,
+    evaluate: Callable[[Session], object] = lambda session: None,
     resumed: Callable[[Session], Session] | None = None,
 ) -> Life:
     """Go through a life from `begin`, fed from the course, or by the session's plan from `loaders`.
 
-    `outputs` are those of the session's model in evaluation mode, as it is; `seed` begins the random streams.
-    `resumed` gives a new session in the same state for the last epoch.
+    `outputs` are those of the session's model in evaluation mode, as it is; `seed` begins the random streams;
+    `evaluate` is what happens after each epoch. `resumed` gives a new session in the same state for the last
+    one.
     """
     restore(session, begin)
     seed()
@@ -206,7 +222,10 @@ def live(
     losses, evaluated = list[float](), list[tuple[State, list[torch.Tensor]]]()
     for epoch, end in enumerate(course.ends):
         if resumed is not None and epoch == EPOCHS - 1:
-            session = resumed(first)
+            try:
+                session = resumed(first)
+            except CheckpointError as error:
+                return Life(_outcome(losses, session), evaluated, f"it cannot be resumed: {error}")
             if lost := _forgotten(session, first):
                 return Life(_outcome(losses, session), evaluated, f"a resumed run loses what '{lost}' kept")
         fed, expected = 0, len(end)
@@ -217,26 +236,12 @@ def live(
             fault = f"{fed} batches come at the end of epoch {epoch + 1}, and {expected} in the job"
             return Life(_outcome(losses, session), evaluated, fault)
         losses += [step(session, clone(batch)) for batch in (course.shaped if epoch == 1 else [])]
-        if loaders is not None and job.metric is not None:
-            _validate(session, job)
+        evaluate(session)
         state = state_of(session)
         evaluated.append((state, outputs(session)))
     life = Life(_outcome(losses, session), evaluated, skipped=num_skipped(first) - before)
     life.skipped_resumed = num_skipped(session) if session is not first else 0
     return life
-
-
-def reopened(session: Session, opened: Callable[[], Session]) -> Session:
-    """A new session of the same plan that goes on from a checkpoint of `session`."""
-    state = state_of(session)
-    optimizers = optimizer_states(session)
-    kept = {name: copy.deepcopy(held.state_dict()) for name, held in session.build.kept.items()}
-    with Streams(0, session.build.device):
-        again = opened()
-    restore(again, Snapshot(state, optimizers, 0, {}))
-    for name, held in again.build.kept.items():
-        held.load_state_dict(kept[name])
-    return again
 
 
 def checks_of(
@@ -272,7 +277,7 @@ def _forgotten(resumed: Session, before: Session) -> str:
     return ""
 
 
-def _validate(session: Session, job: Job) -> None:
+def validate(session: Session, job: Job) -> None:
     """Let the plan feed an evaluation to its end, for what it does then."""
     loaders = Loaders(job, "validation" if job.validation is not None else "data")
     loader = loaders.epoch(0, VALIDATED)
@@ -290,6 +295,26 @@ def _validate(session: Session, job: Job) -> None:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+
+
+class OwnMetric:
+    """Lets the job's own metric look at a session's model, on a few batches, for what it changes in it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.evaluation: Evaluation | None = None
+        self.batches: list[Any] = []
+
+    def __call__(self, session: Session) -> None:
+        """One evaluation, which on so few batches may say nothing."""
+        self.evaluation = self.evaluation or Evaluation(self.job, session, 0, self._firsts)
+        self.evaluation.session = session
+        with suppress(JobError):
+            self.evaluation.metric()
+
+    def _firsts(self, loader: Iterable[Any]) -> list[Any]:
+        self.batches = self.batches or list(islice(loader, VALIDATED))
+        return [clone(batch) for batch in self.batches]
 
 
 def _outcome(losses: list[float], session: Session) -> Outcome:

@@ -187,6 +187,7 @@ class Ruler(Runner):
             "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
             "seeds": self.effort.seeds,
             "fed": ran.fed,
+            "details": ran.details,
             "curves": {
                 "steps": list(range(len(ran.curve))),
                 "reference": self.standing.curve,
@@ -328,7 +329,8 @@ class Ruler(Runner):
         resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
         ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
-        ran.notes += filter(None, [unseen(self.lives)])
+        left_out = unseen(self.lives)
+        ran.notes, ran.details = [*ran.notes, *left_out.told], [*ran.details, *left_out.details]
         if not (ran.same_streams or ran.silent or ran.fault):
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
 

@@ -29,9 +29,10 @@ from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
-from vivace.verifying.life import Course, Life, course_of, held_out, live, reopened, shape_of
+from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
 from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
+from vivace.verifying.resumed import resume
 from vivace.verifying.skipping import num_skipped, overflow_fault
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 from vivace.verifying.tap import Tap, random_state
@@ -73,6 +74,7 @@ class Runner:
         self.taps = WeakKeyDictionary[Session, Tap]()
         self.feeding_seconds, self.stream_seconds = FEEDING_SECONDS, STREAM_SECONDS
         self.lives = Course([], [])
+        self.evaluates: Callable[[Session], object] | None = None  # after an epoch of any life, where said
         self.slopes: Tensors = {}
         self.draws_numbers = False  # does a step of the job?
         self.step_seconds = self.rehearsed_seconds = 0.0  # of one step
@@ -245,26 +247,34 @@ class Runner:
         *,
         stream: int = 3,
         noise: AbstractContextManager[Any] | None = None,
+        outputs: Callable[[Session], list[torch.Tensor]] = lambda _: [],
         loaders: Loaders | None = None,
+        evaluate: Callable[[Session], object] = lambda _: None,
         resumed: Callable[[Session], Session] | None = None,
     ) -> Life:
-        """A life from the start; only that of a plan, which has `loaders`, looks at its evaluations."""
+        """A life from the start; see `live`."""
         return live(
             session,
-            self.job,
             self.snapshots[0],
             self.lives,
             lambda acting, batch: self._step_on(acting, batch, noise),
-            self.evaluation.as_it_is if loaders is not None else lambda _: [],
+            outputs,
             partial(self._seed, session, stream),
             loaders,
+            evaluate if self.evaluates is None else self.evaluates,
             resumed,
         )
 
     def _unskipped_life(self, session: Session, resumed: Callable[[Session], Session] | None) -> Life:
         """A plan's life; again where a loss scale had to fall in it. In a resumed session it need not."""
         for _ in range(SETTLING_STEPS):
-            life = self._live(session, loaders=Loaders(self.job), resumed=resumed)
+            life = self._live(
+                session,
+                outputs=self.evaluation.as_it_is,
+                loaders=Loaders(self.job),
+                evaluate=partial(validate, job=self.job) if self.job.metric is not None else lambda _: None,
+                resumed=resumed,
+            )
             if not (life.skipped or life.skipped_resumed):
                 break
         if life.skipped_resumed and not life.skipped:
@@ -279,11 +289,11 @@ class Runner:
 
     def _resumed(self, plan: Plan, session: Session) -> Session:
         """A new session that goes on from a checkpoint, closed with `session`; that one where the plan acts
-        once in a process.
+        once in a process. Raises CheckpointError.
         """
         tap = Tap(self.job)
         try:
-            again = reopened(session, lambda: self._opened(plan, tap))
+            again = resume(session, lambda: self._opened(plan, tap), self.session)
         except Refused:
             return session
         session.build.on_close(again.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from vivace import words
 from vivace.pages.answer import Answer
@@ -20,7 +20,8 @@ class Verdict:
     is the whole model. `ranks`: so many processes trained together under the plan. `fed`: where a technique
     touches the batches, of the passes over ``data``, and over ``validation`` as the metric reads it, how many
     ``batches`` were compared with the job's own, and whether these were the ``whole``. `bias`: over how many
-    ``pairs`` of gradients a plan that rounds was tested for bias, or why it is ``not_tested``.
+    ``pairs`` of gradients a plan that rounds was tested for bias, or why it is ``not_tested``. `details`:
+    what was left out and does not bear on the answer.
     """
 
     kept: bool | None
@@ -39,6 +40,15 @@ class Verdict:
     ranks: int = 1
     fed: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     bias: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        """The verdict that a document holds, as another process gave it."""
+        found = dict(document)
+        for key in {"checks", "details"} & found.keys():
+            found[key] = tuple(found[key])
+        return cls(**found)
 
     @property
     def judged(self) -> bool:

@@ -71,7 +71,7 @@ def verify(
             return _verified(asked, company, listening(on_event)).to_dict()
 
         document = lead_or_follow(company, lead)
-    return Verdict(**{**document, "checks": tuple(document["checks"])})
+    return Verdict.of(document)
 
 
 @dataclasses.dataclass(frozen=True)

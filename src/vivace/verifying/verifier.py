@@ -63,8 +63,7 @@ class Verifier:
             self.prepared = True
             self._tell("prepared", expected(prepared, plan))
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
-        document["checks"] = tuple(document["checks"])
-        return Verdict(**document, seconds=time.monotonic() - begin)
+        return Verdict.of(document | {"seconds": time.monotonic() - begin})
 
     def close(self) -> None:
         """End the child process; another verdict would begin with a new one."""

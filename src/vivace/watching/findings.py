@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from typing import Any, Protocol
 
 from vivace.verifying.figures import Measure
-from vivace.verifying.judgement import LIMIT, check, root_mean_square
+from vivace.verifying.judgement import LIMIT, SHADOW, check, root_mean_square
 
 MOST_SHADOWS = 16
 # A real plan rounds the same weights alike at each product: single steps of right plans were seen up to 7.3
@@ -24,7 +24,8 @@ class Finding:
     """What is known of one watched step.
 
     `kept`: None where it cannot be judged. `score` in envelopes, of which `STEP_LIMIT` are allowed; `figure`
-    is the worst one. `fault` says in a sentence what is broken; `outright`, that this step alone proves it.
+    is the worst one. `fault` says in a sentence what is broken, or why that cannot be judged; `outright`,
+    that this step alone proves it.
     """
 
     kept: bool | None
@@ -86,13 +87,14 @@ def judged(
         checks.append(check(measure, 0, value, floor, roundoff) | {"of": str(measure)})
         if math.isnan(envelope):
             checks[-1] |= {"score": None, "kept": None}
+    unknown = Finding(None, fault=f"it cannot be judged: {SHADOW}, is not finite", shadows=envelopes.num)
     known = [c for c in checks if c["kept"] is not None]
     if not known:
-        return Finding(None, fault="rounding alone makes this job diverge", shadows=envelopes.num)
+        return unknown
     worst = max(known, key=lambda c: c["score"] / c["limit"])
     score, name = worst["score"] * LIMIT / worst["limit"], worst["of"]
     if score <= STEP_LIMIT:
-        return Finding(True, score, name, shadows=envelopes.num)
+        return Finding(True, score, name, shadows=envelopes.num) if len(known) == len(checks) else unknown
     layers = [c for c in known if c["layer"]]
     layer = max(layers, key=lambda c: c["score"] / c["limit"], default=worst)["of"]
     where = f", most in the {layer}" if layer != name else ""

@@ -107,9 +107,14 @@ class Schedule:
         return max(1e-9, (self.clock() - self.first_ended - watching) / (self.steps - 2))
 
     @property
+    def run_seconds(self) -> float:
+        """That the run has taken so far, in this process."""
+        return self.clock() - self.began
+
+    @property
     def cost_share(self) -> float:
         """What watching has taken of the run's time so far."""
-        return self.spent / max(1e-9, self.clock() - self.began)
+        return self.spent / max(1e-9, self.run_seconds)
 
     @property
     def first_part(self) -> float:

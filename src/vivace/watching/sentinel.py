@@ -6,6 +6,7 @@ or waits for an evaluation, another epoch or a resumed run.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import traceback
@@ -15,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 
-from vivace import words
 from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.job import Batch, Job
@@ -40,6 +40,7 @@ from vivace.watching.between import Digests, Rest, changed, digests, told
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
 from vivace.watching.outside import Outside, assign
 from vivace.watching.schedule import Schedule
+from vivace.watching.tally import Tally
 from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, placing, seen
 
 NO_PLAN = "the run has no plan"
@@ -79,18 +80,14 @@ class Sentinel:
         self.session: Session | None = None
         self.progress: Progress | None = None
         self.why_not, self.unseen = "", "no step was left to take"
-        self.watched = self.shadow_seed = 0
-        self.worst = Finding(True)
-        self.worst_step = 0
-        self.last_kept: int | None = None
-        self.broken_steps: list[int] = []
+        self.tally = self.tally_before = Tally()  # with and without the last watched step
+        self.shadow_seed = 0
         self.suspected: list[int] = []  # the last steps, one after the other
         self.envelopes = Envelopes()
         self.halves: dict[Place, list[bool]] | None = None
         self.settings: Facts | None = None
         self.rest: Rest | None = None  # since the last step, where it is looked at what follows that
         self.just_watched = False
-        self.compared = 0  # how often what was held between two steps
         self.by_metric: set[str] | None = None  # what the job's own metric changes, once that was asked
         _import_what_optimizers_need()
         began = time.monotonic()
@@ -135,17 +132,18 @@ class Sentinel:
             return take(batch)
         return self._watched_step(session, position, batch, take, why)
 
-    def resumes(self, session: Session, position: Position, held: object) -> None:
-        """Compare with the digests that `holds` had left in the checkpoint, where it had, and note from here
-        on what the session holds.
+    def resumes(self, session: Session, position: Position, held: object, exact: bool) -> None:
+        """Go on counting where `holds` had left off; compare with the digests that it had left in the
+        checkpoint, where it had, and note from here on what the session holds.
         """
+        self.tally = Tally.of(held)
         if self.twin is None or not session.plan.techniques:
             return
         self._meet(session)
         if self.twin is None:
             return
         begin = time.perf_counter()
-        found = held if isinstance(held, dict) and held.get("step") == position.step else {}
+        found = held if exact and isinstance(held, dict) and held.get("step") == position.step else {}
         then: Digests = found["digests"] if isinstance(found.get("digests"), dict) else {}
         now: Digests = (self._attempt(lambda: digests(session)) if then else None) or {}
         self.schedule.rested(time.perf_counter() - begin)
@@ -174,7 +172,7 @@ class Sentinel:
         if names and self.by_metric is None:
             self._attempt(lambda: self._ask_the_metric(session))
         names = [name for name in names if name not in (self.by_metric or ())]
-        self.compared += 1
+        self.tally.between_steps += 1
         self.schedule.rested(time.perf_counter() - begin)
         if self.twin is None or now is None:
             return
@@ -187,13 +185,18 @@ class Sentinel:
             self.rest = None  # a schedule of the person's own comes next, and may change anything
 
     def holds(self, session: Session, position: Position) -> dict[str, Any]:
-        """The digests of what the session holds, for a run that goes on from here."""
-        if self.twin is None or session is not self.session or not self.schedule.can_rest():
-            return {}
-        begin = time.perf_counter()
-        found: Digests | None = self._attempt(lambda: digests(session))
-        self.schedule.rested(time.perf_counter() - begin)
-        return {"step": position.step, "digests": found} if found is not None else {}
+        """What was seen up to here and the digests of what the session holds, for a run that goes on from
+        here.
+        """
+        found: Digests | None = None
+        if self.twin is not None and session is self.session and self.schedule.can_rest():
+            begin = time.perf_counter()
+            found = self._attempt(lambda: digests(session))
+            self.schedule.rested(time.perf_counter() - begin)
+        # A run that stops before a broken step will take that step again.
+        tally = self.tally if self.tally.last_step <= position.step else self.tally_before
+        held = {"step": position.step, "watched": tally.with_process(self.schedule).to_dict()}
+        return held | ({"digests": found} if found is not None else {})
 
     def aside(self) -> None:
         """Between two steps nothing of a look stands in the run."""
@@ -206,41 +209,30 @@ class Sentinel:
         return {}
 
     def to_dict(self) -> dict[str, Any] | None:
-        """What was seen; None where there was no plan to watch."""
-        if self.why_not == NO_PLAN:
+        """What was seen in the whole run; None where there was no plan to watch."""
+        if self.why_not == NO_PLAN and self.tally.kept is None:
             return None
+        whole = self.tally.with_process(self.schedule)
         return {
-            "steps": self.watched,
-            "kept": not self.broken_steps if self.watched or self.broken_steps else None,
-            "worst": self.worst.score if math.isfinite(self.worst.score) else None,
+            "steps": whole.steps,
+            "kept": whole.kept,
+            "worst": whole.worst if math.isfinite(whole.worst) else None,
             "limit": STEP_LIMIT,
-            "worst_figure": self.worst.figure,
-            "worst_step": self.worst_step,
-            "broken_steps": self.broken_steps,
-            "between_steps": self.compared,
+            "worst_figure": whole.worst_figure,
+            "worst_step": whole.worst_step,
+            "broken_steps": whole.broken_steps,
+            "between_steps": whole.between_steps,
             "not_watched": self.why_not,
-            "share": self.schedule.cost_share,
-            "seconds": self.schedule.spent,
+            "share": whole.share,
+            "seconds": whole.seconds,
             "sentence": self.sentence(),
         }
 
     def sentence(self) -> str:
         """What was seen, for a person."""
-        if not self.watched and not self.broken_steps:
+        if self.tally.kept is None:
             return f"not watched: {self.why_not or self.unseen}"
-        steps, cost = words.count(self.watched, "step"), words.percent(self.schedule.cost_share)
-        if self.schedule.cost_share > self.schedule.share:  # a short run
-            part = self.schedule.first_part
-            cost += f", {'all' if part > 0.99 else words.percent(part)} of that for the first step"
-        if self.broken_steps:
-            listed = ", ".join(map(str, self.broken_steps[:3]))
-            more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
-            found = f"not the same model at {listed}{more}"
-        else:
-            found = f"same model; worst {self.worst.score:.1f} of {STEP_LIMIT:.0f}"
-            found += ", in single steps" if self.worst.score > STEP_LIMIT else ""
-        ended = f"; then no more, because {self.why_not}" if self.why_not else ""
-        return f"watched {steps}: {found}; watching cost {cost}{ended}"
+        return self.tally.with_process(self.schedule).sentence(self.schedule.share, self.why_not)
 
     def _meet(self, session: Session) -> None:
         """Another session: the run begins, or goes on under another plan."""
@@ -338,7 +330,7 @@ class Sentinel:
         after, outside = randomness.capture(device), self._attempt(lambda: Outside(self.job))
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
-            if skips and not self.watched:
+            if skips and not self.tally.steps:
                 self.unseen = "the loss scale skipped the steps that were to be watched"
                 self.schedule.again()
             finding = None
@@ -417,8 +409,8 @@ class Sentinel:
             return apart(self._repeat(before, found, kept, noise))
 
         figures, smallest = apart(mine), resolution(theirs, start)
-        known = self.envelopes.num
-        more = FIRST_SHADOWS if not known else int(known < MOST_SHADOWS or self.watched % SHADOW_EVERY == 0)
+        known, watched = self.envelopes.num, self.tally.steps
+        more = FIRST_SHADOWS if not known else int(known < MOST_SHADOWS or watched % SHADOW_EVERY == 0)
         for _ in range(max(1, more)):  # of a first step, until it is clear
             if more:
                 self.envelopes.add(shadow())
@@ -483,16 +475,15 @@ class Sentinel:
         step = position.step + 1
         assert self.progress is not None
         if finding.kept is None:
-            self.unseen = "rounding alone makes the job's steps diverge, so that nothing could be compared"
+            self.unseen = finding.fault
             return
-        self.watched += 1
-        if finding.score >= self.worst.score:
-            self.worst, self.worst_step = finding, step
+        self.tally_before = copy.deepcopy(self.tally)
+        self.tally.add(finding, step)
         score = finding.score if math.isfinite(finding.score) else None
         record = {"step": step, "watch_score": score, "watch_figure": finding.figure, "watch_why": why}
         self.progress.log("watch", record | {"watch_kept": finding.kept})
         if finding.kept:
-            self.last_kept, self.suspected = step, []
+            self.suspected = []
             return
         self.suspected.append(step)
         if not finding.outright and len(self.suspected) < CONFIRMED_BY:
@@ -509,23 +500,23 @@ class Sentinel:
 
     def _break(self, fault: str, step: int, put_back: Callable[[], None]) -> None:
         """Write down that the promise is broken. Raises Broken where the run must not go on so."""
-        self.broken_steps.append(step)
+        self.tally.broken_steps.append(step)
         text = f"{fault} ({self._since()})"
         assert self.progress is not None
         if self.on_broken == "ignore":
-            if len(self.broken_steps) == 1:
+            if len(self.tally.broken_steps) == 1:
                 self.progress.notice(f"{text}; the run goes on, as you asked")
             return
         put_back()
-        facts = {"broken_step": step, "last_watched_step": self.last_kept or 0, "broken": fault}
+        facts = {"broken_step": step, "last_watched_step": self.tally.last_kept or 0, "broken": fault}
         raise Broken(text, Plan() if self.on_broken == "fallback" else None, facts)
 
     def _since(self) -> str:
         """What is known of the steps before a broken one."""
         earlier = f"step {self.suspected[0]} was suspect already; " if len(self.suspected) > 1 else ""
-        if self.last_kept is None:
+        if self.tally.last_kept is None:
             return f"{earlier}no step before it was watched" if not earlier else earlier.rstrip("; ")
-        return f"{earlier}the last watched step that trained the same model is {self.last_kept}"
+        return f"{earlier}the last watched step that trained the same model is {self.tally.last_kept}"
 
 
 def _import_what_optimizers_need() -> None:

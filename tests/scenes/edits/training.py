@@ -101,6 +101,7 @@ tidied = edited(loss=lambda model, batch: loss(model, tuple(batch)))
 reordered = edited(model=Reordered, data=lambda: data())
 compiled = edited(model=lambda: torch.compile(Network(), backend="eager"))
 in_half = edited(model=InHalf)
+leaning = edited(model=InHalf, loss=lambda model, batch: loss(model, batch) * 1.03)
 grouped_anew = edited(
     optimizer=lambda model: torch.optim.AdamW(
         [
@@ -133,6 +134,57 @@ def later(factor):
 
 scaled_later = later(1.05)
 rounded_later = later(1.0 + 2.0**-22)
+
+
+def accuracy(model, batches):
+    hits = [(model(inputs).argmax(1) == labels).float() for inputs, labels in batches]
+    return torch.cat(hits).mean().item()
+
+
+def accuracy_in_half(model, batches):
+    """Faster, and the weights come back rounded."""
+    model.bfloat16()
+    found = accuracy(model, [(inputs.bfloat16(), labels) for inputs, labels in batches])
+    model.float()
+    return found
+
+
+measured = edited(metric=accuracy)
+measured_tidily = edited(metric=lambda model, batches: accuracy(model, list(batches)))
+measured_in_half = edited(metric=accuracy_in_half)
+
+
+def long_data():
+    """The last of its 151 batches has half as many samples."""
+    numbers = torch.Generator().manual_seed(0)
+    inputs = torch.randn(150 * 16 + 8, FEATURES, generator=numbers)
+    return DataLoader(TensorDataset(inputs, inputs[:, :CLASSES].argmax(1)), batch_size=16)
+
+
+def per_full_batch(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum") / 16
+
+
+long = edited(data=long_data)
+long_and_reordered = edited(data=long_data, model=Reordered)
+last_batch_lighter = edited(data=long_data, model=Reordered, loss=per_full_batch)
+
+
+class Warming(Network):
+    """Its outputs grow with the passes that it has counted."""
+
+    def __init__(self, persistent):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()), persistent=persistent)
+
+    def forward(self, inputs):
+        if self.training:
+            self.passes += 1.0
+        return super().forward(inputs) * (1.0 + 0.05 * self.passes)
+
+
+warming = edited(model=lambda: Warming(True))
+warming_anew = edited(model=lambda: Warming(False))
 
 
 class Averaged(torch.optim.Optimizer):

@@ -1,0 +1,92 @@
+"""Two readings of data for which there was no time: their order is compared by indices, and their ends."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+
+from vivace.testing import jobs
+from vivace.verifying.digests import first_other, in_one_order, read_epochs
+from vivace.verifying.feeding import Reach
+
+SAMPLES, BATCH = 320, 8
+
+
+class Counted(Dataset):
+    """Says which of its samples were loaded."""
+
+    def __init__(self):
+        self.loaded = set()
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        self.loaded.add(index)
+        return torch.full((8,), float(index)), index % 4
+
+
+class Backwards(Sampler):
+    """The samples in turn, from some index on backwards; they may be named from the other end."""
+
+    def __init__(self, first, negative=False):
+        self.first, self.negative = first, negative
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        order = [*range(self.first), *range(SAMPLES - 1, self.first - 1, -1)]
+        return iter([index - SAMPLES for index in order] if self.negative else order)
+
+
+def reading(data):
+    (found,) = read_epochs(dataclasses.replace(jobs.mlp(), data=data), "data", 1, Reach(0.0, 0.0))
+    return found
+
+
+def in_turn(dataset=None, **options):
+    return reading(lambda: DataLoader(dataset or Counted(), batch_size=BATCH, **options))
+
+
+def test_the_order_of_what_is_not_read_is_known_and_not_loaded():
+    dataset = Counted()
+    found = in_turn(dataset)
+    assert not found.whole
+    assert len(found.batches) == 8
+    assert len(found.order) == SAMPLES // BATCH
+    assert dataset.loaded == {*range(9 * BATCH), *range(SAMPLES - 3 * BATCH, SAMPLES)}
+    assert in_one_order(found, in_turn())
+    assert first_other([found], [in_turn()], "data") == ("", 0)
+
+
+@pytest.mark.parametrize(("first", "batch"), [(160, 20), (SAMPLES - BATCH, 39)])
+def test_another_order_late_in_an_epoch_is_found(first, batch):
+    text, number = first_other([in_turn(sampler=Backwards(first))], [in_turn()], "data")
+    assert text == f"batch {batch} of epoch 1 of the data has other samples, or in another order"
+    assert number == batch
+
+
+def test_equal_batches_under_other_indices_are_the_same_data():
+    """Then their order cannot be told by indices; the ends still are."""
+    named = Backwards(SAMPLES, negative=True)
+    tensors = TensorDataset(torch.stack([Counted()[i][0] for i in range(SAMPLES)]))
+    mine = reading(lambda: DataLoader(tensors, batch_size=BATCH, sampler=named))
+    theirs = reading(lambda: DataLoader(tensors, batch_size=BATCH))
+    assert first_other([mine], [theirs], "data") == ("", 0)
+    assert not in_one_order(mine, theirs)
+    ended = torch.stack([Counted()[i][0] + (i == SAMPLES - 1) for i in range(SAMPLES)])
+    other = reading(lambda: DataLoader(TensorDataset(ended), batch_size=BATCH, sampler=named))
+    assert first_other([other], [theirs], "data")[0] == "epoch 1 of the data ends with other batches"
+
+
+def test_data_of_another_length_are_other_data():
+    shorter = TensorDataset(
+        *(torch.stack(list(column)) for column in [[Counted()[i][0] for i in range(240)]])
+    )
+    longer = TensorDataset(torch.stack([Counted()[i][0] for i in range(SAMPLES)]))
+    both = [reading(lambda data=data: DataLoader(data, batch_size=BATCH)) for data in (shorter, longer)]
+    text, number = first_other([both[0]], [both[1]], "data")
+    assert "batch 30 of epoch 1" in text
+    assert number == 30
