@@ -69,9 +69,9 @@ def ordered(
         order = _Order(loader, seed, rank, world_size)
         loader = _rebuild(loader, order, damage or Damage(), witness)
     order.begin(epoch, start_batch)
-    dataset: Any = loader.dataset.dataset
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
+    rebuilt: Any = loader.dataset
+    if hasattr(rebuilt.dataset, "set_epoch"):
+        rebuilt.dataset.set_epoch(epoch)
     loader.generator.manual_seed(derive(seed, epoch, "workers"))
     return loader
 
@@ -114,8 +114,8 @@ def _rebuild(
     methods = loader.multiprocessing_context or multiprocessing.get_context()
     shared = not loader.num_workers or methods.get_start_method() == "fork"  # memory, with the workers
     told = hasattr(loader.dataset, "set_epoch")  # whose first batch is another one in another epoch
-    looks = witness is not None and not witness.mark and shared and not told
-    if looks and (first := order.first_ticket()) is not None:
+    looks = shared and not told
+    if witness is not None and not witness.mark and looks and (first := order.first_ticket()) is not None:
         dataset.first = (witness, first)
     return DataLoader(
         dataset,
