@@ -421,8 +421,8 @@ class Loop(Strides):
         self.seen_samples = self.samples
 
     def _is_healthy(self) -> bool:
-        """Are the loss and all weights finite?"""
-        weights = [p for model in self.session.build.models for p in model.parameters()]
+        """Are the loss and all trained weights finite? Frozen ones may be a mask of -inf."""
+        weights = [p for m in self.session.build.models for p in m.parameters() if p.requires_grad]
         return self.bad_looks == 0 and all(are_finite(weights, self.session.build.shards))
 
     def _require_health(self) -> None:
