@@ -79,7 +79,7 @@ class Loop(Strides):
         if ranks.rank:
             seed_everything(derive(options.seed, "rank", ranks.rank))
         facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
-        facts["course"] = course_of(job, session.optimizers or session.optimizer, self.scheduler)
+        facts["course"] |= course_of(job, session.optimizers or session.optimizer, self.scheduler)
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
 from vivace.job import Batch, Job
@@ -36,7 +36,16 @@ def facts_of(session: Session, loader: Iterable[Batch], seed: int, world_size: i
         "plan_id": session.plan.id,
         "plan": session.plan.dumps(),
         "job": _signature(session, loader),
+        "course": _stream_of(loader),
     }
+
+
+def _stream_of(loader: Iterable[Batch]) -> dict[str, str]:
+    """How a stream is cut into batches, by which a place in it is told; of data with an index the signature
+    says that.
+    """
+    stream = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+    return {"batch_size": str(loader.batch_size)} if stream else {}  # type: ignore[attr-defined]
 
 
 def _device_name(device: torch.device) -> str:
