@@ -218,3 +218,18 @@ def test_a_model_that_puts_another_buffer_in_place_is_refused():
     attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
     with attached as session, pytest.raises(vivace.Refused, match=r"changes the buffers \[.model.mean.\]"):
         session.step(torch.randn(4, 3))
+
+
+def test_an_embedding_with_a_forward_of_its_own_is_refused():
+    """Such as those that scale what they look up: the rows in fp32 would come without it."""
+
+    class Scaled(torch.nn.Embedding):
+        def forward(self, tokens):
+            return super().forward(tokens) * 8
+
+    model = torch.nn.Sequential(Scaled(9, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused, match=r"^bf16_weights: your Scaled looks rows up in its own way"):
+        vivace.attach(
+            vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
+        )

@@ -48,6 +48,9 @@ class Bf16Weights(Technique):
         if build.device.type == "cuda":
             recurrent = any(modules_of(model, nn.RNNBase) for model in build.models)
             build.require(not recurrent, "cuDNN wants recurrent weights in one block: use bf16_autocast")
+        tables = [table for model in build.models for table in modules_of(model, nn.Embedding)]
+        own = {type(t).__name__ for t in tables if type(t).forward is not nn.Embedding.forward}
+        build.require(not own, f"your {' and '.join(own)} looks rows up in its own way: use bf16_autocast")
         sum_in_float32(build)
         halves = [_Half(model, build.device.type) for model in build.models]
 
