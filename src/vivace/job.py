@@ -55,10 +55,12 @@ class Job:
 
     Args:
         model: ``() -> nn.Module`` (with `step`: a module, or a list, tuple or dict of modules).
-        data: ``() -> iterable of batches``, usually a DataLoader with your batch size and order.
+        data: ``() -> iterable of batches``, usually a DataLoader with your batch size and order;
+            `set_epoch` of its dataset or sampler is called.
         loss: ``(model, batch) -> scalar``, the mean over the batch.
         optimizer: ``(model) -> torch.optim.Optimizer`` (with `step`: anything your step function wants).
-        scheduler: ``(optimizer) -> learning-rate scheduler``, stepped once per `scheduler_every`.
+        scheduler: ``(optimizer) -> learning-rate scheduler``, stepped once per `scheduler_every`; one of your
+            own has `state_dict` and `load_state_dict`.
         metric: ``(model, batches) -> float``, higher is better; called in evaluation mode without gradients.
         metric_name: what it is called wherever it is shown, such as ``accuracy``; where it is left out, as
             the function of `metric` is, unless that has a name which tells nothing.

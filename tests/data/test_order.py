@@ -286,3 +286,21 @@ def test_what_the_plan_feeds_leaves_the_trainings_streams_alone(around, make):
             assert torch.equal(before["torch"], now["torch"])
         passes.append(batches)
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
+
+
+class Curriculum(Noisy):
+    """A dataset that is told the epoch, as a sampler is."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return torch.tensor(100.0 * self.epoch + index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_is_told_the_epoch(workers):
+    loader = DataLoader(Curriculum(), batch_size=SAMPLES, num_workers=workers)
+    for epoch in (0, 1, 4):
+        (batch,) = ordered(loader, seed=0, epoch=epoch)
+        assert int(batch.min()) == 100 * epoch

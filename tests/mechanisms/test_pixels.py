@@ -50,6 +50,15 @@ def test_bytes_finished_on_the_device_are_the_same_floats_bit_for_bit(name):
     assert dataset[0][0].dtype == torch.float32
 
 
+def test_a_dataset_that_is_told_the_epoch_is_not_copied():
+    dataset = Gradients(transforms.ToTensor())
+    dataset.set_epoch = print
+    with pytest.raises(
+        Refused, match="your Gradients is told the epoch by set_epoch, which a copy of it would"
+    ):
+        cut(Subset(dataset, range(4)))
+
+
 def test_torchvisions_own_pair_of_transforms_is_changed_too():
     from torchvision.datasets import FakeData
 

@@ -282,3 +282,26 @@ def test_a_plan_may_be_a_path(tmp_path):
             assert session.plan.names == ("micro_batches",)
     with pytest.raises(vivace.PlanError, match=r"there is no plan file 'absent\.toml'"):
         vivace.attach("absent.toml", model=model, optimizer=optimizer_of(model), loss=loss)
+
+
+def test_a_step_that_failed_half_way_adds_nothing_to_the_next():
+    """Who catches the error, as of full memory, goes on with the next batch."""
+    calls = []
+
+    def fails(model, batch):
+        calls.append(len(batch[0]))
+        if len(calls) == 2:  # the second piece of the first batch
+            raise RuntimeError("no more memory")
+        return loss(model, batch)
+
+    mine, wanted, (first, second, *_) = network(), network(), loader()
+    by_hand(wanted, torch.optim.SGD(wanted.parameters(), lr=0.1), [second])
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+    plan = Plan.from_dict({"micro_batches": {"num": 2}})
+    with vivace.attach(plan, model=mine, optimizer=optimizer, loss=fails) as session:
+        with pytest.raises(RuntimeError, match="no more memory"):
+            session.step(first)
+        assert all(parameter.grad is None for parameter in mine.parameters())
+        session.step(second)
+    for name, weight in wanted.state_dict().items():
+        assert torch.allclose(weight, mine.state_dict()[name], atol=1e-6)

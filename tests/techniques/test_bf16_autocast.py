@@ -106,3 +106,34 @@ def test_sessions_may_close_in_any_order_and_graphs_can_be_traced_meanwhile():
     assert nn.functional.log_softmax(half, dim=1).dtype == torch.float32
     second.close()
     assert nn.functional.log_softmax is own
+
+
+@pytest.mark.parametrize("name", ["bf16_autocast", "bf16_weights"])
+def test_layers_of_ones_own_may_take_and_return_what_they_like(name):
+    class Modulated(torch.nn.LayerNorm):
+        def forward(self, x, scale, shift=0.0):
+            return super().forward(x) * scale + shift, x.mean()
+
+    class Named(torch.nn.Linear):
+        def forward(self, hidden):
+            return super().forward(hidden)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = Named(4, 8), Modulated(8), Named(8, 1)
+
+        def forward(self, x):
+            inner, mean = self.norm(self.first(hidden=x), 2.0, shift=1.0)
+            return self.last(hidden=inner) + mean
+
+    losses = []
+    for plan in ({}, {name: {}}):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        mean = lambda m, b: m(b).square().mean()  # noqa: E731
+        attached = vivace.attach(vivace.Plan.from_dict(plan), model=model, optimizer=optimizer, loss=mean)
+        with attached as session:
+            losses.append([float(session.step(torch.ones(3, 4))) for _ in range(2)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.15)

@@ -198,3 +198,38 @@ def test_a_compiled_model_may_look_words_up_and_recur():
             found.append([float(session.step(batch)) for _ in range(4)])
     assert found[1] == pytest.approx(found[0], rel=0.01)
     assert found[1][-1] < found[1][0]
+
+
+def test_a_model_that_puts_another_buffer_in_place_is_refused():
+    """What it puts there would be lost with the copy that it stands in for."""
+
+    class Average(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return super().forward(x)
+
+    model = Average()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict(PLAN)
+    attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
+    with attached as session, pytest.raises(vivace.Refused, match=r"changes the buffers \[.model.mean.\]"):
+        session.step(torch.randn(4, 3))
+
+
+def test_an_embedding_with_a_forward_of_its_own_is_refused():
+    """Such as those that scale what they look up: the rows in fp32 would come without it."""
+
+    class Scaled(torch.nn.Embedding):
+        def forward(self, tokens):
+            return super().forward(tokens) * 8
+
+    model = torch.nn.Sequential(Scaled(9, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused, match=r"^bf16_weights: your Scaled looks rows up in its own way"):
+        vivace.attach(
+            vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
+        )

@@ -162,3 +162,23 @@ def test_it_confirms_by_the_convolutions_that_are_gone():
         ConvGemm().confirm(before, before)
     after = Observation({"aten::convolution": 2}, {}, 0, 0.0, notes={"convolutions_as_products": 1})
     assert ConvGemm().confirm(after, before) == "1 of 3 convolutions ran as matrix products"
+
+
+def test_a_convolution_with_a_forward_of_its_own_stays():
+    """As those that standardise their weights, or pad what they are given."""
+
+    class Standardised(nn.Conv2d):
+        def forward(self, x):
+            return nn.functional.conv2d(x, self.weight - self.weight.mean(), self.bias)
+
+    with pytest.raises(Refused, match="no 2-D convolution of one group"):
+        opened(nn.Sequential(Standardised(4, 4, 1)))
+    found = []
+    for plan in (Plan(), Plan([ConvGemm()])):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), Standardised(4, 4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mean = lambda m, b: m(b).square().mean()  # noqa: E731
+        with attach(plan, model=model, optimizer=optimizer, loss=mean) as session:
+            found.append([float(session.step(torch.ones(2, 3, 4, 4))) for _ in range(3)])
+    assert found[1] == pytest.approx(found[0])

@@ -89,3 +89,13 @@ def test_an_optimizer_around_another_one_is_refused_in_words():
     plan = vivace.Plan.from_dict({"fused_optimizer": {}})
     with pytest.raises(vivace.Refused, match="Wrapping wraps another optimizer: hand over the one inside"):
         vivace.attach(plan, model=model, optimizer=wrapped, loss=lambda model, batch: model(batch).mean())
+
+
+def test_a_complex_weight_is_refused_where_no_kernel_takes_it():
+    model = torch.nn.Linear(4, 2, dtype=torch.complex64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    parts = {"model": model, "optimizer": optimizer, "loss": lambda model, batch: model(batch).abs().mean()}
+    with pytest.raises(vivace.Refused, match=r"^fused_optimizer: a weight is complex"):
+        vivace.attach(vivace.Plan.from_dict({"fused_optimizer": {}}), **parts)
+    with vivace.attach(vivace.Plan.from_dict({"fused_optimizer": {"kind": "foreach"}}), **parts) as session:
+        session.step(torch.ones(3, 4, dtype=torch.complex64))

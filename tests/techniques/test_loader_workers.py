@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from vivace.data.order import ordered
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.ledger import Observation
@@ -114,6 +115,7 @@ def test_no_workers_takes_workers_away():
         ({}, DataLoader(Stream()), "iterable dataset"),
         ({}, OwnWay(Numbers()), "your OwnWay iterates in its own way"),
         ({}, DataLoader(WithEpoch()), "persistent = false"),
+        ({}, ordered(DataLoader(WithEpoch()), seed=0, epoch=0), "persistent = false"),  # as `train` feeds it
         ({"num_workers": 0}, DataLoader(Numbers()), "already has num_workers = 0"),
         ({"num_workers": 0}, DataLoader(Numbers(), num_workers=1, worker_init_fn=print), "worker_init_fn"),
     ],

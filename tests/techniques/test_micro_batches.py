@@ -49,3 +49,19 @@ def test_confirmation_names_pieces_and_memory():
     )
     with pytest.raises(vivace.Refused, match="changed nothing"):
         MicroBatches().confirm(Observation({}, {}, 0, 0.0), seen)
+
+
+def test_texts_are_cut_with_their_tensors():
+    """Else the second half of the samples would meet the texts of the first."""
+    seen = []
+
+    def loss(model, batch):
+        seen.append((batch[0][:, 0].tolist(), batch[1]))
+        return model(batch[0]).mean()
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"micro_batches": {"num": 2}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        session.step((torch.arange(4.0)[:, None], ["0", "1", "2", "3"]))
+    assert seen == [([0.0, 1.0], ["0", "1"]), ([2.0, 3.0], ["2", "3"])]

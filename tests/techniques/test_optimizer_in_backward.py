@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import vivace
 from vivace.ledger import Observation
@@ -117,3 +118,48 @@ def test_confirmation_counts_the_updates():
     assert OptimizerInBackward().confirm(seen, seen) == "12 updates of parameters inside the backward pass"
     with pytest.raises(vivace.Refused, match="changed nothing"):
         OptimizerInBackward().confirm(Observation({}, {}, 0, 0.0), seen)
+
+
+def test_a_gradient_in_parts_is_refused_by_name():
+    """Reentrant checkpoints of one layer are backward passes of their own, each with a part of it."""
+
+    def loss(model, batch):
+        for _ in range(2):
+            batch = checkpoint(lambda x: torch.tanh(model(x)), batch, use_reentrant=True)
+        return batch.square().mean()
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = vivace.attach(
+        vivace.Plan.from_dict({"optimizer_in_backward": {}}), model=model, optimizer=optimizer, loss=loss
+    )
+    with (
+        attached as session,
+        pytest.raises(vivace.Refused, match=r"^optimizer_in_backward: .*comes in parts"),
+    ):
+        session.step(torch.ones(2, 4, requires_grad=True))
+
+
+def test_weights_that_are_unfrozen_later_are_trained():
+    """No hook waits for them."""
+
+    def weights(plan):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        attached = vivace.attach(
+            vivace.Plan.from_dict(plan),
+            model=model,
+            optimizer=optimizer,
+            loss=lambda m, b: m(b).square().mean(),
+        )
+        with attached as session:
+            for _ in range(2):
+                for step in range(2):
+                    session.step(torch.ones(3, 4) + step)
+                model[0].requires_grad_(True)
+        return model.state_dict()
+
+    wanted, found = weights({}), weights({"optimizer_in_backward": {}})
+    assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())

@@ -1,14 +1,16 @@
 """Trees of tensors, modules that models share, and optimizers that get more to do."""
 
+import dataclasses
 from collections import defaultdict
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from vivace.tensors.modules import patched
 from vivace.tensors.optimizers import switch_optimizer
-from vivace.tensors.trees import map_tensors, tensors
+from vivace.tensors.trees import batch_size, joined, map_tensors, split, tensors
 
 
 def test_a_dictionary_of_another_kind_stays_one():
@@ -45,3 +47,71 @@ def test_a_group_that_is_added_later_is_saved_as_it_is():
     assert groups[0]["fused"] is None
     undo()
     assert optimizer.param_groups[0]["fused"] is None
+
+
+@dataclasses.dataclass
+class Scaled:
+    """Divides once, as it is made; `total` comes of the others."""
+
+    x: torch.Tensor
+    total: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.x = self.x / 4
+        self.total = self.x.sum()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    name: str = "a"
+
+
+def test_a_dataclass_is_copied_and_not_made_again():
+    batch = Scaled(torch.ones(2))
+    found = map_tensors(batch, lambda tensor: tensor + 1)
+    assert (found.x.tolist(), float(found.total)) == ([1.25, 1.25], 1.5)
+    assert batch.x.tolist() == [0.25, 0.25]
+    frozen = map_tensors(Frozen(torch.zeros(1), "b"), lambda tensor: tensor + 1)
+    assert (frozen.x.tolist(), frozen.name) == ([1.0], "b")
+
+
+def test_what_is_no_tensor_goes_with_its_samples():
+    names = ["a", "b", "c", "d"]
+    batch = {
+        "x": torch.arange(4),
+        "names": names,
+        "row": numpy.arange(4),
+        "weights": torch.ones(3),
+        "of": "s",
+    }
+    first, second = split(batch, 2)
+    assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
+    assert (second["row"].tolist(), len(second["weights"]), second["of"]) == ([2, 3], 3, "s")
+    again = joined([first, second])
+    assert (again["x"].tolist(), again["names"], again["row"].tolist()) == ([0, 1, 2, 3], names, [0, 1, 2, 3])
+    assert len(again["weights"]) == 3
+
+
+def test_the_boxes_of_pictures_go_with_them():
+    boxes = [{"boxes": torch.full((number, 4), float(number))} for number in (1, 2, 4, 5)]
+    stacked = torch.arange(4.0).view(4, 1, 1, 1), boxes
+    for pictures, targets in (stacked, ([torch.zeros(3, 2 + n, 2) for n in range(4)], boxes)):
+        assert batch_size((pictures, targets)) == 4
+        pieces = split((pictures, targets), 2)
+        assert [len(one) for one in pieces[1]] == [2, 2]
+        assert [float(one["boxes"][0, 0]) for one in pieces[1][1]] == [4.0, 5.0]
+        together = joined(pieces)
+        assert [len(one) for one in together] == [4, 4]
+        assert [float(one["boxes"][0, 0]) for one in together[1]] == [1.0, 2.0, 4.0, 5.0]
+
+
+def test_lists_of_whole_batches_are_none_of_samples():
+    inputs = [torch.zeros(8, 3), torch.zeros(8, 5)], torch.zeros(8)
+    assert batch_size(inputs) == 8
+    assert [len(one) for one in split(inputs, 4)[0][0]] == [4, 4]
+    labelled, others = (torch.zeros(4, 3), torch.zeros(4)), (torch.zeros(12, 3), torch.zeros(12))
+    assert batch_size((labelled, others)) == 4
+    assert len(split((labelled, others), 2)[0]) == 2
+    assert batch_size((["one", "two", "three"], [0, 1, 1])) == 3
+    assert batch_size({"x": numpy.zeros((5, 2))}) == 5

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 import vivace
 from vivace.errors import CheckpointError, FolderError, InputError, JobError
@@ -155,3 +156,21 @@ def test_a_deadline_stops_with_a_checkpoint_and_no_success(train, tmp_path):
     for name in ("changed", "on_nan"):
         with pytest.raises(InputError, match=f"{name} is one of .*, not 'maybe'"):
             train(**{name: "maybe"})
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.full((6,), number / 40), number % 3) for number in range(40)])
+
+
+def test_a_stream_in_batches_of_another_size_is_told(tmp_path, tiny):
+    """A place in it counts batches: in larger ones samples would be passed over that nobody has seen."""
+
+    def job(size):
+        return tiny.make(data=lambda: DataLoader(Numbers(), batch_size=size))
+
+    training.train(job(4), out=tmp_path / "run", max_steps=4)
+    with pytest.raises(JobError, match=r"has changed \(batch_size: 4 -> 8\)"):
+        training.train(job(8), out=tmp_path / "run", resume=True)
+    assert training.train(job(4), out=tmp_path / "run", resume=True).steps == 30
+    assert differences({}, {"batch_size": "4"}) == []  # of an earlier version's checkpoint

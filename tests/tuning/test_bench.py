@@ -2,12 +2,13 @@
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import vivace
 from vivace.job import load
-from vivace.ledger import Ledger, Ratio
+from vivace.ledger import Ledger, Ratio, Trial
 from vivace.measuring.paired import Comparison, compare_in_turns
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -119,3 +120,16 @@ def test_what_the_winner_compiled_is_found_by_train(tmp_path, monkeypatch):
     _leave_compiled(own)
     assert (usual / "fxgraph" / "kernel").read_text() == "compiled"
     assert (usual / "other").read_text() == "stays"
+
+
+def test_pytorchs_defaults_are_no_plan_to_begin_with(tmp_path):
+    """They are the empty plan, timed without strict fp32: as a plan it cannot be faster than itself."""
+    plans = {"baseline_default": Plan(), "candidate": Plan.from_dict({"host_allocator": {}})}
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for role, plan in plans.items():
+        timed = {"ratio": Ratio(1.3, 1.2, 1.4), "pairs": ((1.3, 1.0),) * 4, "role": role}
+        ledger.append("trial", Trial(plan.to_dict(), plan.id, "here", "job", "measured", **timed).to_dict())
+    machine, facts = SimpleNamespace(fingerprint="here"), {"signature": "job"}
+    bench = SimpleNamespace(ledger=ledger, needed=Plan(), machine=machine, facts=facts, known={})
+    Bench.recall(bench)
+    assert list(bench.known) == [plans["candidate"].id]

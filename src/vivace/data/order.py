@@ -69,6 +69,9 @@ def ordered(
         order = _Order(loader, seed, rank, world_size)
         loader = _rebuild(loader, order, damage or Damage(), witness)
     order.begin(epoch, start_batch)
+    rebuilt: Any = loader.dataset
+    if hasattr(rebuilt.dataset, "set_epoch"):
+        rebuilt.dataset.set_epoch(epoch)
     loader.generator.manual_seed(derive(seed, epoch, "workers"))
     return loader
 
@@ -118,7 +121,9 @@ def _rebuild(
     )
     methods = loader.multiprocessing_context or multiprocessing.get_context()
     shared = not loader.num_workers or methods.get_start_method() == "fork"  # memory, with the workers
-    if witness is not None and not witness.mark and shared and (first := order.first_ticket()) is not None:
+    told = hasattr(loader.dataset, "set_epoch")  # whose first batch is another one in another epoch
+    looks = shared and not told
+    if witness is not None and not witness.mark and looks and (first := order.first_ticket()) is not None:
         dataset.first = (witness, first)
     return DataLoader(
         dataset,

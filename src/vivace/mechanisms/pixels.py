@@ -64,6 +64,8 @@ def cut(dataset: Any, augment: bool = False) -> Cut:
         return dataclasses.replace(found, dataset=_with(dataset, dataset=found.dataset))
     head, tail = list(_transforms(dataset)), list[Any]()
     kind = type(dataset).__name__
+    if hasattr(dataset, "set_epoch"):
+        raise Refused(f"your {kind} is told the epoch by set_epoch, which a copy of it would not hear")
     if not head:
         raise Refused(f"your {kind} has no torchvision Compose as its transform")
     while head and _is(head[-1], "ToTensor", *SCALING, *TO_BYTES, *(RANDOM if augment else ())):

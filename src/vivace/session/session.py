@@ -146,13 +146,15 @@ class Session:
 
     def _default_step(self, batch: Batch) -> torch.Tensor:
         seams = self.seams
-        loss = seams.gradients(batch)
-        seams.finish()
-        if self._on_gradients is not None:
-            with nullcontext() if self.build.shards is None else self.build.shards.reading():
-                self._on_gradients(self.model)
-        seams.update()
-        self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+        try:
+            loss = seams.gradients(batch)
+            seams.finish()
+            if self._on_gradients is not None:
+                with nullcontext() if self.build.shards is None else self.build.shards.reading():
+                    self._on_gradients(self.model)
+            seams.update()
+        finally:  # a step that failed half-way leaves nothing to be added to the next one's gradients
+            self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
         return loss
 
 

@@ -43,12 +43,14 @@ class Bf16Weights(Technique):
 
         from vivace.tensors.modules import modules_of, patched
         from vivace.tensors.precision import sum_in_float32
-        from vivace.torch_internals.tensors import version_of
 
         require_bfloat16(build)
         if build.device.type == "cuda":
             recurrent = any(modules_of(model, nn.RNNBase) for model in build.models)
             build.require(not recurrent, "cuDNN wants recurrent weights in one block: use bf16_autocast")
+        tables = [table for model in build.models for table in modules_of(model, nn.Embedding)]
+        own = {type(t).__name__ for t in tables if type(t).forward is not nn.Embedding.forward}
+        build.require(not own, f"your {' and '.join(own)} looks rows up in its own way: use bf16_autocast")
         sum_in_float32(build)
         halves = [_Half(model, build.device.type) for model in build.models]
 
@@ -57,8 +59,8 @@ class Bf16Weights(Technique):
                 half.refresh()
             with patched(build.models, "forward", [half.forward for half in halves]):
                 result = following(batch)
-            changed = [name for half in halves for name, copy in half.constants.items() if version_of(copy)]
-            build.require(not changed, f"training changes the buffers {changed} in place: use bf16_autocast")
+            changed = [name for half in halves for name in half.changed()]
+            build.require(not changed, f"training changes the buffers {changed}: use bf16_autocast")
             return result
 
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
@@ -95,7 +97,14 @@ class _Half:
         self.names = [n for n, t in model.named_buffers() if t.dtype == torch.float32 and id(t) not in kept]
 
     def refresh(self) -> None:
+        self.assigned: list[str] = []
         self.constants = {f"model.{name}": self.model.get_buffer(name).bfloat16() for name in self.names}
+
+    def changed(self) -> list[str]:
+        """The buffers whose copies the model wrote to, or put another tensor in the place of."""
+        from vivace.torch_internals.tensors import version_of
+
+        return self.assigned + [name for name, copy in self.constants.items() if version_of(copy)]
 
     def call(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         from vivace.tensors.modules import patched
@@ -113,4 +122,6 @@ class _Half:
 
         copies = {name: weight.bfloat16() for name, weight in self.weights.items()} | self.constants
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
-        return cast(torch.func.functional_call(self.shell, copies, (inputs,)), torch.bfloat16, torch.float32)
+        outputs = torch.func.functional_call(self.shell, copies, (inputs,))
+        self.assigned += [name for name, own in self.constants.items() if copies[name] is not own]
+        return cast(outputs, torch.bfloat16, torch.float32)

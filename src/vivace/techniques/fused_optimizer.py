@@ -55,6 +55,9 @@ class FusedOptimizer(Technique):
         )
         sparse = [m for m in build.model.modules() if getattr(m, "sparse", False)]
         build.require(not sparse, "an embedding has sparse gradients, which this implementation cannot take")
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        complex_too = self.kind == "fused" and not all(p.is_floating_point() for p in weights)
+        build.require(not complex_too, "a weight is complex, which this implementation cannot take")
         _try(build, optimizer, self.kind)
         build.on_close(switch_optimizer(optimizer, {key: key == self.kind for key in KEYS}))
 

@@ -68,6 +68,8 @@ class LoaderWorkers(Technique):
     def _conditions(self, loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
         from torch.utils.data import DataLoader, IterableDataset
 
+        from vivace.tensors.loaders import hears_epochs
+
         kind = type(loader)
         name = "stream" if kind.__name__ == "IterableData" else kind.__name__
         if not isinstance(loader, DataLoader):
@@ -80,7 +82,7 @@ class LoaderWorkers(Technique):
         equal = wanted == present or self.num_workers == loader.num_workers == 0
         yield not equal, f"your DataLoader already has num_workers = {loader.num_workers} and these settings"
         yield self.num_workers or not loader.worker_init_fn, "your worker_init_fn acts in workers only"
-        stale = self.num_workers and self.persistent and hasattr(loader.dataset, "set_epoch")
+        stale = self.num_workers and self.persistent and hears_epochs(loader.dataset)
         yield not stale, "persistent workers would never see your dataset's set_epoch: set persistent = false"
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

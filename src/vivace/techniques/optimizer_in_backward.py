@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
@@ -34,7 +35,7 @@ class OptimizerInBackward(Technique):
     )
 
     def apply(self, build: Build) -> None:
-        """Hook every trained parameter; the update seam has nothing left to do."""
+        """Hook every trained parameter; the update seam is left with those that are trained only later."""
         import torch
 
         from vivace.tensors.optimizers import coupled, restricted
@@ -49,6 +50,7 @@ class OptimizerInBackward(Technique):
         parameters = [p for p in model.parameters() if id(p) in trained]
         build.require(len(parameters) == len(trained), "the optimizer updates tensors outside of the model")
         accumulating: list[bool] = []
+        updated: set[int] = set()  # in this backward pass
         facts: Any = build.facts
         facts.updates_in_backward = 0
 
@@ -58,6 +60,10 @@ class OptimizerInBackward(Technique):
             if torch.is_grad_enabled():
                 reason = "the job takes gradients of gradients (create_graph=True)"
                 raise Refused(f"{reason}, which need the weights unchanged").by(self.name)
+            if id(parameter) in updated:
+                reason = "the gradient of a shared weight comes in parts"
+                raise Refused(f"{reason} (checkpoint with use_reentrant=True)").by(self.name)
+            updated.add(id(parameter))
             with restricted(optimizer, [parameter]):
                 optimizer.step()
             parameter.grad = None
@@ -72,11 +78,22 @@ class OptimizerInBackward(Technique):
             finally:
                 accumulating.pop()
 
+        def begin(following: Callable[[Any], Any], batch: Batch) -> Any:
+            updated.clear()
+            return following(batch)
+
+        def rest() -> (
+            None
+        ):  # of weights that were frozen, or not the optimizer's, when the session was opened
+            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                optimizer.step()
+
         for parameter in parameters:
             hook = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
             build.on_close(hook.remove)
         build.wrap(Seam.ACCUMULATING, keep)
-        build.replace(Seam.UPDATE, lambda: None)
+        build.wrap(Seam.GRADIENTS, begin)
+        build.replace(Seam.UPDATE, rest)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The number of updates inside backward passes."""

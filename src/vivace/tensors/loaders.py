@@ -73,6 +73,11 @@ class CollatingDataset(Dataset[Any]):
     single: bool
 
 
+def hears_epochs(dataset: Dataset[Any]) -> bool:
+    """Has a dataset a `set_epoch`, or the one inside of it?"""
+    return hasattr(getattr(dataset, "dataset", dataset), "set_epoch") or hasattr(dataset, "set_epoch")
+
+
 def small_batch(loader: DataLoader[Any]) -> Any:
     """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
 

@@ -15,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from vivace.tensors.modules import modules_of, patched
 from vivace.tensors.settings import hold
+from vivace.tensors.trees import cast
 
 
 class Workbench(Protocol):
@@ -73,13 +74,16 @@ def _log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
     return _torch_log_softmax(input.float() if half else input, *others, **named)
 
 
-def _of_float32(self: nn.Module, input: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = type(self).forward(self, input.float())
-    return result.to(input.dtype)
+def _of_float32(self: nn.Module, input: torch.Tensor, *others: object, **named: object) -> Any:
+    """A subclass may take more than the input, and return more than one tensor."""
+    return cast(type(self).forward(self, input.float(), *others, **named), torch.float32, input.dtype)
 
 
-def _of_contiguous(self: nn.Module, input: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
-    result: torch.Tensor = type(self).forward(self, input.contiguous(), *others, **named)
+def _of_contiguous(self: nn.Module, *inputs: object, **named: object) -> torch.Tensor:
+    """A subclass may call its input by another name."""
+    first = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in inputs]
+    others = {key: x.contiguous() if isinstance(x, torch.Tensor) else x for key, x in named.items()}
+    result: torch.Tensor = type(self).forward(self, *first, **others)
     return result
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
+import itertools
 from collections import UserDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
@@ -17,29 +20,37 @@ Tree: TypeAlias = object
 Digest = tuple[str, ...]  # of each tensor of a batch
 
 
-def map_tensors(batch: Tree, function: Callable[[torch.Tensor], Any]) -> Any:
-    """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses."""
-    if isinstance(batch, torch.Tensor):
+def map_tensors(
+    batch: Tree, function: Callable[[Any], Any], whole: Callable[[object], bool] | None = None
+) -> Any:
+    """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses.
+
+    What `whole` holds for is given to `function` as it is.
+    """
+    if isinstance(batch, torch.Tensor) or (whole is not None and whole(batch)):
         return function(batch)
     if isinstance(batch, PackedSequence):  # whose lengths stay on the CPU
         return _mapped_sequence(batch, function)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(item, function) for item in batch))
+        return type(batch)(*(map_tensors(item, function, whole) for item in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(map_tensors(item, function) for item in batch)
+        return type(batch)(map_tensors(item, function, whole) for item in batch)
     if isinstance(batch, defaultdict):
-        entries = {key: map_tensors(value, function) for key, value in batch.items()}
+        entries = {key: map_tensors(value, function, whole) for key, value in batch.items()}
         return defaultdict(batch.default_factory, entries)
-    if isinstance(batch, dict):
-        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
-    if isinstance(batch, UserDict):  # such as transformers' BatchEncoding
-        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+    if isinstance(batch, (dict, UserDict)):  # such as transformers' BatchEncoding
+        return type(batch)({key: map_tensors(value, function, whole) for key, value in batch.items()})
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {
-            f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init
-        }
-        return dataclasses.replace(batch, **fields)
+        found = copy.copy(batch)  # and not `replace`: a __post_init__ would act on its own results
+        for name in _fields(batch):
+            object.__setattr__(found, name, map_tensors(getattr(batch, name), function, whole))
+        return found
     return batch
+
+
+def _fields(batch: Any) -> list[str]:
+    """Those of a dataclass that are set."""
+    return [field.name for field in dataclasses.fields(batch) if hasattr(batch, field.name)]
 
 
 def _mapped_sequence(batch: PackedSequence, function: Callable[[torch.Tensor], Any]) -> PackedSequence:
@@ -52,7 +63,12 @@ def _mapped_sequence(batch: PackedSequence, function: Callable[[torch.Tensor], A
 
 def tensors(batch: Tree) -> Iterator[torch.Tensor]:
     """Every tensor of a batch, depth first."""
-    if isinstance(batch, torch.Tensor):
+    return _parts(batch, None)
+
+
+def _parts(batch: Tree, whole: Callable[[object], bool] | None) -> Iterator[Any]:
+    """What `map_tensors` gives to its function."""
+    if isinstance(batch, torch.Tensor) or (whole is not None and whole(batch)):
         yield batch
         return
     parts: Iterable[Any] = ()
@@ -61,9 +77,9 @@ def tensors(batch: Tree) -> Iterator[torch.Tensor]:
     elif isinstance(batch, (dict, UserDict)):
         parts = batch.values()
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = (getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init)
+        parts = (getattr(batch, name) for name in _fields(batch))
     for part in parts:
-        yield from tensors(part)
+        yield from _parts(part, whole)
 
 
 def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
@@ -72,32 +88,92 @@ def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
 
 
 def batch_size(batch: Tree) -> int:
-    """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
-    return next((int(t.shape[0]) for t in tensors(batch) if t.dim()), 1)
+    """Samples in a batch: the length of its first tensor that has a dimension, else of an array, else 1.
+
+    Of lists with one item for each sample, as a detector gets them, it is their length.
+    """
+    if columns := _columns(batch):
+        return len(columns[0])
+    arrays = (part for part in _parts(batch, _is_array) if _is_array(part))
+    return next((int(part.shape[0]) for part in itertools.chain(tensors(batch), arrays) if part.ndim), 1)
+
+
+def _is_array(part: object) -> bool:
+    return isinstance(part, numpy.ndarray)
+
+
+def _columns(batch: Tree) -> list[Any]:
+    """A batch's lists where it consists of such, each with one item for each sample; else nothing.
+
+    One of them must hold mappings, texts or numbers, and the tensors must differ in length: pairs of batches,
+    and several inputs of a model, are lists as well.
+    """
+    found = list(batch.values()) if isinstance(batch, (dict, UserDict)) else batch
+    if not isinstance(found, (list, tuple)) or not all(type(one) in (list, tuple) and one for one in found):
+        return []
+    if len({len(one) for one in found}) != 1 or len({t.shape[:1] for t in tensors(batch)}) == 1:
+        return []
+    told = any(all(isinstance(item, (Mapping, str, int, float)) for item in one) for one in found)
+    return list(found) if told else []
+
+
+def _rows_of(batch: Tree) -> Callable[[object], bool]:
+    """``(part) -> bool``: does it hold one item for each sample of the batch, without being a tensor?"""
+    columns, total = _columns(batch), batch_size(batch)
+
+    def whole(part: object) -> bool:
+        if columns:
+            return any(part is one for one in columns)
+        if isinstance(part, numpy.ndarray):
+            return bool(part.ndim and len(part) == total)
+        if part is batch or not isinstance(part, (list, tuple)) or hasattr(part, "_fields"):
+            return False
+        batched = [bool(tensor.dim() and tensor.shape[0] == total) for tensor in tensors(part)]
+        if all(isinstance(item, Mapping) for item in part):  # one of which may have as many boxes by chance
+            return len(part) == total and not (batched and all(batched))
+        return len(part) == total and not any(batched)
+
+    return whole
 
 
 def split(batch: Tree, size: int) -> list[Any]:
-    """Cut a batch into pieces of at most `size` samples; tensors of another length stand in every piece."""
-    total = batch_size(batch)
+    """Cut a batch into pieces of at most `size` samples: tensors, arrays, and lists with an item a sample.
+
+    What has another length stands in every piece.
+    """
+    total, whole = batch_size(batch), _rows_of(batch)
 
     def piece(start: int) -> Any:
-        return map_tensors(batch, lambda t: t[start : start + size] if t.dim() and t.shape[0] == total else t)
+        def cut(part: Any) -> Any:
+            stays = isinstance(part, torch.Tensor) and not (part.dim() and part.shape[0] == total)
+            return part if stays else part[start : start + size]
+
+        return map_tensors(batch, cut, whole)
 
     return [piece(start) for start in range(0, total, size)]
 
 
 def joined(batches: Sequence[Any]) -> Any:
     """One batch of several, the inverse of `split`; None where their tensors differ in shape or number."""
-    total, found = batch_size(batches[0]), [list(tensors(batch)) for batch in batches]
-    if len({tuple((t.shape[1:], t.dtype) for t in each) for each in found}) > 1:
+    total, found = batch_size(batches[0]), [list(_parts(batch, _rows_of(batch))) for batch in batches]
+    if len({tuple(map(_kind, each)) for each in found}) > 1:
         return None
     rows = iter(zip(*found, strict=True))
 
-    def join(first: torch.Tensor) -> torch.Tensor:
+    def join(first: Any) -> Any:
         group = next(rows)
+        if _is_array(first):
+            return numpy.concatenate(group)
+        if not isinstance(first, torch.Tensor):
+            return type(first)(itertools.chain.from_iterable(group))
         return torch.cat(group) if first.dim() and first.shape[0] == total else first
 
-    return map_tensors(batches[0], join)
+    return map_tensors(batches[0], join, _rows_of(batches[0]))
+
+
+def _kind(part: Any) -> tuple[Any, ...]:
+    """What parts of two batches must have in common to be joined."""
+    return (type(part),) if isinstance(part, (list, tuple)) else (part.shape[1:], part.dtype)
 
 
 def digest(batch: Tree) -> Digest:

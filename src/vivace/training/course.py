@@ -22,7 +22,7 @@ from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import inner_schedules
 
 _SOURCE = "source of "
-_NEWER = ("damaged",)  # what checkpoints of before do not say
+_NEWER = ("damaged", "batch_size")  # what checkpoints of before do not say
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))

@@ -65,14 +65,17 @@ def bad_gradient(session: Session) -> str:
 
 def are_finite(found: Sequence[torch.Tensor], shards: Shards | None) -> list[bool]:
     """Which tensors hold finite numbers alone. With `shards` all ranks call it together."""
-    return [bool(torch.isfinite(one).all()) for one in found] if shards is None else shards.finite(found)
+    if shards is not None:
+        return shards.finite(found)
+    dense = (one.coalesce().values() if one.is_sparse else one for one in found)  # as embeddings' may be
+    return [bool(torch.isfinite(one).all()) for one in dense]
 
 
 def first_bad_module(session: Session, batch: object) -> str:
     """Where the first number that is not finite comes from in a forward pass over `batch`, in words."""
     if session.build.shards is not None:  # forward passes are exchanges, and batches differ from rank to rank
         return "which module begins with it is not sought where each rank holds a part of the weights"
-    weights = [name for model in session.build.models for name, one in _state(model) if not _finite(one)]
+    weights = [name for model in session.build.models for name, one in _state(model) if _is_lost(one)]
     if weights:
         return f"'{weights[0]}' of the model is not finite"
     if not _finite(batch):
@@ -110,6 +113,11 @@ def _watched(session: Session) -> Iterator[list[str]]:
 def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _is_lost(own: torch.Tensor) -> bool:
+    """Is a weight not finite? What is not trained may hold -inf, as a mask does, and is lost as NaN."""
+    return not _finite(own) if own.requires_grad else bool(torch.isnan(own).any())
 
 
 def _finite(tree: object) -> bool:

@@ -19,7 +19,7 @@ from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
-from vivace.session.opening import call, reopened, require_one_number, seed_everything
+from vivace.session.opening import reopened, require_one_number, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
 from vivace.tensors.randomness import capture, derive, to_plain
@@ -38,6 +38,7 @@ from vivace.training.resuming import (
     facts_of,
     load_into,
     load_streams,
+    schedule_of,
     state_of,
     whole_state_of,
 )
@@ -74,11 +75,11 @@ class Loop(Strides):
         changed, seed = options.changed == "ok", options.seed
         self.feed = Feed(job, ranks, seed, path, lambda text: self.progress.notice(text), changed=changed)
         self.damage = self.feed.damage
-        self.scheduler = call(job, "scheduler", session.optimizer) if job.scheduler is not None else None
+        self.scheduler = schedule_of(job, session.optimizer)
         if ranks.rank:
             seed_everything(derive(options.seed, "rank", ranks.rank))
         facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
-        facts["course"] = course_of(job, session.optimizers or session.optimizer, self.scheduler)
+        facts["course"] |= course_of(job, session.optimizers or session.optimizer, self.scheduler)
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
@@ -90,8 +91,7 @@ class Loop(Strides):
             self._take_up(found)
         else:
             self.damage.before = 0
-        if found is None and ranks.writes:
-            for name in ("damaged.jsonl", PICTURES):
+            for name in ("damaged.jsonl", PICTURES) if ranks.writes else ():
                 (path / name).unlink(missing_ok=True)
         if ranks.writes:
             session.plan.save(path / "plan.toml")
@@ -420,8 +420,8 @@ class Loop(Strides):
         self.seen_samples = self.samples
 
     def _is_healthy(self) -> bool:
-        """Are the loss and all weights finite?"""
-        weights = [p for model in self.session.build.models for p in model.parameters()]
+        """Are the loss and all trained weights finite? Frozen ones may be a mask of -inf."""
+        weights = [p for m in self.session.build.models for p in m.parameters() if p.requires_grad]
         return self.bad_looks == 0 and all(are_finite(weights, self.session.build.shards))
 
     def _require_health(self) -> None:

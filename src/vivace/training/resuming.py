@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
-from vivace.job import Batch
+from vivace.job import Batch, Job
 from vivace.plan import Plan
-from vivace.session.opening import items_of
+from vivace.session.opening import call, items_of
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import from_plain, restore
@@ -36,7 +36,16 @@ def facts_of(session: Session, loader: Iterable[Batch], seed: int, world_size: i
         "plan_id": session.plan.id,
         "plan": session.plan.dumps(),
         "job": _signature(session, loader),
+        "course": _stream_of(loader),
     }
+
+
+def _stream_of(loader: Iterable[Batch]) -> dict[str, str]:
+    """How a stream is cut into batches, by which a place in it is told; of data with an index the signature
+    says that.
+    """
+    stream = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+    return {"batch_size": str(loader.batch_size)} if stream else {}  # type: ignore[attr-defined]
 
 
 def _device_name(device: torch.device) -> str:
@@ -86,6 +95,52 @@ def _differ_in_ranks(then: dict[str, Any], now: dict[str, Any]) -> bool:
     else:
         plans = (for_so_many(plan, 1) for plan in (one, other))
     return len({plan.id for plan in plans}) == 1
+
+
+def schedule_of(job: Job, optimizer: object) -> Any:
+    """What the Job's scheduler(optimizer) returns; None without one.
+
+    Raises JobError where a checkpoint could not keep its state, or the optimizer's, or where it waits for
+    the wrong direction.
+    """
+    if job.step is not None and (kind := _holds_unkept(optimizer)):
+        raise JobError(
+            f"the Job's optimizer(model) returned a {kind}, which has no state_dict: a run that was stopped "
+            "would go on with new optimizers; return them in a dict, list or dataclass"
+        )
+    schedule = call(job, "scheduler", optimizer) if job.scheduler is not None else None
+    for one in schedule if isinstance(schedule, (list, tuple)) else [schedule]:
+        if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise JobError(
+                f"the Job's scheduler(optimizer) returned a {type(one).__name__}, which has no state_dict: a "
+                "run that was stopped would begin its schedule again; give it state_dict and load_state_dict"
+            )
+        if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            _require_direction(one.mode, job)
+    return schedule
+
+
+def _holds_unkept(thing: object) -> str:
+    """The class of what holds optimizers and tells no state; empty where nothing does."""
+    if hasattr(thing, "state_dict"):
+        return ""
+    if items := items_of(thing):
+        return next(filter(None, (_holds_unkept(item) for _, item in items)), "")
+    held = getattr(thing, "__dict__", {}).values()
+    return type(thing).__name__ if any(isinstance(one, torch.optim.Optimizer) for one in held) else ""
+
+
+def _require_direction(mode: str, job: Job) -> None:
+    if job.metric is not None and mode != "max":
+        raise JobError(
+            "ReduceLROnPlateau waits for a metric that falls, and a Job's is better the higher it is: give "
+            "it mode='max', and let metric return minus an error"
+        )
+    if job.metric is None and mode != "min":
+        raise JobError(
+            "ReduceLROnPlateau waits for a loss that rises: without a metric it sees the loss, so leave out "
+            "mode='max'"
+        )
 
 
 def state_of(thing: object) -> Any:

@@ -197,7 +197,8 @@ class Bench:
         for trial in self.ledger.trials():
             innocent = not any(one <= trial.techniques.items() for one in guilty)
             trusted = innocent and trial.techniques not in broken
-            if (trial.machine, trial.job) == here and trusted:
+            strict = trial.role != "baseline_default"  # which is no plan of its own
+            if (trial.machine, trial.job) == here and trusted and strict:
                 self.known[trial.plan_id] = trial
 
     def refuse(self, plan: Plan, reason: str, code: Code, predicted: tuple[float, float]) -> Trial:

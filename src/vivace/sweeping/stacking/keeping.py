@@ -35,7 +35,7 @@ class Keeper:
     def __init__(self, row: Row, out: Path) -> None:
         self.row, self.out = row, out
         facts = facts_of(row.session, row.loader, row.seed, 1)
-        facts["course"] = course_of(row.job, row.session.optimizers, row.scheduler)
+        facts["course"] |= course_of(row.job, row.session.optimizers, row.scheduler)
         self._checkpoints = Checkpoints(out / CHECKPOINTS, facts, out / LEDGER)
         if not (out / PLAN).exists():
             return

@@ -56,6 +56,8 @@ class ConvGemm(Technique):
         build.require(self.window_pixels >= 0, f"window_pixels is {self.window_pixels}; it must be 0 or more")
 
         def suits(module: nn.Conv2d) -> bool:
+            if type(module) is not nn.Conv2d:  # what a subclass does with its weights is its own affair
+                return False
             plain = module.groups == 1 and module.padding_mode == "zeros" and padding_of(module) is not None
             if module.kernel_size == (1, 1):
                 return plain and is_product(module)
