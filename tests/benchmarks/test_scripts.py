@@ -50,6 +50,13 @@ def test_pairs_alternate_and_go_on_where_they_were_ended(folder, tmp_path, monke
     assert scripts.measured(folder, other, 3, journal, 0.0) == []
 
 
+def test_vivace_is_compiled_before_it_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts.sys, "dont_write_bytecode", True)
+    (tmp_path / "module.py").write_text("VALUE = 1\n")
+    scripts.as_installed(tmp_path)
+    assert list(tmp_path.glob("__pycache__/module.*.pyc"))
+
+
 @pytest.mark.parametrize(("code", "word"), [(1, "broken"), (scripts.TOO_LONG, "too long")])
 def test_a_run_that_ends_otherwise_has_no_ratio(code, word):
     pair = {"alone": run(1.0, code if code < 0 else 0), "under": run(1.0, code), "load": 1.0}

@@ -36,6 +36,21 @@ def test_the_longest_ending_is_twelve_lines_of_eighty_columns(outcome, monkeypat
     assert any(line.startswith(f"{PREFIX}Page: runs/run/run.html") for line in told)
 
 
+def test_a_loss_of_the_whole_run_is_said():
+    cost = {"saved_seconds": -1.5, "own_seconds": 3.2}
+    (first, *_) = said({**FASTER, **cost}, COMMAND)
+    assert "This run took up to 1.5 s longer for being looked at" in first
+    told = " ".join(said({**FASTER, **cost}, COMMAND))
+    assert "1.50x" in told
+    assert "saved in this run" not in told
+    for outcome in ("not_faster", "taken_back", "left_alone"):
+        document = {**FASTER, **cost, "outcome": outcome, "plan": {}, "reason": "nothing was faster"}
+        told = " ".join(said(document, COMMAND))
+        assert "This run took up to 1.5 s longer" in told
+        assert "nothing was faster" in told
+        assert "longer" not in " ".join(said({**document, "saved_seconds": -0.1}, COMMAND))
+
+
 def test_details_are_the_ledger_before_the_answer(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     told = said(FASTER, COMMAND, RECORDS)

@@ -3,6 +3,8 @@
 import inspect
 import weakref
 
+from torch import nn
+
 from vivace.live.frames import variables
 
 # pytest makes a test that asserts look at its own variables: what is read here asserts nothing itself.
@@ -46,6 +48,22 @@ def test_a_function_that_looks_at_its_own_variables_is_not_asked():
     settings, found, _ = looks_at_itself()
     assert settings == {"lr": 0.1, "epochs": 2}
     assert found == {}
+
+
+def evaluates(model, epochs=2):
+    model.eval()
+    return asked(inspect.currentframe())
+
+
+def computes(text, epochs=2):
+    eval(text)
+    return asked(inspect.currentframe())
+
+
+def test_a_model_that_is_put_into_evaluation_is_no_eval_of_its_own_variables():
+    """As in most functions that hold the loop over epochs: how long these are going to be is read there."""
+    assert evaluates(nn.Identity())["epochs"] == 2
+    assert computes("1") == {}
 
 
 def test_variables_can_still_be_read_and_changed():

@@ -13,7 +13,8 @@ import torch
 import vivace
 from vivace.errors import FolderError, InputError, PlanError
 from vivace.files import take_lock
-from vivace.live.errand import VARIABLE
+from vivace.live.errand import VARIABLE, Errand
+from vivace.live.launch import prepared
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = Path(vivace.__file__).parents[1]
@@ -174,6 +175,26 @@ def test_a_script_without_training_is_told_so(tmp_path):
     assert (
         vivace_run("--quiet", "--", sys.executable, "-c", "import torch", cwd=tmp_path, code=0).stderr == ""
     )
+
+
+def test_what_a_search_needs_is_not_read_before_one_begins(tmp_path):
+    program = (
+        "import sys, torch\n"
+        "early = {'vivace.plan', 'vivace.live.conductor', 'vivace.live.page', 'pydantic', 'jinja2'}\n"
+        "sys.exit(' '.join(sorted(early & set(sys.modules))) or ('vivace.live.loop' not in sys.modules))\n"
+    )
+    vivace_run("--", sys.executable, "-c", program, cwd=tmp_path, code=0)
+
+
+def test_the_launchers_own_time_is_handed_on_where_it_becomes_the_script(tmp_path):
+    spent = {}
+    for becoming in (True, False):
+        _, environment, _, lock = prepared(
+            [sys.executable, "a.py"], None, tmp_path / "run", becoming=becoming
+        )
+        lock.close()
+        spent[becoming] = Errand.loads(environment[VARIABLE]).launch_seconds
+    assert spent[True] > spent[False] == 0.0
 
 
 def test_json_is_one_document(tmp_path):

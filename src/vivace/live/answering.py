@@ -8,10 +8,10 @@ from typing import Any
 from vivace import words
 from vivace.ledger import Ratio
 from vivace.pages.answer import Answer
-from vivace.plan import Plan
 
 TRIED = "What was tried (speed of a step beside the run as it is)"
-LEAST_SECONDS = 0.5  # saved, to be worth telling
+LEAST_SECONDS = 0.5  # saved or lost, to be worth telling
+TOO_LATE = "Found too late to save time in this run"
 BY_PROCESSOR = "the processor's own clock, as others use the processor: no seconds are claimed"
 
 
@@ -44,7 +44,9 @@ def _faster(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
             f"in a step ({words.interval(ratio.low, ratio.high)}), by {BY_PROCESSOR}",
         )
     else:
-        figure, sentence = "", f"Found too late to save time in this run: a step is {told}"
+        longer = _longer(document)
+        found = f"{longer}: the plan was found too late to make up for that" if longer else TOO_LATE
+        figure, sentence = "", f"{found}; a step is {told}"
     return Answer(
         figure=figure,
         sentence=sentence,
@@ -63,6 +65,8 @@ def _same(document: dict[str, Any]) -> str:
 
 
 def _does(document: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    from vivace.plan import Plan  # which a run without one need not import
+
     return tuple((t.name, t.card.summary) for t in Plan.from_dict(document["plan"]).techniques)
 
 
@@ -93,9 +97,12 @@ def searched(document: dict[str, Any], command: str) -> Answer:
 def _as_it_was(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
     reason = document["reason"].rstrip(".")
     sentence = f"This run was left as it is: {reason}"
+    longer = _longer(document)
     if document["outcome"] == "taken_back":
         steps = words.count(document["plan_steps"], "step")
         sentence = f"A plan acted for {steps} and was taken back: {reason}"
+    if longer:
+        sentence = f"{longer}. {sentence}"
     return Answer(
         sentence=sentence,
         tone="plain",
@@ -104,6 +111,13 @@ def _as_it_was(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
         next=(document["next"],) if "next" in document else (),
         **shown,
     )
+
+
+def _longer(document: dict[str, Any]) -> str:
+    """That the run has lost time in all, where it has."""
+    lost = -(document.get("saved_seconds") or 0.0)
+    shown = words.duration(lost)
+    return f"This run took up to {shown} longer for being looked at" if lost >= LEAST_SECONDS else ""
 
 
 def _notes(document: dict[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, c
 from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
-from vivace.technique import Technique
+from vivace.technique import Stage, Technique
 from vivace.tensors import randomness
 
 if TYPE_CHECKING:
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
 
 SEGMENT_SECONDS = 0.12
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
-LONG_STEP_SECONDS = 0.1
+LONG_STEP_SECONDS = 1.0  # in a shorter one the kernels that a plan has made the first time are seen
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 WATCHED_PAIRS = 12  # of the newest, for the ratio
+SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
 REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
 OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
+NOT_FASTER = "nothing that was tried is faster and trains the same model"
+NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
 Wish = Segment | Pause | object
 Answer = Timing | Kept | None
@@ -99,7 +102,7 @@ class Conductor:
         """A call of the root, under the plan whose turn it is."""
         if not (root.training and torch.is_grad_enabled()):
             self.loop.interrupted = True
-            self._act(self.reference)  # an evaluation is the script's own
+            self._stand_back()  # an evaluation is the script's own
             return original(root, *arguments, **keywords)
         self._calls += 1
         self._require_own_precision()
@@ -170,7 +173,7 @@ class Conductor:
     def pause(self) -> None:
         """Nothing acts until the root's next call: somebody is going to read the script's objects."""
         self.loop.interrupted = True
-        self._act(self.reference)
+        self._stand_back()
 
     def fail(self, error: Exception) -> None:
         """A fault of ours: nothing acts any more."""
@@ -206,6 +209,14 @@ class Conductor:
                 self._acting = Hosted(plan, self.root, self.optimizer, self.machine)
         if not self.loop.is_in_hook:
             self.spending.waited += self.clock.wall() - begin
+
+    def _stand_back(self) -> None:
+        """Let nothing act on the script's objects. What is the process's alone stays: to give back all of its
+        memory, and to fault it in again, takes time at every evaluation.
+        """
+        acting = self._acting.plan.techniques if self._acting is not None else ()
+        if not all(technique.card.stage == Stage.PROCESS for technique in acting):
+            self._act(self.reference)
 
     def _require_own_precision(self) -> None:
         """A plan was proven within the precision that the script had then."""
@@ -341,7 +352,21 @@ class Conductor:
     def _afforded(self, seconds: float) -> Course:
         """Let steps pass until so much may be spent."""
         while not self.spending.affords(seconds, self.step_seconds):
-            yield Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
+            yield self._until(seconds)
+
+    def _until(self, seconds: float) -> Pause:
+        return Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
+
+    def _worth(self, plan: Plan, ratio: float, seconds: float) -> Generator[Wish, Any, bool]:
+        """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast;
+        False as soon as too few are left for that to pay.
+        """
+        while self.spending.promises(ratio, seconds, self.loop.seconds_left):
+            if self.spending.affords(seconds, self.step_seconds):
+                return True
+            yield self._until(seconds)
+        self._note(plan, f"{ratio:.2f}x as fast on a copy of a step, too little for the steps that are left")
+        return False
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
@@ -360,12 +385,13 @@ class Conductor:
         rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 2
         groups = additions(self.root, self.machine, self.own)
         yield from self._afforded((1 + len(groups)) * rounds * proof.replay_seconds)
-        for group in self._ranked(proof, groups, rounds):
+        for group, ratio in self._ranked(proof, groups, rounds):
             plan = adding(base, group)
             if plan in done:
                 continue
             done.add(plan)
-            yield from self._afforded(proof.expected_seconds(plan))
+            if not (yield from self._worth(plan, ratio, proof.expected_seconds(plan))):
+                continue
             verdict = proof.judge(plan)
             if not verdict.kept:
                 self._note(plan, "not_kept", verdict)
@@ -382,13 +408,19 @@ class Conductor:
                 base = plan
             else:
                 self._note(plan, "not_faster", verdict, comparison)
+        self.spending.hoped = 0.0
         if not base.techniques:
-            self.reason = "nothing that was tried is faster and trains the same model"
+            judged = any("verdict" in entry for entry in self.tried)
+            self.reason = NOT_FASTER if judged else NOTHING_PROMISED
             self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
 
-    def _ranked(self, proof: Proof, groups: list[list[Technique]], rounds: int) -> list[list[Technique]]:
-        """The groups that can act, the fastest on copies of the step first, without what is much slower."""
+    def _ranked(
+        self, proof: Proof, groups: list[list[Technique]], rounds: int
+    ) -> list[tuple[list[Technique], float]]:
+        """The groups that can act, and how many times as fast copies of the step are under each; the fastest
+        first, without what is much slower.
+        """
         for name, why in self.own.items():
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         plans = {adding(Plan(), group): group for group in groups}
@@ -400,12 +432,15 @@ class Conductor:
                 self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
         hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS]
         hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * lowers(plan)), reverse=True)
-        return [plans[plan] for plan in hopeful]
+        ranked = [{"plan": plan.to_dict(), "ratio": times[plan]} for plan in hopeful]
+        self._record("ranked", {"step": self.loop.num_steps, "on_copies": ranked})
+        return [(plans[plan], times[plan]) for plan in hopeful]
 
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
         """Let both take turns; None where the plan is so slow that this was stopped."""
         steps = length(self.step_seconds, SEGMENT_SECONDS)
         by_processor = self.device.type == "cpu"
+        acts = plan == self.plan  # then the other turns are what costs
         pairs: list[Pair] = []
         before = yield Segment(base, steps)
         while True:
@@ -414,7 +449,8 @@ class Conductor:
             after = yield Segment(base, steps)
             pairs.append(pair := Pair(middle(before, after), here))
             before = after
-            self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
+            slower = pair.reference.wall - here.wall if acts else here.wall - pair.reference.wall
+            self.spending.lost += max(0.0, slower) * (steps + settling)
             if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
                 return None
             if len(pairs) in LOOKS:
@@ -454,6 +490,9 @@ class Conductor:
         `cost`: seconds of a proof, about.
         """
         wait = SEARCHED_STEPS if self.spending.is_free else WATCH_STEPS
+        if not self.spending.is_free and self.comparison is not None and self.comparison.wall.low < SURE:
+            yield Pause(self.plan, SOON_STEPS)  # the first of several timings that says yes flatters
+            yield from self._time_again()
         while self.plan.techniques:
             yield Pause(self.plan, wait)
             yield from self._afforded(cost)
@@ -483,8 +522,9 @@ class Conductor:
         while True:
             here = yield Segment(self.plan, steps)
             after = yield Segment(self.reference, steps)
-            pairs.append(Pair(middle(before, after), here))
+            pairs.append(pair := Pair(middle(before, after), here))
             before = after
+            self.spending.lost += max(0.0, pair.reference.wall - here.wall) * (steps + 1)
             if len(pairs) < 3:
                 continue
             found = compared(pairs, by_processor=by_processor)
@@ -495,6 +535,8 @@ class Conductor:
         self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
         if found.slower:
             self._take_back(f"it became slower ({found.shown})")
+        elif len(pairs) == WATCHED_PAIRS and found.gains_nothing:
+            self._take_back(f"its later steps are not faster ({found.shown})")
 
     def _take_back(self, reason: str) -> None:
         self.reason = reason

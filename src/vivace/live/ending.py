@@ -21,24 +21,37 @@ PREFIX = "vivace: "  # before every line on a stream that is the script's
 
 
 def tell(loop: Loop) -> None:
-    """Write the document, its page, and say it in a few lines."""
+    """Write the document, its page, and say it in a few lines. All but the page also count what that took."""
+    begin = loop.clock.wall()
     document = document_of(loop)
     if document["steps"] and not document["plan"]:
         document["next"] = f"vivace profile -- {loop.errand.command}"
     records = loop.conductor.ledger.read() if loop.conductor is not None else []
-    if loop.errand.search_seconds is None and not loop.errand.quiet:  # else the one who asked says it
-        told = said(document, loop.errand.command, records if loop.errand.details else None)
-        print(*told, sep="\n", file=sys.stderr, flush=True)
-    replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
-    if loop.conductor is not None and document["tried"]:
-        from vivace.live.page import page
+    try:
+        if document["tried"]:
+            from vivace.live.page import page
 
-        replace_text(Path(loop.errand.folder) / PAGE, page(document, records, loop.errand.command))
+            replace_text(Path(loop.errand.folder) / PAGE, page(document, records, loop.errand.command))
+    finally:
+        _took(document, loop.clock.wall() - begin)
+        if loop.errand.search_seconds is None and not loop.errand.quiet:  # else the one who asked says it
+            told = said(document, loop.errand.command, records if loop.errand.details else None)
+            print(*told, sep="\n", file=sys.stderr, flush=True)
+        replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
+
+
+def _took(document: dict[str, Any], seconds: float) -> None:
+    document["own_seconds"] += seconds
+    if document["saved_seconds"] is not None:
+        document["saved_seconds"] -= seconds
 
 
 def document_of(loop: Loop) -> dict[str, Any]:
-    """Outcome, steps, seconds and, where a plan acted, its ratio, what it saved and how it was watched."""
+    """Outcome, steps, seconds, what it saved, or, below 0, cost the run in all, and, where a plan acted, its
+    ratio and how it was watched.
+    """
     conductor = loop.conductor
+    cost = loop.spending.own_seconds + loop.spending.lost
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
         "reason": loop.left_alone
@@ -46,8 +59,9 @@ def document_of(loop: Loop) -> dict[str, Any]:
         or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen()),
         "steps": loop.num_steps,
         "seconds": loop.spending.elapsed,
-        "own_seconds": loop.spending.waited,
+        "own_seconds": loop.spending.own_seconds,
         "lost_seconds": loop.spending.lost,
+        "saved_seconds": -cost,
         "only_the_rest": loop.rest,
         "problems": loop.problems,
         "plan": {},
@@ -72,7 +86,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         found |= {
             "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
             "clock": "wall" if ratio is wall else "processor",
-            "saved_seconds": None if saved is None else saved - loop.spending.waited - loop.spending.lost,
+            "saved_seconds": None if saved is None else saved - cost,
             "plan_steps": conductor.plan_steps,
             "watched": len(conductor.verdicts),
             "limit": LIMIT,

@@ -20,7 +20,7 @@ class Errand:
     `launcher` is the process that started the script, or, `became`, that is it now; 0 where the script asked
     itself. Where it is `quiet`, nothing is said at the end; with `details`, all that the page holds. Within
     `search_seconds` the script is run for the plan alone, and ends when that is found; left out, it trains
-    on.
+    on. `launch_seconds` have gone before the script began.
     """
 
     folder: str
@@ -32,6 +32,7 @@ class Errand:
     quiet: bool = False
     details: bool = False
     search_seconds: float | None = None
+    launch_seconds: float = 0.0
 
     def dumps(self) -> str:
         """The variable's value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,10 @@ def _begin(errand: Errand) -> None:
     if _begun:
         return
     _begun = True
+    begin = time.perf_counter()
     from vivace.live.ending import tell
     from vivace.live.loop import Loop
 
-    Loop(errand, tell=tell).install()
+    loop = Loop(errand, tell=tell)
+    loop.install()
+    loop.spending.waited += time.perf_counter() - begin

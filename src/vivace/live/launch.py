@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -115,7 +116,17 @@ def prepared(
     leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
     lock = take_lock(output_folder(out, OWN), "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
     folder, wanted = prepared_folder(out, given)
-    errand = Errand(str(folder), str(out), shlex.join(words), wanted, os.getpid(), becoming, quiet, details)
+    errand = Errand(
+        folder=str(folder),
+        shown=str(out),
+        command=shlex.join(words),
+        plan=wanted,
+        launcher=os.getpid(),
+        became=becoming,
+        quiet=quiet,
+        details=details,
+        launch_seconds=time.process_time() if becoming else 0.0,  # which imports take, nearly all of it
+    )
     return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder, lock
 
 

@@ -22,10 +22,13 @@ Place = tuple[CodeType, int]  # a function, and a line in it
 
 
 class Length:
-    """Looked at from time to time, at the end of a step; `num_steps` is what the run is said to have."""
+    """Looked at from time to time, at the end of a step; `num_steps` is what the run is said to have, and
+    `is_said` whether by loops, and not by the pass over the data alone.
+    """
 
     def __init__(self) -> None:
         self.num_steps = 0.0
+        self.is_said = False
         self._before: tuple[int, dict[Place, int]] = 0, {}
 
     def look(self, step: int, left_of_pass: float, steps_a_pass: float) -> None:
@@ -38,6 +41,7 @@ class Length:
         found = list(rounds_left(inspect.currentframe()))
         self._before = step, {place: left for place, left, _ in found}
         known = [(before[place], left, total) for place, left, total in found if place in before]
+        self.is_said = self.is_said or bool(known)
         moving = [((step - at) / (was - left), left, total) for was, left, total in known if left < was]
         left_inside = max([left_of_pass, *(steps * left for steps, left, _ in moving)])
         steps_a_round = max([steps_a_pass, *(steps * total for steps, _, total in moving)])

@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from vivace import words
 from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
-from vivace.live.kept import Weights
 from vivace.live.length import Length
 from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
@@ -66,7 +65,9 @@ class Loop:
         self.errand, self.tell, self.total_steps = errand, tell, total_steps
         self.clock = clock or Clock()
         is_free = errand.search_seconds is not None
-        self.spending = Spending(self.clock, is_free=is_free, coming=self._seconds_to_come)
+        self.spending = Spending(
+            self.clock, is_free=is_free, coming=self._seconds_to_come, waited=errand.launch_seconds
+        )
         self.length = Length()
         self.guard = Guard(self._give_up)
         self.problems: list[str] = []
@@ -285,6 +286,7 @@ class Loop:
         self.spending.waited += spent
         if conductor is not None and not busy:
             conductor.hook_seconds = spent
+            self.spending.around_calls += 0.0 if self.rest else spent
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -345,6 +347,13 @@ class Loop:
         """What this pass over the data says, and the loops around it."""
         return max(self._steps_left(), self.length.num_steps - self.num_steps) * self._median_seconds
 
+    @property
+    def seconds_left(self) -> float:
+        """As the script's own loops say; where they do not, the run goes on for as long as it has gone."""
+        said = self.length.is_said and self.length.num_steps > self.num_steps
+        is_known = self.total_steps is not None or said
+        return max(self._seconds_to_come(), 0.0 if is_known else self.spending.elapsed)
+
     def _steps_left(self) -> float:
         """Of the run where that is known, else of this pass over the data."""
         if self.total_steps is not None:
@@ -359,6 +368,7 @@ class Loop:
         # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
         from vivace.live import page as page
         from vivace.live.conductor import Conductor
+        from vivace.live.kept import Weights
 
         optimizer = self.seen.stepping
         self.rest = self.rest or why_only_the_rest(self.seen)  # as it is by now

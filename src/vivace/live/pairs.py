@@ -76,6 +76,11 @@ class Comparison:
         )
 
     @property
+    def gains_nothing(self) -> bool:
+        """Is it no faster by any clock that counts?"""
+        return self.wall.estimate <= 1.0 and not (self.by_processor and self.cpu.estimate > 1.0)
+
+    @property
     def is_futile(self) -> bool:
         """Would more pairs hardly show a gain that matters?"""
         return self.wall.high < SMALL or (len(self.pairs) > LOOKS[0] and self.wall.estimate < 1.0)

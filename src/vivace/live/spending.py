@@ -9,10 +9,14 @@ from collections.abc import Callable
 
 SHARE = 0.01  # of the run's time so far
 # Beside it, once: at least so many seconds, or what a first search takes: imports, and about so many steps.
-START_SECONDS, IMPORT_SECONDS, SEARCH_STEPS = 2.0, 0.5, 40
+START_SECONDS, IMPORT_SECONDS, SEARCH_STEPS = 1.0, 0.3, 40
 BEGIN_STEPS = 5  # of them what comes before anything is judged
-PATIENCE = 8.0  # times as long the run must last
+PATIENCE = 16.0  # times as long the run must last
 TRUSTED = 4.0  # times what has passed: so much counts of what is said to come
+HOPED_SHARE = 0.25  # of the seconds that copies of a step promise
+HOPED_PATIENCE = 16.0  # times as long the run must last as what is spent on such a promise
+PAYS = 2.0  # times what it costs to try a plan, it must promise
+CLOSE = 0.05  # so much faster than its copy a step may be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +32,10 @@ class Spending:
 
     `waited` is the time of our own work inside the script's; `lost` what steps under candidates took longer
     than the script's own would have. Both together stay within `allowed`, but for what the last thing that
-    was begun took longer than expected. `is_free`: a run that is for nothing but the search.
+    was begun took longer than expected. `hoped` are the seconds that the plan promises which is tried.
+    `is_free`: a run that is for nothing but the search.
 
-    `coming` tells the seconds that the run is said to go on.
+    `coming` tells the seconds that the run is said to go on; `waited` begins with what the start has taken.
     """
 
     def __init__(
@@ -39,10 +44,19 @@ class Spending:
         *,
         is_free: bool = False,
         coming: Callable[[], float] = lambda: 0.0,
+        waited: float = 0.0,
     ) -> None:
         self.clock, self.is_free, self.coming = clock, is_free, coming
         self.began = clock.wall()
-        self.waited = self.lost = 0.0
+        self.waited = waited
+        self.lost = self.hoped = self.around_calls = 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """All of our own work: also what a step is only looked at around the model's call, about as long as
+        after its update.
+        """
+        return self.waited + self.around_calls
 
     @property
     def elapsed(self) -> float:
@@ -52,7 +66,8 @@ class Spending:
     def allowed(self, step_seconds: float) -> float:
         """Seconds that may have been spent by now."""
         start, counted = _start(step_seconds), self._counted()
-        return (start if counted >= PATIENCE * start else counted / PATIENCE) + SHARE * self.elapsed
+        once = start if counted >= PATIENCE * start else counted / PATIENCE
+        return once + SHARE * self.elapsed + min(HOPED_SHARE * self.hoped, counted / HOPED_PATIENCE)
 
     def affords(self, seconds: float, step_seconds: float) -> bool:
         """May so many seconds more be spent?"""
@@ -61,6 +76,13 @@ class Spending:
     def pays(self, step_seconds: float, seconds_left: float) -> bool:
         """Is a whole search worth its time, where so many seconds are left and no more?"""
         return self.is_free or seconds_left >= PATIENCE * search_seconds(step_seconds)
+
+    def promises(self, ratio: float, seconds: float, seconds_left: float) -> bool:
+        """Is a plan whose copy of a step is so many times as fast worth `seconds` of trying? What it may save
+        is `hoped` from here on.
+        """
+        self.hoped = seconds_left * (1.0 - 1.0 / (max(ratio, 1.0) + CLOSE))
+        return self.is_free or self.hoped >= PAYS * seconds
 
     def begins(self, step_seconds: float) -> bool:
         """May the first of a search be spent?"""

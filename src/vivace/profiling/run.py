@@ -18,7 +18,6 @@ from vivace.errors import ChildFailed, FolderError, InputError
 from vivace.files import output_folder, replace_text
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
-from vivace.training.crew import company_of, lead_or_follow, num_ranks
 
 if TYPE_CHECKING:
     from vivace.job import Job
@@ -94,6 +93,8 @@ def profile(
     """
     if (job is None) == (not command):
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    from vivace.training.crew import num_ranks
+
     if num_ranks() > 1:
         return _together(_required(job), plan, Path(out), machine, strict, timed_seconds)
     if command and (plan is not None or strict):
@@ -128,6 +129,8 @@ def _planned(plan: Plan | str | os.PathLike[str] | None, job: Job | str) -> Plan
 
 
 def _required(job: Job | str | None) -> Job | str:
+    from vivace.training.crew import num_ranks
+
     if job is None:
         raise InputError(
             f"{num_ranks()} ranks would each profile the command for themselves: start the profile before "
@@ -150,6 +153,7 @@ def _together(
     from vivace.processes.launch import Source
     from vivace.profiling import together
     from vivace.profiling.page import write_page
+    from vivace.training.crew import company_of, lead_or_follow, num_ranks
     from vivace.training.ranks import for_so_many
 
     source = Source(job)
