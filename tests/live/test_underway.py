@@ -92,6 +92,7 @@ def tuned(tmp_path, monkeypatch, register):
     register(Hurry)
     register(Idle)
     monkeypatch.setattr(spending, "PATIENCE", 0.0)
+    monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.02)
 
     def train(*techniques, out="run", **more):
