@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from vivace.memory.workspace import GpuWorkspaces, workspace_bytes
-from vivace.torch_internals.tensors import Operator, OperatorMode, storage_id, tree_leaves
+from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of, storage_id, tree_leaves
 
 WORKSPACE = "workspace"  # the phase of what operators hold for themselves
 
@@ -35,7 +36,7 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
         result = function(*arguments, **keywords)
         if self.gpu is None and (extra := workspace_bytes(function, arguments, result)):
             self._move(extra, WORKSPACE)()
-        for leaf in tree_leaves(result):
+        for leaf in () if _is_view(function) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.note(leaf)
         if self.gpu is not None:
@@ -64,3 +65,10 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     def _end(self, address: int, end: Callable[[], None]) -> None:
         self._keys.pop(address, None)
         end()
+
+
+@functools.cache
+def _is_view(function: Operator) -> bool:
+    """Does it return a part of what it was given? Of a deep-copied weight that seems a new storage."""
+    aliases = [value.alias_info for value in schema_of(function).returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
