@@ -1,4 +1,3 @@
-import copy
 import io
 import runpy
 
@@ -171,23 +170,6 @@ def test_attention_and_dropout_are_a_gpus(monkeypatch):
     assert plain < dropped <= plain + 2 * 5 * numbers
     assert predict(job(0.1)).parts["activations"] > dropped + 2 * scores
     assert functional.dropout(torch.ones(8), 0.5, False).sum() == 8
-
-
-def test_copied_layers_take_what_others_do():
-    def job(another):
-        def model():
-            layer = nn.Linear(256, 256)
-            return nn.Sequential(*(another(layer) for _ in range(4)))
-
-        return vivace.Job(
-            model=model,
-            data=lambda: [torch.ones(8, 256)] * 2,
-            loss=lambda model, batch: model(batch).mean(),
-            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        )
-
-    made = predict(job(lambda layer: nn.Linear(256, 256)))
-    assert predict(job(copy.deepcopy)).parts == made.parts
 
 
 def test_workspaces_follow_torch_and_its_settings(monkeypatch):
