@@ -61,7 +61,7 @@ WORDS = {
         "errs": "{median:.0%} (18% demanded), {card} {worst:.0%} (35% demanded); by TFLOPS {tflops:.0%}; "
         "{inside:.0%} in the interval (75-85% demanded)",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
-        "gpu_memory": "The same against torch's CUDA allocator, no GPU, {pairs} pairs: in 3 % (reserved: 8 %)",
+        "gpu_memory": "The same against torch's CUDA allocator, {pairs} pairs: in 3 % (reserved: 8 %)",
         "blocks": "`{job}`: more time a step at {shares} % of the activation memory, by decisions for blocks",
         "exact": "`{job}`: the same, by whatever changes no bit",
         "rounding": "`{job}`: the same, rounding allowed",
