@@ -7,6 +7,7 @@ to be had. The libraries take the place of the true ones by LD_PRELOAD, in child
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -97,16 +98,29 @@ class StandIn:
         return done.stdout
 
 
+class NotBuilt(Exception):
+    """The stand-in cannot be built here, and why."""
+
+
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory) -> Iterator[StandIn]:
     """The libraries, compiled once for all tests."""
+    try:
+        with opened(tmp_path_factory.mktemp("cuda_stand_in")) as made:
+            yield made
+    except NotBuilt as missing:
+        pytest.skip(str(missing))
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[StandIn]:
+    """The machine, with its libraries compiled into a folder. Raises NotBuilt."""
     compiler, symbols = shutil.which("cc"), shutil.which("nm")
     if not compiler or not symbols:
-        pytest.skip("there is no C compiler (cc, with nm) to build the CUDA stand-in with")
+        raise NotBuilt("there is no C compiler (cc, with nm) to build the CUDA stand-in with")
     headers = _headers()
     if not torch.version.cuda or headers is None:
-        pytest.skip("the CUDA stand-in needs a torch built for CUDA, and the headers of its wheels")
-    folder = tmp_path_factory.mktemp("cuda_stand_in")
+        raise NotBuilt("the CUDA stand-in needs a torch built for CUDA, and the headers of its wheels")
     written = "".join((HERE / name).read_text() for name in ("runtime.c", "driver.c"))
     needed = _needed(symbols)
     asked = set(re.findall(r"\bcu[A-Z]\w+", (headers / "cuda.h").read_text()))
@@ -120,9 +134,11 @@ def stand_in(tmp_path_factory) -> Iterator[StandIn]:
         command = [compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{HERE}", f"-I{headers}"]
         subprocess.run([*command, "-o", folder / library, *sources, "-ldl", "-lpthread"], check=True)
     made = StandIn(folder)
-    yield made
-    for server in made.servers.values():
-        server.communicate()
+    try:
+        yield made
+    finally:
+        for server in made.servers.values():
+            server.communicate()
 
 
 def _headers() -> Path | None:

@@ -52,7 +52,9 @@ const char *cudaGetErrorName(cudaError_t error) { return "cudaErrorOfTheStandIn"
 
 static __thread int current_device;
 
-static size_t total_bytes(void) { return (size_t)setting("STAND_IN_GIB", 80) << 30; }
+static int is_slice(void) { return getenv("STAND_IN_MIG") != 0; } // of a GPU in MIG mode, as nvml.c tells
+
+static size_t total_bytes(void) { return ((size_t)setting("STAND_IN_GIB", 80) << 30) / (is_slice() ? 8 : 1); }
 
 // Exclusive mode: the first process that allocates keeps the device until it ends.
 static int is_taken(void) {
@@ -67,8 +69,10 @@ static int is_taken(void) {
 
 cudaError_t cudaGetDeviceCount(int *count) {
     const char *shown = getenv("CUDA_VISIBLE_DEVICES");
-    long all = setting("STAND_IN_GPUS", 1);
+    long all = is_slice() ? setting("STAND_IN_MIG", 0) > 0 : setting("STAND_IN_GPUS", 1);
     *count = shown ? 0 : all;
+    if (is_slice() && shown && !strncmp(shown, "MIG-", 4))
+        shown = 0, *count = all; // a process is shown one instance
     for (char *end; shown && *shown; shown = *end ? end + 1 : end, ++*count) {
         long number = strtol(shown, &end, 10);
         if (end == shown || number < 0 || number >= all)
@@ -84,8 +88,9 @@ cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSIO
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) { // an H100's
     memset(found, 0, sizeof *found);
-    strcpy(found->name, "NVIDIA H100 80GB HBM3");
-    found->major = 9;
+    strcpy(found->name, is_slice() ? "NVIDIA H100 80GB HBM3 MIG 1g.10gb" : "NVIDIA H100 80GB HBM3");
+    found->major = setting("STAND_IN_CAPABILITY", 90) / 10;
+    found->minor = setting("STAND_IN_CAPABILITY", 90) % 10;
     found->totalGlobalMem = total_bytes();
     found->multiProcessorCount = 132;
     found->warpSize = 32;
@@ -113,6 +118,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int de
     case cudaDevAttrComputeCapabilityMinor: *value = found.minor; break;
     case cudaDevAttrMultiProcessorCount: *value = found.multiProcessorCount; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = found.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxGridDimX: *value = found.maxGridSize[0]; break; // a scan is cut into as much; by 0 it never ends
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = found.maxThreadsPerMultiProcessor; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = found.sharedMemPerBlock; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = found.sharedMemPerBlockOptin; break;

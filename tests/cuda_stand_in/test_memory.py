@@ -1,7 +1,9 @@
 """The memory budget "auto" on a GPU, and what a plan for GPUs takes beside its prediction without one."""
 
 import json
+from pathlib import Path
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FREE = "from vivace.tuning.budget import free_bytes; print(free_bytes())"
 
 
@@ -60,3 +62,22 @@ def test_a_batch_ahead_takes_what_is_predicted_without_a_gpu(stand_in):
     plans = [{}, {"pinned_prefetch": {}}]
     plain, ahead = json.loads(stand_in.python(PEAKS, json.dumps(plans)).splitlines()[-1])
     assert [after - before for before, after in zip(plain, ahead, strict=True)] == [BATCH_BYTES] * 2
+
+
+PAIRS = [
+    ("small_mlp", "reference"),
+    ("small_gpt", "bf16"),
+    ("encoder", "pieces"),  # its layers are deep copies
+    ("resnet18", "channels_last"),
+    ("mobilenet_v3_small", "pieces"),
+]
+
+
+def test_what_is_predicted_without_a_gpu_is_what_torchs_allocator_hands_out(stand_in):
+    """More pairs: benchmarks/gpu_memory.py."""
+    program = (BENCHMARKS / "_peaks.py").read_text()
+    rows = json.loads(stand_in.python(program, json.dumps(PAIRS), BENCHMARKS).splitlines()[-1])
+    assert len(rows) == len(PAIRS)
+    for row in rows:
+        assert abs(row["error_percent_peak"]) <= 3, row
+        assert abs(row["error_percent_reserved"]) <= 8, row

@@ -2,14 +2,19 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import vivace
+from vivace.command.progress import CompressProgress
 from vivace.inspection import gather
 from vivace.inspection.facts import Facts, TorchBuild
 from vivace.inspection.table import _rows
+from vivace.live.answering import searched
+from vivace.live.ending import document_of, said
+from vivace.pages.answer import lines
 from vivace.plan import Plan
 from vivace.session.opening import training_device
 from vivace.testing import TINY_JOBS
@@ -82,3 +87,38 @@ def test_where_an_nvidia_gpu_trains_there_is_nothing_to_say():
     card, own = vivace.machine.Device("cuda", "a card", 1), vivace.machine.Device("cpu", "a processor", 1)
     other = vivace.machine.Device("xpu", "Intel GPU", 0, served=False)
     assert vivace.Machine((card, own, other), 1, {}, {}).passed_over == ""
+
+
+def test_a_sweep_says_so(kind, tmp_path):
+    def job(lr):
+        return TINY_JOBS["mlp"]()
+
+    with pytest.raises(Heard) as heard:
+        vivace.sweep(job, {"lr": (0.1, 0.2)}, trials=1, workers=1, out=tmp_path / "out", on_event=raised)
+    assert str(heard.value) == SENTENCES[kind]
+
+
+def test_compress_says_so(kind, tmp_path, trained, capsys):
+    def shown(event):
+        with CompressProgress() as progress:
+            progress(event)
+        raised(event)
+
+    reference, run = trained("job")
+    with pytest.raises(Heard) as heard:
+        vivace.compress(reference, run=run, out=tmp_path / "out", on_event=shown)
+    assert str(heard.value) == SENTENCES[kind]
+    assert SENTENCES[kind] in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_script_on_the_processor_says_so_at_its_end(kind):
+    conductor = SimpleNamespace(machine=vivace.inspect(), device=torch.device("cpu"), comparison=None)
+    vars(conductor).update(plan=Plan(), plan_steps=0, tried=[], reason="")
+    loop = SimpleNamespace(conductor=conductor, rest="", left_alone="", num_steps=9, problems=[])
+    loop.spending = SimpleNamespace(elapsed=1.0, waited=0.0, lost=0.0)
+    document = document_of(loop)
+    searched_on = lines(searched(document | {"report_path": "", "next": "x"}, "x"), 80)
+    for told in (said(document, "python train.py"), searched_on):
+        assert " ".join(told).replace("vivace: ", "").count(SENTENCES[kind]) == 1
+    conductor.device = torch.device(kind)
+    assert not any("processor" in line for line in said(document_of(loop), "python train.py"))

@@ -6,6 +6,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from vivace.inspection import backends, facts, inspect, limits, nvidia
@@ -100,6 +101,14 @@ def test_without_a_limit_what_the_machine_has_is_free(tmp_path):
     put(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max",
                    "sys/fs/cgroup/memory.current": "1"})  # fmt: skip
     assert 10**7 < limits.free_memory(tmp_path) <= limits.memory_limit(tmp_path)
+
+
+def test_a_system_without_proc_still_tells_its_memory(tmp_path, monkeypatch):
+    total = limits.memory_limit(tmp_path)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert limits.memory_limit(tmp_path) == pytest.approx(total, rel=0.05)
+    assert 10**7 < limits.free_memory(tmp_path) <= total
+    assert inspect().limits["memory_bytes"]
 
 
 def test_no_shared_memory_and_no_working_folder_are_no_fault(tmp_path, monkeypatch):

@@ -5,10 +5,12 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from torch.nn import functional
 
 import vivace
 from vivace.memory.fits import Fit, draw, fits
 from vivace.memory.predict import PARTS, predict
+from vivace.memory.workspace import GpuWorkspaces
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import first_batches, start
@@ -136,6 +138,51 @@ def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():
     assert there.reserved.reserved % (2 * MIB) == 0
     here = predict(wide())
     assert there.parts["activations"] == pytest.approx(here.parts["activations"], rel=0.1)
+
+
+def test_a_model_that_looks_at_its_weights_while_it_draws_them_is_predicted():
+    def model():
+        built = wide().model()
+        while float(built[0].weight.detach().std()) > 1:  # as transformers draw theirs, within bounds
+            nn.init.normal_(built[0].weight)
+        return built
+
+    before = torch.get_rng_state()
+    found = predict(vivace.Job(**{**vars(wide()), "model": model}), device="cuda")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found == predict(wide(), device="cuda")
+
+
+def test_attention_and_dropout_are_a_gpus(monkeypatch):
+    """Fused attention keeps no scores, and dropout a byte for each number; on a CPU with dropout both do."""
+
+    def job(dropout):
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True)
+        return vivace.Job(
+            model=lambda: nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            data=lambda: [torch.ones(2, 256, 32)] * 2,
+            loss=lambda model, batch: model(batch).mean(),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+
+    numbers, scores = 2 * 256 * (3 * 32 + 64), 2 * 4 * 256**2 * 4
+    plain, dropped = (predict(job(share), device="cuda").parts["activations"] for share in (0.0, 0.1))
+    assert plain < dropped <= plain + 2 * 5 * numbers
+    assert predict(job(0.1)).parts["activations"] > dropped + 2 * scores
+    assert functional.dropout(torch.ones(8), 0.5, False).sum() == 8
+
+
+def test_workspaces_follow_torch_and_its_settings(monkeypatch):
+    assert GpuWorkspaces.of_torch().blas_bytes == 32 * MIB
+    before = predict(wide(), device="cuda").peak_bytes
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    assert GpuWorkspaces.of_torch().blas_bytes == 8 * MIB + 2**17
+    assert predict(wide(), device="cuda").peak_bytes < before
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    kept = GpuWorkspaces.of_torch()
+    product, pair = torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2))
+    told = [kept.bytes_for(product, pair, phase) for phase in ("forward", "forward", "backward", "backward")]
+    assert told == [(8 * MIB + 2**17, True), (0, True)] * 2
 
 
 def test_a_plan_for_gpus_is_predicted_without_one():

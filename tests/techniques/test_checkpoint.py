@@ -75,6 +75,37 @@ def test_attention_is_kept_where_only_the_cheap_runs_again():
     assert not recompute._drops(attention, (tensor, tensor, tensor), {})
 
 
+def test_a_list_that_grows_after_a_block_has_read_it():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, before):
+            return torch.tanh(self.linear(sum(before)))
+
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.head = nn.ModuleList(Layer() for _ in range(4)), nn.Linear(8, 5)
+
+        def forward(self, x):
+            seen = [x]
+            for layer in self.layers:
+                seen.append(layer(seen))
+            return self.head(sum(seen))
+
+    torch.manual_seed(1)
+    model = Dense()
+    batch, found = (torch.randn(8, 8), torch.randint(5, (8,))), []
+    for plan in ({}, {"checkpoint": {}}):
+        with blocky.opened(plan, copy.deepcopy(model)) as session:
+            losses = [session.step(batch) for _ in range(3)]
+            assert not plan or session.build.notes["recomputed_blocks"] == 4
+        found.append({**session.model.state_dict(), "losses": torch.stack(losses)})
+    assert blocky.differing(*found) == []
+
+
 def test_names_of_cheap_blocks_must_be_recomputed_ones():
     with pytest.raises(vivace.Refused, match=r"^checkpoint: none of its blocks is called 'blocks.2'; they"):
         blocky.opened({"checkpoint": {"blocks": ["blocks.1"], "cheap": ["blocks.2"]}})

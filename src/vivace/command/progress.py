@@ -236,6 +236,9 @@ class CompressProgress(_Lines):
             self._doing(event.payload["name"])
             self._print(event.payload["name"], "dim")
             return
+        if event.kind == EventKind.NOTICE:
+            self._print(event.payload["text"], "yellow")
+            return
         left = event.payload["left_seconds"]
         at_most = f"; at most {words.duration(left)} left" if left else ""
         if event.kind == EventKind.FORM_BEGIN:

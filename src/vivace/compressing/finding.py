@@ -138,6 +138,8 @@ class _Compressing:
     def done(self, *, resume: bool) -> Compressed:
         """Search, and write down what was found."""
         wish, folder = self.wish, _prepared(self.wish.out, resume=resume)
+        if self.machine.passed_over:
+            self.tell("notice", {"text": self.machine.passed_over})
         run = str(wish.run.absolute())
         with tempfile.TemporaryDirectory(prefix="vivace-") as scratch, ends_like_ctrl_c():
             bench = Bench(Source(wish.job), run, Path(scratch), folder / FILES, folder / LOG, self.batch)

@@ -26,7 +26,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 def memory_limit(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: the smaller of the machine's and its container's."""
     limits = [limit for _, limit in _memory_limits(root)]
-    return min([int(psutil.virtual_memory().total), *limits])
+    return min([_memory_of_machine()[0], *limits])
 
 
 def free_memory(root: Path = Path("/")) -> int:
@@ -34,7 +34,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
     What a group has used includes files that the kernel keeps in memory and gives up when it is needed.
     """
-    found = [int(psutil.virtual_memory().available)]
+    found = [_memory_of_machine()[1]]
     for folder, limit in _memory_limits(root):
         used = _first_number(folder, ("memory.current", "memory.usage_in_bytes"))
         lines = [line.split() for line in read(folder / "memory.stat").splitlines()]
@@ -51,6 +51,16 @@ def peak_memory() -> int:
     """Bytes of memory that this process held at most so far, as the system counts them."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _memory_of_machine() -> tuple[int, int]:
+    """Bytes of memory that the machine has, and that are available on it."""
+    try:
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
+    except OSError:  # psutil reads /proc, which some sandboxes do not have; the C library asks the kernel
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def _memory_limits(root: Path) -> list[tuple[Path, int]]:

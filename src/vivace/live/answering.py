@@ -75,7 +75,7 @@ def searched(document: dict[str, Any], command: str) -> Answer:
     known: dict[str, Any] = {
         "command": "tune",
         "subject": command,
-        "notes": ("Nothing that the script wrote was kept",),
+        "notes": ("Nothing that the script wrote was kept", *_passed_over(document)),
         "next": (document["next"],),
         "page": document["report_path"] or "",
     }
@@ -125,7 +125,12 @@ def _notes(document: dict[str, Any]) -> list[str]:
     notes = [f"a part of Vivace switched itself off: {text}" for text in problems[:1]]
     if document.get("only_the_rest") and document["plan"]:
         notes.append(f"its model's calls are as they were: {document['only_the_rest']}")
-    return notes
+    return notes + _passed_over(document)
+
+
+def _passed_over(document: dict[str, Any]) -> list[str]:
+    """Why a GPU of this machine is not used, where the script trains on the processor beside one."""
+    return [document["passed_over"]] if document.get("passed_over") else []
 
 
 def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -72,6 +72,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
             found["reason"] = _first_write() or "it ended before anything was tried"
         return found
     found["tried"] = conductor.tried
+    found["passed_over"] = conductor.machine.passed_over if conductor.device.type == "cpu" else ""
     found["reason"] = conductor.reason or found["reason"]
     from vivace.live.proof import LIMIT
 

@@ -157,6 +157,11 @@ def _drops(function: Operator, arguments: tuple[Any, ...], keywords: dict[str, A
     return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
 
 
+def _as_it_is(argument: Any) -> Any:
+    """A list or dictionary of its own: the model may add to the one it gave, as a DenseNet's blocks do."""
+    return argument.copy() if type(argument) in (list, dict) else argument
+
+
 class _Frame:
     """One call of one block: what its second pass needs, and where the tensors go that it makes."""
 
@@ -169,7 +174,8 @@ class _Frame:
         keywords: dict[str, Any],
     ) -> None:
         self.owner, self.block, self.call = owner, block, call
-        self.arguments, self.keywords = arguments, keywords
+        self.arguments = tuple(map(_as_it_is, arguments))
+        self.keywords = {name: _as_it_is(value) for name, value in keywords.items()}
         self.saved: list[_Saved] = []
         self.needed = 0  # of the saved tensors, up to the last one that a second pass must make
         self.products = _Products() if block.name in owner.cheap else None

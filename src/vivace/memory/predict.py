@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
@@ -13,13 +15,15 @@ import torch
 from torch import nn
 
 from vivace.data.order import share_of
-from vivace.errors import Refused, VivaceError
+from vivace.errors import JobError, Refused, VivaceError
 from vivace.inspection import inspect
 from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
 from vivace.memory.divided import divide, gather
+from vivace.memory.on_gpus import as_on_gpus
 from vivace.memory.watching import Watch
+from vivace.memory.workspace import GpuWorkspaces
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, models_of, optimizer_of
 from vivace.session.session import Session
@@ -27,7 +31,7 @@ from vivace.technique import Build, Stage
 from vivace.tensors.modules import modules_of
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import own_tensors
-from vivace.torch_internals.tensors import FakeTensorMode
+from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
 STEPS = 2  # the second one finds the optimizer's state
@@ -65,8 +69,9 @@ def predict(
         batch: one batch of the job, on the CPU; the largest is the one that matters. The first of its data
             where it is left out.
         device: ``cpu`` or ``cuda``. Where there is no GPU, a step on ``cuda`` is followed on the CPU's
-            operators, with the optimizer in the multi-tensor form that it takes on a GPU. Techniques for GPUs
-            are counted by their cards there (`Card.step_memory`), and refused where these do not tell.
+            operators, with the optimizer, dropout and attention in the forms that they take on a GPU, and an
+            H100's workspaces. Techniques for GPUs are counted by their cards there (`Card.step_memory`), and
+            refused where these do not tell.
         ranks: of how many processes this is the step of one, with its share of the batch, under a plan that
             divides the weights among them (see `vivace.memory.divided`).
 
@@ -78,27 +83,69 @@ def predict(
     if ranks > 1:
         plan, batch = _of_one_rank(plan), share_of(batch, 0, ranks)
     plan, more = _of_a_gpu(plan) if device == "cuda" else (plan, 0)
-    there = torch.device(device if torch.cuda.is_available() else "cpu")
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch(device == "cpu") as watch:
-        session = _open(job, plan, there, machine or inspect(), watch)
-        if device != there.type:
+    asked = _Asked(job, plan, device, machine or inspect(), batch, more, ranks)
+    try:
+        return _followed(asked, None)
+    except JobError:  # perhaps the model looks at its weights while it draws them, which fake ones have not
+        with torch.random.fork_rng(devices=[]):
+            built = call(job, "model")
+        return _followed(asked, built)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What a prediction is asked for; `more` batches wait on the device."""
+
+    job: Job
+    plan: Plan
+    device: str
+    machine: Machine
+    batch: Batch
+    more: int
+    ranks: int
+
+    @property
+    def there(self) -> torch.device:
+        """Whose operators are followed."""
+        return torch.device(self.device if torch.cuda.is_available() else "cpu")
+
+
+def _followed(asked: _Asked, built: Any) -> Prediction:
+    """The prediction, from two steps on fake tensors; `built` is the model, or None to build a fake one."""
+    there, parts, updates = asked.there, dict[int, str](), list[int]()
+    gpu = GpuWorkspaces.of_torch() if asked.device == "cuda" else None
+    with contextlib.ExitStack() as stack:
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        watch = stack.enter_context(Watch(gpu))
+        if built is not None:
+            with FakeCopyMode(fake):
+                built = copy.deepcopy(built)
+        if asked.device != there.type:
+            stack.enter_context(as_on_gpus())
+        session = _open(asked, watch, built)
+        if asked.device != there.type:
             _use_foreach(session)
-        with session:
-            placed = map_tensors(batch, lambda t: fake.from_tensor(t).to(there))
-            waiting = [map_tensors(placed, torch.clone) for _ in range(more)]
-            for tensor in tensors([placed, waiting]):
-                watch.made_in[watch.note(tensor)] = "batch"
-            parts: dict[int, str] = {}
-            updates = list[int]()
-            with _phases(session, watch, parts, updates):
-                for _ in range(STEPS):
-                    start = len(watch.moves)
-                    _step(session, placed)
-            _name_parts(watch, session, parts)
-            if ranks > 1:
-                divide(watch, parts, ranks)
-                gather(watch, session.build.models, start, updates[-1])
-            return _at_peak(watch, parts, start)
+        stack.enter_context(session)
+        placed = map_tensors(asked.batch, lambda t: fake.from_tensor(t).to(there))
+        waiting = [map_tensors(placed, torch.clone) for _ in range(asked.more)]
+        _note_batch(watch, [placed, waiting])
+        if asked.device == "cuda":  # where nobody holds a batch as it came, once the plan has put it in order
+            placed = session.place(placed)
+            _note_batch(watch, placed)
+        with _phases(session, watch, parts, updates):
+            for _ in range(STEPS):
+                start = len(watch.moves)
+                _step(session, placed)
+        _name_parts(watch, session, parts)
+        if asked.ranks > 1:
+            divide(watch, parts, asked.ranks)
+            gather(watch, session.build.models, start, updates[-1])
+        return _at_peak(watch, parts, start)
+
+
+def _note_batch(watch: Watch, batch: Any) -> None:
+    for tensor in tensors([batch]):
+        watch.made_in[watch.note(tensor)] = "batch"
 
 
 def _of_one_rank(plan: Plan) -> Plan:
@@ -119,13 +166,15 @@ def _of_a_gpu(plan: Plan) -> tuple[Plan, int]:
     return left, told.count("batch")
 
 
-def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: Watch) -> Session:
+def _open(asked: _Asked, watch: Watch, built: Any) -> Session:
+    job, plan, device = asked.job, asked.plan, asked.there
     if job.step is not None:
         raise Refused(
             "a job with an own step cannot be predicted: it cannot be cut into forward and backward"
         )
-    with torch.device(device):
-        built = call(job, "model")
+    if built is None:
+        with torch.device(device):
+            built = call(job, "model")
     models = models_of(job, built)
     if any(modules_of(model, nn.RNNBase) for model in models):
         raise Refused("a recurrent layer keeps what its library chooses to, which cannot be predicted")
@@ -135,7 +184,7 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
         for tensor in (*model.parameters(), *model.buffers()):
             watch.made_in[watch.note(tensor)] = "parameters"
     optimizer = optimizer_of(job, built)
-    build = Build(models=models, optimizer=optimizer, machine=machine, device=device, own_step=False)
+    build = Build(models=models, optimizer=optimizer, machine=asked.machine, device=device, own_step=False)
     return Session(
         plan, build, loss=job.loss, step=None, on_gradients=job.on_gradients, optimizers=[optimizer]
     )

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from vivace.memory.workspace import workspace_bytes
-from vivace.torch_internals.tensors import Operator, OperatorMode, storage_id, tree_leaves
+from vivace.memory.workspace import GpuWorkspaces, workspace_bytes
+from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of, storage_id, tree_leaves
+
+WORKSPACE = "workspace"  # the phase of what operators hold for themselves
 
 
 class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes each storage that an operator makes, and its end. Entered after the fake mode.
 
-    `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. With
-    `workspaces`, what operators of a CPU hold while they run counts too.
+    `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. What
+    operators hold for themselves while they run counts too, on a CPU or a `gpu`.
     """
 
-    def __init__(self, workspaces: bool) -> None:
+    def __init__(self, gpu: GpuWorkspaces | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.workspaces = workspaces
+        self.gpu = gpu
         self.moves: list[tuple[int, int]] = []
         self.phase = "build"
         self.made_in: dict[int, str] = {}
@@ -31,12 +34,16 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run the operator, then note the new storages among its results."""
         result = function(*arguments, **keywords)
-        extra = workspace_bytes(function, arguments, result) if self.workspaces else 0
-        if extra:
-            self._move(extra, "workspace")()
-        for leaf in tree_leaves(result):
+        if self.gpu is None and (extra := workspace_bytes(function, arguments, result)):
+            self._move(extra, WORKSPACE)()
+        for leaf in () if _is_view(function) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.note(leaf)
+        if self.gpu is not None:
+            extra, stays = self.gpu.bytes_for(function, arguments, self.phase)
+            end = self._move(extra, WORKSPACE) if extra else None
+            if end is not None and not stays:
+                end()
         return result
 
     def note(self, tensor: torch.Tensor) -> int:
@@ -58,3 +65,10 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     def _end(self, address: int, end: Callable[[], None]) -> None:
         self._keys.pop(address, None)
         end()
+
+
+@functools.cache
+def _is_view(function: Operator) -> bool:
+    """Does it return a part of what it was given? Of a deep-copied weight that seems a new storage."""
+    aliases = [value.alias_info for value in schema_of(function).returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)

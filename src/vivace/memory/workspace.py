@@ -2,10 +2,18 @@
 
 A convolution on a CPU copies its inputs into oneDNN's blocked layout and its result out of it, unless they
 are channels-last. The sums follow the order of its allocations, as torch's profiler shows them (torch 2.15).
+
+A matrix product on a GPU gives cuBLAS a workspace from the caching allocator, of a size that is fixed
+(aten/src/ATen/cuda/CublasHandlePool.cpp), and a sum over many rows takes one. What cuDNN takes for a
+convolution is chosen on the GPU itself, and not known here.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
+import re
 from typing import Any
 
 import torch
@@ -13,6 +21,82 @@ import torch
 from vivace.torch_internals.tensors import Operator, schema_of
 
 FEW_CHANNELS = 8  # with fewer the input is read as it is
+KIB = 2**10
+HOPPER = (9, 0)
+BLAS_BYTES, BLAS_BYTES_BEFORE_HOPPER = 32 * KIB**2, (2 * 4096 + 8 * 16) * KIB
+EPILOGUE_BYTES = KIB**2  # of a product with a bias, which cublasLt adds
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+FREES_WORKSPACES = (2, 15)  # torch from then on, after each product; before, each thread keeps its own
+WARP, MOST_THREADS = 32, 512  # of a block that sums
+FEW_VALUES, MANY_VALUES = 16, 256  # of a thread that sums
+
+
+@dataclasses.dataclass
+class GpuWorkspaces:
+    """What operators of a GPU take; `blas_bytes` for a product, which a thread of torch may keep for good.
+
+    The other figures are a processor's count and threads: a GPU's sum over rows is cut among them.
+    """
+
+    blas_bytes: int = BLAS_BYTES
+    keeps: bool = False
+    processors: int = 132  # an H100's
+    threads: int = 2048
+    kept: set[bool] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def of_torch(cls) -> GpuWorkspaces:
+        """Those of this process's GPU, or of an H100 where there is none, under the installed torch."""
+        found, capability = cls(), HOPPER
+        if torch.cuda.is_available():
+            card = torch.cuda.get_device_properties(torch.cuda.current_device())
+            capability = (card.major, card.minor)
+            found.processors, found.threads = card.multi_processor_count, card.max_threads_per_multi_processor
+        told = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+        if told:
+            found.blas_bytes = sum(int(kib) * int(count) for kib, count in told) * KIB
+        elif capability < HOPPER:
+            found.blas_bytes = BLAS_BYTES_BEFORE_HOPPER
+        version = tuple(int(number) for number in torch.__version__.split(".")[:2])
+        found.keeps = version < FREES_WORKSPACES
+        return found
+
+    def bytes_for(self, function: Operator, arguments: tuple[Any, ...], phase: str) -> tuple[int, bool]:
+        """What one call of an operator in this phase takes beside its result, and whether it stays taken."""
+        name = schema_of(function).name
+        if name == "aten::sum" and len(arguments) > 1 and arguments[1]:
+            return self._partial_sums(arguments[0], arguments[1]), False
+        if name not in PRODUCTS:
+            return 0, False
+        if self.keeps:
+            by_autograd = phase == "backward"  # whose thread has one of its own
+            is_new = by_autograd not in self.kept
+            self.kept.add(by_autograd)
+            return self.blas_bytes if is_new else 0, True
+        has_epilogue = name == "aten::addmm" and arguments[0].dim() == 1
+        return EPILOGUE_BYTES if has_epilogue else self.blas_bytes, False
+
+    def _partial_sums(self, tensor: torch.Tensor, dims: list[int]) -> int:
+        """Of a sum over the leading dimensions, as of a bias's gradient (ATen/native/cuda/Reduce.cuh)."""
+        if not tensor.is_contiguous() or sorted(dims) != list(range(len(dims))) or len(dims) >= tensor.dim():
+            return 0
+        columns = math.prod(tensor.shape[len(dims) :])
+        rows = tensor.numel() // max(1, columns)
+        if not rows or not columns:
+            return 0
+        vector = next(size for size in (4, 2, 1) if columns % size == 0)
+        most, wide = MOST_THREADS // vector, columns // vector
+        across, down = (min(most, 1 << (size.bit_length() - 1)) for size in (wide, rows))
+        width = min(across, WARP)
+        height = min(down, most // width)
+        width = min(across, most // height)
+        values, grid = -(-rows // height), -(-wide // width)
+        room = self.processors * (self.threads // (width * height))
+        if rows < min(height * FEW_VALUES, MANY_VALUES) or values < MANY_VALUES or grid > room:
+            return 0
+        blocks = max(min(-(-room // grid), -(-values // FEW_VALUES)), -(-values // MANY_VALUES))
+        item = max(4, tensor.element_size())  # halves are summed in float32
+        return item * columns * blocks * width * vector if blocks > 1 else 0
 
 
 def workspace_bytes(function: Operator, arguments: tuple[Any, ...], result: Any) -> int:

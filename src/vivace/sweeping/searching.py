@@ -66,6 +66,8 @@ def run_sweep(
     _check(trials=trials, seeds=seeds, seed=seed, workers=workers, against=against)
     cluster_at = _engine(engine, address)
     begin, tell, machine = time.monotonic(), teller(listening(on_event)), inspect()
+    if machine.passed_over and cluster_at is None:  # a cluster's machines are others
+        tell("notice", {"text": machine.passed_over})
     function = JobFunction(job)
     searched, fixed = space_of(space, function.parameters)
     if transfer is not None:

@@ -42,9 +42,7 @@ def sum_in_float32(build: Workbench) -> None:
     so that before training all losses are off in the same direction.
     """
 
-    summing = {nn.Linear: _of_contiguous} | (
-        {nn.LayerNorm: _of_float32} if build.device.type == "cpu" else {}
-    )
+    summing = {nn.Linear: _of_contiguous} | (ON_CPUS if build.device.type == "cpu" else {})
     undo = contextlib.ExitStack()
     for kind, method in summing.items():
         found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
@@ -89,6 +87,7 @@ def _of_contiguous(self: nn.Module, *inputs: object, **named: object) -> torch.T
 
 # Bound methods, and by this name: copies and pickles of a model then get methods of their own modules.
 _of_float32.__name__ = _of_contiguous.__name__ = "forward"
+ON_CPUS: dict[type[nn.Module], Callable[..., torch.Tensor]] = {nn.LayerNorm: _of_float32}
 
 
 def without_tf32(device: torch.device) -> str:

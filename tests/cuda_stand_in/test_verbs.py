@@ -1,0 +1,53 @@
+"""Verbs to their ends on a GPU: what they measure is the stand-in's, and what they say is whole."""
+
+import json
+from pathlib import Path
+
+JOB = f"{Path(__file__).with_name('job.py')}:job"
+GPU = "NVIDIA H100 80GB HBM3"
+
+
+def test_tune_finds_an_answer_for_the_gpu(stand_in, tmp_path):
+    for budget in (12, 60):  # the longer one where the machine is so busy that no technique is timed before
+        words = ("tune", JOB, "--budget", budget, "--out", tmp_path / "tune", "--json")
+        done = stand_in.vivace(*words, computes=True)
+        if done.returncode != 1:
+            break
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["baselines"]["strict_fp32"] > 0
+    assert "measured" in {trial["status"] for trial in found["trials"]}, found["trials"]
+    assert "acts on cuda" not in done.stderr
+    assert GPU in Path(found["report_path"]).read_text()
+    assert Path(found["plan_path"]).exists()
+
+
+def test_verify_keeps_a_step_that_is_replayed(stand_in, tmp_path):
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.cuda_graph_step]\n")
+    words = ("verify", JOB, "--plan", tmp_path / "plan.toml", "--budget", "10", "--json")
+    done = stand_in.vivace(*words, computes=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["kept"], found["promise"]) == (True, "rounding"), found
+    assert found["steps"] > 0
+
+
+MEASURES = """
+import json
+from vivace import inspect
+from vivace.inspection import measuring
+machine = inspect()
+found = measuring.measure(machine, seconds=1.0)["cuda"]
+ceilings = {key: one.value for key, one in found.ceilings.items()}
+print(json.dumps([ceilings, found.absent, sorted(found.unreached), inspect().ceilings]))
+"""
+
+
+def test_inspect_measures_the_gpu_and_names_what_it_could_not(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ceilings, absent, unreached, kept = json.loads(stand_in.python(MEASURES).splitlines()[-1])
+    assert {"matmul_fp32", "matmul_bf16", "copy_device", "launch_seconds"} <= {*ceilings, *unreached}, absent
+    assert ceilings
+    assert all(value > 0 for value in ceilings.values())
+    assert all(absent.values())
+    assert kept == ceilings
