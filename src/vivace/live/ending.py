@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.errors import printable
 from vivace.files import replace_text
@@ -16,6 +16,9 @@ from vivace.live.answering import answer_of, details
 from vivace.live.errand import DOCUMENT, PAGE, PLAN
 from vivace.live.loop import Loop
 from vivace.pages.answer import in_letters, lines
+
+if TYPE_CHECKING:
+    from vivace.live.conductor import Conductor
 
 PREFIX = "vivace: "  # before every line on a stream that is the script's
 
@@ -74,25 +77,9 @@ def document_of(loop: Loop) -> dict[str, Any]:
     found["tried"] = conductor.tried
     found["passed_over"] = conductor.machine.passed_over if conductor.device.type == "cpu" else ""
     found["reason"] = conductor.reason or found["reason"]
-    from vivace.live.proof import LIMIT
-
-    comparison = conductor.comparison
-    acted = comparison is not None and (conductor.plan_steps or conductor.plan.techniques)
+    acted = conductor.comparison is not None and (conductor.plan_steps or conductor.plan.techniques)
     if acted:
-        assert comparison is not None
-        ratio, wall = comparison.ratio, comparison.wall
-        saved = conductor.plan_seconds * (wall.low - 1.0) if wall.low > 1.0 else None  # at least
-        if conductor.saved_before:
-            saved = conductor.saved_before + (saved or 0.0)
-        found |= {
-            "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
-            "clock": "wall" if ratio is wall else "processor",
-            "saved_seconds": None if saved is None else saved - cost,
-            "plan_steps": conductor.plan_steps,
-            "watched": len(conductor.verdicts),
-            "limit": LIMIT,
-            "worst": max((v.score for v in conductor.verdicts), default=0.0),
-        }
+        found |= _acted(conductor, cost)
     if found["tried"]:
         found["page"] = str(Path(loop.errand.shown) / PAGE)
     if conductor.plan.techniques:
@@ -107,6 +94,27 @@ def document_of(loop: Loop) -> dict[str, Any]:
     if not found["plan"] and not found["reason"]:
         found["reason"] = _first_write() or "it ended before anything was decided"
     return found
+
+
+def _acted(conductor: Conductor, cost: float) -> dict[str, Any]:
+    """What a plan brought that acted, less `cost` seconds, and how it was watched."""
+    from vivace.live.proof import LIMIT
+
+    comparison = conductor.comparison
+    assert comparison is not None
+    ratio, wall = comparison.ratio, comparison.wall
+    saved = conductor.plan_seconds * (wall.low - 1.0) if wall.low > 1.0 else None  # at least
+    if conductor.saved_before:
+        saved = conductor.saved_before + (saved or 0.0)
+    return {
+        "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
+        "clock": "wall" if ratio is wall else "processor",
+        "saved_seconds": None if saved is None else saved - cost,
+        "plan_steps": conductor.plan_steps,
+        "watched": len(conductor.verdicts),
+        "limit": LIMIT,
+        "worst": max((v.score for v in conductor.verdicts), default=0.0),
+    }
 
 
 def _first_write() -> str:

@@ -15,6 +15,7 @@ Source: https://arxiv.org/abs/1604.06174, https://arxiv.org/abs/2205.05198 (sele
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -157,9 +158,9 @@ def _drops(function: Operator, arguments: tuple[Any, ...], keywords: dict[str, A
     return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
 
 
-def _as_it_is(argument: Any) -> Any:
+def _as_it_is(argument: object) -> object:
     """A list or dictionary of its own: the model may add to the one it gave, as a DenseNet's blocks do."""
-    return argument.copy() if type(argument) in (list, dict) else argument
+    return copy.copy(argument) if type(argument) in (list, dict) else argument
 
 
 class _Frame:

@@ -110,7 +110,7 @@ class _Asked:
         return torch.device(self.device if torch.cuda.is_available() else "cpu")
 
 
-def _followed(asked: _Asked, built: Any) -> Prediction:
+def _followed(asked: _Asked, built: object) -> Prediction:
     """The prediction, from two steps on fake tensors; `built` is the model, or None to build a fake one."""
     there, parts, updates = asked.there, dict[int, str](), list[int]()
     gpu = GpuWorkspaces.of_torch() if asked.device == "cuda" else None
@@ -143,7 +143,7 @@ def _followed(asked: _Asked, built: Any) -> Prediction:
         return _at_peak(watch, parts, start)
 
 
-def _note_batch(watch: Watch, batch: Any) -> None:
+def _note_batch(watch: Watch, batch: object) -> None:
     for tensor in tensors([batch]):
         watch.made_in[watch.note(tensor)] = "batch"
 
@@ -166,7 +166,7 @@ def _of_a_gpu(plan: Plan) -> tuple[Plan, int]:
     return left, told.count("batch")
 
 
-def _open(asked: _Asked, watch: Watch, built: Any) -> Session:
+def _open(asked: _Asked, watch: Watch, built: object) -> Session:
     job, plan, device = asked.job, asked.plan, asked.there
     if job.step is not None:
         raise Refused(
