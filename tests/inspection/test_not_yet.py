@@ -115,7 +115,7 @@ def test_a_script_on_the_processor_says_so_at_its_end(kind):
     conductor = SimpleNamespace(machine=vivace.inspect(), device=torch.device("cpu"), comparison=None)
     vars(conductor).update(plan=Plan(), plan_steps=0, tried=[], reason="")
     loop = SimpleNamespace(conductor=conductor, rest="", left_alone="", num_steps=9, problems=[])
-    loop.spending = SimpleNamespace(elapsed=1.0, waited=0.0, lost=0.0)
+    loop.spending = SimpleNamespace(elapsed=1.0, own_seconds=0.0, lost=0.0)
     document = document_of(loop)
     searched_on = lines(searched(document | {"report_path": "", "next": "x"}, "x"), 80)
     for told in (said(document, "python train.py"), searched_on):

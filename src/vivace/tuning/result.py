@@ -101,7 +101,7 @@ class Result:
         rebuilt = {
             "plan": Plan.from_dict(document["plan"]),
             "speedup": Ratio(**document["speedup"]),
-            "verdict": verdict and Verdict(**{**verdict, "checks": tuple(verdict["checks"])}),
+            "verdict": verdict and Verdict.of(verdict),
             "input_pipeline": {key: Ratio(**ratio) for key, ratio in document["input_pipeline"].items()},
             "trials": [Trial.from_dict(trial) for trial in document["trials"]],
             "outcome": Outcome(document["outcome"]),
