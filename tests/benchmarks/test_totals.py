@@ -74,6 +74,23 @@ def test_a_run_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
     assert len(bench.rows()) == 7
 
 
+@pytest.mark.parametrize(
+    ("shares", "kept"),
+    [([0.2, 0.03], 0.03), ([0.2, 0.3, 0.1], 0.1), ([0.06, 0.3, 0.1], 0.06), ([0.05], 0.05)],
+)
+def test_a_row_that_others_disturbed_is_run_again_at_most_twice(tmp_path, shares, kept):
+    person, shares_left = Person({}), [*shares, *[0.01] * 9]
+
+    def start(arguments, cache):
+        return person(arguments, cache) | {"foreign_share": shares_left.pop(0)}
+
+    bench = totals.Bench(tmp_path, "2m", start)
+    bench.measure("gpt", 3)
+    assert person.ways == ["tune"] * len(shares) + ["train"]
+    assert [row["foreign_share"] for row in bench.rows()] == [kept, 0.01]
+    assert len(bench.ledger.read("disturbed")) == len(shares) - 1
+
+
 def test_what_is_known_is_kept_after_each_row(tmp_path):
     kept = []
 
