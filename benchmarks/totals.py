@@ -149,6 +149,7 @@ class Bench:
             if row["foreign_share"] <= QUIET:
                 break
             self.ledger.append("disturbed", row)
+            shutil.rmtree(arguments[arguments.index("--out") + 1], ignore_errors=True)
             again = {**key, **self.start(arguments, cache)}
             row = min(row, again, key=lambda each: each["foreign_share"])
         self.ledger.append("row", row)
