@@ -56,6 +56,28 @@ def test_two_are_kept(checkpoints, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_2"]
 
 
+def test_an_end_between_a_step_that_is_saved_again_and_its_place_loses_nothing(
+    checkpoints, tmp_path, monkeypatch
+):
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    rename = os.rename
+
+    def ends(source, target):
+        if target == tmp_path / "step_2":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "rename", ends)
+        save(checkpoints, 2, value=5)
+    found = checkpoints.newest()
+    assert (found.position.step, float(found.model["weight"][0])) == (2, 2.0)
+    save(checkpoints, 2, value=6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_2"]
+    assert float(checkpoints.newest().model["weight"][0]) == 6.0
+
+
 def test_a_step_is_saved_again_in_place_of_the_old(checkpoints, tmp_path):
     for value in (1, 2):
         save(checkpoints, 5, value)

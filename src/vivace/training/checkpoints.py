@@ -35,7 +35,8 @@ MANIFEST = "MANIFEST.json"
 FILES = ("model.pt", "state.pt")
 _KEEP = 2
 _LATER = ("course", "held")  # facts that the manifests of earlier versions lack
-_NAME = re.compile(r"step_(\d{1,18})")
+_FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
+_NAME = re.compile(rf"step_(\d{{1,18}})(\.{_FORMER}\..*)?")
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
 
@@ -108,7 +109,7 @@ class Checkpoints:
             self._require_space(needed)
             self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
             if target.exists():
-                os.rename(target, self._beside(target))
+                os.rename(target, self._beside(target, _FORMER))
             os.rename(temporary, target)
             sync_folder(self.folder)
         except Exception as error:
@@ -191,8 +192,8 @@ class Checkpoints:
         if not all(isinstance(line, str) and ": " in line for line in manifest.get("job", ())):
             raise CheckpointError(f"{MANIFEST} holds no 'job' that can be read")
 
-    def _beside(self, target: Path) -> Path:
-        return self.folder / f"{target.name}.tmp.{uuid.uuid4().hex[:8]}"
+    def _beside(self, target: Path, kind: str = "tmp") -> Path:
+        return self.folder / f"{target.name}.{kind}.{uuid.uuid4().hex[:8]}"
 
     def _write(self, folder: Path, position: Position, contents: dict[str, Any]) -> None:
         folder.mkdir()
@@ -246,8 +247,8 @@ class Checkpoints:
         listed = _listed(self.folder)
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
-            torn = path.name.startswith("step_") and ".tmp." in path.name
-            if torn or (path in listed and path not in kept):
+            named = _NAME.fullmatch(path.name) or (path.name.startswith("step_") and ".tmp." in path.name)
+            if named and path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -264,9 +265,17 @@ def kept_plan(folder: Path) -> Plan | None:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Everything named like a checkpoint, the newest first."""
+    """Everything named like a checkpoint, the newest first.
+
+    A former one counts where the process ended before another could take its place.
+    """
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    steps = {path.name for _, path in found}
+    return [
+        path
+        for step, path in sorted(found, reverse=True)
+        if path.name == f"step_{step}" or f"step_{step}" not in steps
+    ]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
