@@ -177,9 +177,9 @@ class Search(Standing):
         yield from self._refine()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
-        """First what can be added, then what displaces a technique of the best plan, then what is not likely to
-        help, and last what can help longer trainings only; of each the one first that promises most for the
-        time that it takes.
+        """First what can be added, then what displaces a technique of the best plan, then what is not likely
+        to help, and last what can help longer trainings only; of each the one first that promises most for
+        the time that it takes.
         """
 
         def rank(candidate: Candidate) -> tuple[int, float]:
@@ -196,7 +196,7 @@ class Search(Standing):
             yield left.pop(0)
 
     def _warms_up_too_long(self, candidate: Candidate) -> bool:
-        """Does it compile, and take longer for that in each run, all compiled before, than it can save there?"""
+        """Does it compile, and warm up longer in each run, with all compiled before, than it can save?"""
         length = self.length()
         if length.steps is None or not candidate.technique.card.compiles or not self._fits(self.best_peak):
             return False
