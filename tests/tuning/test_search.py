@@ -415,6 +415,15 @@ def test_where_a_precision_slows_all_down_the_others_are_tried_together_next():
     assert rest not in player.measured, "what is known to help is not at fault"
 
 
+def test_without_the_precision_the_others_are_tried_only_where_that_can_pay():
+    offered = (*offer("bf16_autocast", predicted=(0.9, 3.0)), *offer(*NAMES[::2], predicted=(1.0, 1.005)))
+    for steps, tried in ((60_000, False), (6_000_000, True)):
+        player = Player(multiplied(dict(zip(NAMES, (1.0, 0.5, 1.0), strict=True))))
+        player.play(setting(offered, steps=steps, auto=True))
+        assert len(player.measured[0]) == 3
+        assert (Plan([*CHANNELS.techniques, *FUSED.techniques]) in player.measured) is tried
+
+
 def test_the_search_finds_a_small_transformers_best_plans_in_seconds():
     """Replayed over all 216 plans that were measured of one: bfloat16 runs it at 0.73x."""
     (path,) = Path(__file__).parents[2].glob("records/search_gpt/*/*.json")

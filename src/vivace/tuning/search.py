@@ -141,9 +141,9 @@ class Search(Standing):
             if quick and likely and len(plan.adding(technique)) > len(plan):
                 plan = candidate.on(plan)
                 taken.append(candidate)
-        if not self._may_pay(plan, taken):
-            return
         while len(self.setting.chosen(plan)) > 1 and plan.id not in self.measured:
+            if not self._may_pay(plan, [one for one in taken if one.technique in plan.techniques]):
+                return
             found = yield from self._try(plan)
             trial = self.measured.get(plan.id)
             plan = self.setting.needed if found or trial is None else self._without_fault(plan, trial)
