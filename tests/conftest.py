@@ -176,6 +176,14 @@ def _threads_as_before():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_pace():
+    """What tests compile, many at a time, says nothing of how fast this machine compiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vivace.tuning.pace.cache_folder", lambda: Path(os.devnull))
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A function from the name of a job in scenes/served.py to its reference and the folder of its run."""

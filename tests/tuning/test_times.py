@@ -5,11 +5,13 @@ import textwrap
 
 import pytest
 
-from vivace.ledger import Ratio, Trial
+from vivace.inspection import store
+from vivace.ledger import Code, Ratio, Trial
 from vivace.measuring.budget import BUDGETS
 from vivace.plan import Plan
 from vivace.technique.registry import find
 from vivace.tuning.objective import Beside, Length
+from vivace.tuning.pace import compiling_pace, learn_pace
 from vivace.tuning.times import (
     COMPILING_SECONDS,
     ROUNDS,
@@ -67,6 +69,39 @@ def test_compiling_takes_about_what_it_took_on_two_cores(operators, seconds):
     """The cold warm-ups of six of the benchmarks' jobs."""
     assert compiling_seconds(operators, 2) == pytest.approx(seconds, abs=6.0)
     assert compiling_seconds(operators, 1) > compiling_seconds(operators, 16)
+
+
+def test_how_fast_this_machine_compiles_is_learned_from_the_tunings_of_other_jobs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vivace.tuning.pace.cache_folder", store.cache_folder)
+    assert compiling_pace("here") == 1.0
+    cold, warm = trial(COMPILED, 40.0, warmup=33.0), trial(COMPANY, 12.0, warmup=3.0)
+    for _ in range(2):
+        learn_pace("here", 100.0, [trial(FUSED, 7.0), cold, warm])
+    assert compiling_pace("here") == pytest.approx(0.33)
+    assert compiling_pace("elsewhere") == 1.0
+    for _ in range(20):  # a machine that compiles more slowly from now on
+        learn_pace("here", 10.0, [cold])
+    assert compiling_pace("here") == pytest.approx(3.3)
+
+
+def test_a_tuning_in_which_compiling_was_not_seen_teaches_no_pace(monkeypatch, tmp_path):
+    monkeypatch.setattr("vivace.tuning.pace.cache_folder", lambda: tmp_path)
+    failed = {"status": "failed", "reason": "it ended", "warmup_seconds": None, "ratio": None, "pairs": ()}
+    cold = trial(COMPILED, 40.0, warmup=33.0)
+    crashed = dataclasses.replace(cold, **failed)
+    learn_pace("here", 10.0, [trial(FUSED, 7.0)])
+    learn_pace("here", 10.0, [crashed, cold])  # part of it had been compiled
+    learn_pace("here", 10.0, [dataclasses.replace(cold, foreign_share=0.7)])
+    assert compiling_pace("here") == 1.0
+    assert not list(tmp_path.iterdir())
+    stopped = dataclasses.replace(crashed, seconds=46.0, code=Code.TIMED_OUT)
+    learn_pace("here", 20.0, [dataclasses.replace(stopped, status="refused", code=Code.NONE), stopped])
+    assert compiling_pace("here") == pytest.approx((1 + 2.3) / 2), "at least so long; and one is not enough"
+    (tmp_path / "compiling" / "here.jsonl").unlink()
+    (tmp_path / "compiling" / "here.jsonl").symlink_to(tmp_path / "elsewhere")
+    learn_pace("here", 20.0, [cold])
+    assert compiling_pace("here") == 1.0, "a cache that cannot be used costs nothing but the forecast"
 
 
 def test_what_compiles_gets_its_time_and_no_more():

@@ -201,6 +201,23 @@ def test_a_trial_that_stands_in_the_ledger_counts_though_ctrl_c_comes_at_once(tm
     assert Plan.load(tmp_path / "run" / "plan.toml") == result.plan
 
 
+def test_what_compiling_takes_is_foretold_by_this_machines_pace(tmp_path, monkeypatch):
+    taught = []
+    monkeypatch.setattr("vivace.tuning.tuner.compiling_pace", lambda fingerprint: 3.0)
+    monkeypatch.setattr("vivace.tuning.tuner.learn_pace", lambda *given: taught.append(given))
+
+    def listen(event):
+        if event.kind == EventKind.TRIAL_BEGIN:
+            raise KeyboardInterrupt
+
+    result = vivace.tune(STAGE, budget=BUDGET_SECONDS, out=tmp_path / "run", on_event=listen)
+    (begun,) = Ledger(tmp_path / "run" / "ledger.jsonl").read("search")
+    ((fingerprint, foretold_seconds, trials),) = taught
+    assert begun["compiling_seconds"] == pytest.approx(3.0 * foretold_seconds)
+    assert fingerprint == vivace.inspect().fingerprint
+    assert trials == result.trials
+
+
 @pytest.mark.slow
 def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
     # Ten seconds may end before the blocks' turn comes; the answer says which of the two it was.

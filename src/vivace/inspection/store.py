@@ -16,11 +16,15 @@ from vivace.inspection.ceilings import Ceiling, Survey
 FORMAT = 1
 
 
+def cache_folder() -> Path:
+    """What is known of machines, and spares time only: ``$XDG_CACHE_HOME/vivace``."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()) / "vivace"
+
+
 def path_of(fingerprint: str) -> Path:
     """Where the ceilings of a machine lie: ``$XDG_CACHE_HOME/vivace/ceilings/FINGERPRINT.json``."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
-    return cache / "vivace" / "ceilings" / f"{fingerprint}.json"
+    return cache_folder() / "ceilings" / f"{fingerprint}.json"
 
 
 def load(fingerprint: str, device: str) -> Survey:

@@ -141,14 +141,27 @@ class Search(Standing):
             if quick and likely and len(plan.adding(technique)) > len(plan):
                 plan = candidate.on(plan)
                 taken.append(candidate)
-        if not self._may_pay(plan, taken):
-            return
         while len(self.setting.chosen(plan)) > 1 and plan.id not in self.measured:
-            yield from self._try(plan)
+            if not self._may_pay(plan, [one for one in taken if one.technique in plan.techniques]):
+                return
+            found = yield from self._try(plan)
             trial = self.measured.get(plan.id)
-            refusing = trial.technique if trial is not None and trial.status == "refused" else ""
-            spared = refusing and refusing not in self.setting.needed.names
-            plan = plan.without(refusing) if spared else self.setting.needed
+            plan = self.setting.needed if found or trial is None else self._without_fault(plan, trial)
+
+    def _without_fault(self, plan: Plan, trial: Trial) -> Plan:
+        """What to try together instead: all but what refused; where they were slower than a plan in fp32, all
+        but the coarser precision, which slows some models down whatever its company.
+        """
+        if trial.status == "refused":
+            spared = trial.technique and trial.technique not in self.setting.needed.names
+            return plan.without(trial.technique) if spared else self.setting.needed
+        faulty = [one.name for one in self.setting.chosen(plan) if one.card.unit_roundoff > FP32_ROUNDOFF]
+        slower = trial.ratio is not None and trial.ratio.counts < self.best_ratio.counts
+        if not (slower and faulty and self.reference_fits) or set(faulty) & set(self.best.names):
+            return self.setting.needed
+        for name in faulty:
+            plan = self.setting.less(plan, name)
+        return plan
 
     def _select(self) -> Steps[None]:
         """Add to the best plan what makes it faster, then drop what adds nothing."""
@@ -164,14 +177,16 @@ class Search(Standing):
         yield from self._refine()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
-        """First what can be added, then what displaces a technique of the best plan, what is not likely to
-        help last; of each the one first that promises most for the time that it takes.
+        """First what can be added, then what displaces a technique of the best plan, then what is not likely
+        to help, and last what can help longer trainings only; of each the one first that promises most for
+        the time that it takes.
         """
 
         def rank(candidate: Candidate) -> tuple[int, float]:
             adds = len(self.best.adding(candidate.technique)) > len(self.best)
             seconds = self.times.trial(candidate.on(self.best))
             kind = 2 if candidate.promise < 1.0 else 0 if adds else 1
+            kind = 3 if self._warms_up_too_long(candidate) else kind
             gain = math.log(max(candidate.promise, 1e-9))  # a card may bound it by 0
             return kind, -gain / seconds if gain > 0 else -gain * seconds
 
@@ -179,6 +194,14 @@ class Search(Standing):
         while left:
             left.sort(key=rank)  # anew: the best plan changes, and what trials take is learned
             yield left.pop(0)
+
+    def _warms_up_too_long(self, candidate: Candidate) -> bool:
+        """Does it compile, and warm up longer in each run, with all compiled before, than it can save?"""
+        length = self.length()
+        if length.steps is None or not candidate.technique.card.compiles or not self._fits(self.best_peak):
+            return False
+        saved = length.at_most_saved(self.best_ratio.counts, candidate.predicted[1])
+        return length.runs * self.times.warmup_again(candidate.on(self.best)) > saved
 
     def _drop(self) -> Steps[None]:
         """Drop what adds nothing from the best plan, and from the one with which this training ends first."""

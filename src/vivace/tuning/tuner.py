@@ -36,6 +36,7 @@ from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
 from vivace.tuning.loading import sentence
 from vivace.tuning.objective import ONE, Beside, Length
+from vivace.tuning.pace import compiling_pace, learn_pace
 from vivace.tuning.ranks import here, joined, require_searchable
 from vivace.tuning.requests import (
     Answer,
@@ -195,6 +196,7 @@ class _Tuning:
         self.asked: Request | None = None  # what the search asked for last
         self.verifier: Verifier | None = None
         self.phase = ""
+        self.foretold_compiling: float | None = None  # seconds, if nothing is known of this machine's pace
         size = bench.facts["batch_size"]
         self.baselines: dict[str, float | None]
         self.baselines = {"strict_fp32": size / profile.step_seconds, "default": None, "tf32": None}
@@ -265,6 +267,10 @@ class _Tuning:
         for one in ruled_out:
             bench.refuse(Plan([one.technique]), one.reason, Code.RULED_OUT, one.predicted)
         length = job_length(bench.facts, profile)
+        operators = profile.features.get("distinct_operators", 0)
+        foretold = compiling_seconds(operators, self.machine.num_cores)
+        if operators and bench.company.world_size == 1:  # ranks compile at the same time
+            self.foretold_compiling = foretold
         setting = Setting(
             candidates=tuple(offered),
             budget_seconds=self.seconds,
@@ -283,9 +289,7 @@ class _Tuning:
             first=known_best(bench.known.values(), offered, bench.allow, bench.needed.names),
             feeds_first=waits_for_data(profile),
             num_baselines=1 + len(registry.baselines(profile.device)),
-            compiling_seconds=compiling_seconds(
-                profile.features.get("distinct_operators", 0), self.machine.num_cores
-            ),
+            compiling_seconds=foretold * compiling_pace(self.machine.fingerprint),
         )
         bench.ledger.append("search", setting.to_dict())
         self.notes["default"] = "the budget is too short to measure it"
@@ -447,6 +451,8 @@ class _Tuning:
         else:
             long_plan = dataclasses.replace(long_plan, plan_path=str(self.folder / LONG_PLAN))
             long_plan.plan.save(self.folder / LONG_PLAN)
+        if self.foretold_compiling is not None:
+            learn_pace(self.machine.fingerprint, self.foretold_compiling, bench.trials)
         if any(technique.card.compiles for technique in plan.techniques):
             _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
         chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
