@@ -56,6 +56,7 @@ class Search(Standing):
         self.left = setting.left_seconds  # of the budget
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
         self.cannot_pay_more = False
+        self._made_less: set[str] = set()  # plans out of which nothing is to be dropped any more
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
@@ -190,11 +191,13 @@ class Search(Standing):
                 yield from self._least(plan)
 
     def _least(self, plan: Plan) -> Steps[Plan]:
-        """A plan without what adds nothing to it, what changes numbers most left out first.
+        """A plan without what adds nothing to it, what changes numbers most left out first; `_made_less` holds
+        both.
 
         Where that may spare the person a change of numbers it is tried whatever the time; where time is
         lacking for the others, they are left out at once, but for the one that promises most.
         """
+        self._made_less.add(plan.id)
         names, waiting = self._coarsest_first(plan), list[str]()
         for name in names:
             without = self.setting.less(plan, name)
@@ -205,12 +208,19 @@ class Search(Standing):
             if without.id not in self.measured and card.numerics == Numerics.EXACT and left <= 0:
                 waiting.append(name)
                 continue
-            plan = yield from self._less(plan, without, coarse=card.unit_roundoff > FP32_ROUNDOFF)
+            plan = yield from self._less(plan, without, coarse=_is_coarse(plan, name))
         without = plan
         for name in waiting:
             if len(self.setting.chosen(self.setting.less(without, name))):
                 without = self.setting.less(without, name)
-        return plan if without == plan else (yield from self._less(plan, without, coarse=False))
+        if without != plan:
+            plan = yield from self._less(plan, without, coarse=False)
+        for name in self._coarsest_first(plan):  # in the company that is left, as far as that was measured
+            without = self.setting.less(plan, name)
+            if without.id in self.measured and self.setting.chosen(without):
+                plan = yield from self._less(plan, without, coarse=_is_coarse(plan, name))
+        self._made_less.add(plan.id)
+        return plan
 
     def _coarsest_first(self, plan: Plan) -> list[str]:
         """The techniques of a plan that may be dropped: what changes numbers most first, then what promises
@@ -453,7 +463,8 @@ class Search(Standing):
                 return self._end(*last)
 
     def _first_kept(self) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
-        """The first plan not yet judged that keeps its promise; the guilty of others are banned.
+        """The first plan not yet judged that keeps its promise, made less before; the guilty of others are
+        banned.
 
         Where there is none, the outcome and the reason are of the first that did not.
         """
@@ -463,6 +474,9 @@ class Search(Standing):
             if not ranking or (self._judged and self.left <= 0):
                 return None, None, why or (Outcome.NOTHING_HELPS, "")
             plan = ranking[0]
+            if plan.id not in self._made_less:
+                yield from self._least(plan)
+                continue
             verdict = yield from self._verify(plan)
             if verdict.kept:
                 return plan, verdict, (Outcome.FASTER, "")
@@ -558,6 +572,11 @@ class Search(Standing):
 
     def _end(self, outcome: Outcome, reason: str, long_plan: LongPlan | None = None) -> None:
         self.conclusion = Conclusion(self.setting.base, ONE, outcome, reason, None, long_plan)
+
+
+def _is_coarse(plan: Plan, name: str) -> bool:
+    """Does the technique of that name lower the precision?"""
+    return any(one.name == name and one.card.unit_roundoff > FP32_ROUNDOFF for one in plan.techniques)
 
 
 def _as_fast(fastest: Ratio, *, coarse: bool) -> float:
