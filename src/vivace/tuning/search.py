@@ -191,8 +191,8 @@ class Search(Standing):
                 yield from self._least(plan)
 
     def _least(self, plan: Plan) -> Steps[Plan]:
-        """A plan without what adds nothing to it, what changes numbers most left out first; `_made_less` holds
-        both.
+        """A plan without what adds nothing to it, what changes numbers most left out first; both are then in
+        `_made_less`.
 
         Where that may spare the person a change of numbers it is tried whatever the time; where time is
         lacking for the others, they are left out at once, but for the one that promises most.
