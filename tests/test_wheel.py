@@ -89,7 +89,7 @@ def test_it_answers_without_torch(arguments, vivace):
     assert json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "verify", "profile"])
+@pytest.mark.parametrize("command", ["train", "tune", "verify", "profile", "export"])
 def test_what_trains_says_what_to_install(command, vivace):
     plan = ("--plan", "plan.toml") if command == "verify" else ()
     done = vivace(command, "digits", *plan)

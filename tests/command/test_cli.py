@@ -170,9 +170,9 @@ def test_help_is_quick_and_imports_no_torch():
         (
             ["run", "python", "plain.py", "--epochs", "3"],
             "vivace run has no option --epochs; what is a script's stands behind --: "
-            "vivace run -- python plain.py --epochs 3",
+            "vivace run --json -- python plain.py --epochs 3",
         ),
-        (["profile", "--out", "p", "plain.py", "-x"], "vivace profile --out p -- python plain.py -x"),
+        (["profile", "--out", "p", "plain.py", "-x"], "profile --json --out p -- python plain.py -x"),
     ],
 )
 def test_usage_is_one_sentence_and_one_document(arguments, message, tmp_path):

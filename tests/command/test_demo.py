@@ -65,7 +65,7 @@ def test_the_last_screen_says_where_one_run_each_says_nothing_as_the_machine_was
 
 
 def test_the_last_screen_has_seconds_accuracies_the_model_and_the_page(tmp_path, monkeypatch, capfd):
-    """The whole course, on few steps; what is measured elsewhere is given."""
+    """The whole course, of a shorter training; what `tune` measures is given."""
     plan = Plan.from_dict({"channels_last": {}})
 
     def found(job, out, **settings):
@@ -84,13 +84,14 @@ def test_the_last_screen_has_seconds_accuracies_the_model_and_the_page(tmp_path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main_job, "tune", found)
     monkeypatch.setattr(main_job, "tuned", lambda result, job, console: None)
-    monkeypatch.setattr(main_job, "train", partial(train, max_steps=6))
+    monkeypatch.setattr(main_job, "JOB", "digits")  # which trains in seconds
+    monkeypatch.setattr(main_job, "train", partial(train, max_steps=60))
     code, documents = main_job.demo(Path("runs"))
     assert code == 0
     assert list(documents) == ["tune", "as_it_is", "plan"]
-    assert [documents[name]["steps"] for name in ("as_it_is", "plan")] == [6, 6]
+    assert [documents[name]["steps"] for name in ("as_it_is", "plan")] == [60, 60]
     screen = capfd.readouterr().err.partition("2 of 2")[2]
-    assert re.search(r"instead of .* to train 6 steps", screen)
+    assert re.search(r"instead of .* to train 60 steps", screen)
     assert "Same model: " in screen
     assert re.search(r"Page: \S*runs/train/report\.html", screen)
     assert re.search(r"as it is +\S+ s +accuracy \S+ \+- ", screen)

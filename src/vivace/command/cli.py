@@ -571,8 +571,8 @@ def main() -> None:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "vivace"
-            message = meant(error) or " ".join(explain().split()).rstrip(".")
-            Screen("--json" in sys.argv, False, False).fail("UsageError", f"{message}; see {command} --help")
+            message = meant(error) or f"{' '.join(explain().split()).rstrip('.')}; see {command} --help"
+            Screen("--json" in sys.argv, False, False).fail("UsageError", message)
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
 
