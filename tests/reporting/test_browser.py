@@ -22,6 +22,7 @@ from vivace.compressing.page import render as compress_page
 from vivace.exporting.page import render as export_page
 from vivace.live.page import page as run_page
 from vivace.pictures import PICTURES, Box, Counts, Image, Piece, Text
+from vivace.profiling.law import Law
 from vivace.profiling.page import write_page
 from vivace.sweeping.page import render as sweep_page
 
@@ -127,6 +128,23 @@ def profile_document():
     }
 
 
+def ranks_document():
+    """What two ranks bring, and others would."""
+    compute = {1: 0.21, 2: 0.11, 4: 0.06, 8: 0.035, 16: 0.02}
+    law = Law(2, 64, compute, 0.13, 0.14, 0.02, 0.01, 102_000_000, 9, 8e-5, 1.1e9)
+    expected = law.expected()
+    return {
+        **profile_document(),
+        "target": "examples/train_a_vision_transformer.py:job",
+        "ranks": 2,
+        "law": law.to_dict(),
+        "expected": expected,
+        "shares": {phase: spent / 0.14 for phase, spent in expected[1]["seconds"].items()},
+        "plan": {"ddp": {}},
+        "replaced": "python examples/a_long_name_of_a_script.py --epochs 30 --data some/folder",
+    }
+
+
 def predictions():
     """Pictures of each kind."""
     names = ["face", "animal", "a_long_name_of_a_class", "vehicle", "building"]
@@ -186,6 +204,8 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
     found["train"] = vivace.report(train_folder).read_text(encoding="utf-8")
     write_page(profile_document(), tmp_path / "profile.html")
     found["profile"] = (tmp_path / "profile.html").read_text(encoding="utf-8")
+    write_page(ranks_document(), tmp_path / "ranks.html")
+    found["profile of ranks"] = (tmp_path / "ranks.html").read_text(encoding="utf-8")
     vivace.advise("resnet50", target="90M", out=tmp_path / "advice")
     for name in ("a", "b"):
         facts = {
