@@ -94,8 +94,8 @@ def test_the_last_screen_has_seconds_accuracies_the_model_and_the_page(tmp_path,
     assert re.search(r"instead of .* to train 60 steps", screen)
     assert "Same model: " in screen
     assert re.search(r"Page: \S*runs/train/report\.html", screen)
-    assert re.search(r"as it is +\S+ s +accuracy \S+ \+- ", screen)
-    assert re.search(r"the plan +\S+ s +accuracy \S+ \+- ", screen)
+    assert re.search(r"as it is +\S+ \w+ +accuracy \S+ \+- ", screen)
+    assert re.search(r"the plan +\S+ \w+ +accuracy \S+ \+- ", screen)
     assert (tmp_path / "runs" / "train" / "report.html").is_file()
 
 
