@@ -9,8 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
 CHAPTERS = {
-    ENGLISH: ["Install, and two commands", "Ten lines", "From the symptom to the command", "Measured"],
-    CHINESE: ["安装和两条命令", "十行代码", "从问题到命令", "实测结果"],
+    ENGLISH: [
+        "Install, and two commands",
+        "Ten lines, and three commands",
+        "From the symptom to the command",
+        "Measured",
+    ],
+    CHINESE: ["安装和两条命令", "十行代码和三条命令", "从问题到命令", "实测结果"],
 }
 BEGINS_ANEW = re.compile(r"[#|!<]|- |```")
 
@@ -29,6 +34,8 @@ def test_the_order_is_that_in_which_a_newcomer_asks(name):
     install = text_of(name).partition(f"## {CHAPTERS[name][0]}\n")[2].partition("\n## ")[0]
     for command in ("pip install .", "scripts/setup torch", "scripts/demo", "scripts/test"):
         assert f"$ {command}" in install
+    lines = text_of(name).partition(f"## {CHAPTERS[name][1]}\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\$ vivace (\w+) train.py:job", lines, re.MULTILINE) == ["profile", "tune", "train"]
 
 
 def test_both_have_the_same_code_and_the_same_commands():

@@ -1,5 +1,6 @@
 """The lines of docs/track.md: each tracker holds the curves of a training, offline."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -50,6 +51,19 @@ def test_tensorboard_holds_the_curves(followed, tmp_path):
     assert found == [(line["step"], pytest.approx(line["loss"])) for line in log if "loss" in line]
 
 
+def test_the_log_of_train_itself_calls_the_metric_by_its_name(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    job = dataclasses.replace(TINY_JOBS["mlp"](), metric=lambda model, batches: 0.5, metric_name="accuracy")
+    run = vivace.train(job, out=tmp_path / "train")
+    events = EventAccumulator(str(tmp_path / "train" / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    assert f"accuracy{' on the training data' if run.metric_data == 'training' else ''}" in tags
+    assert "metric" not in tags
+
+
 def test_wandb_holds_the_curves(tmp_path):
     """In a process of its own: it takes over a whole process."""
     if importlib.util.find_spec("wandb") is None:
@@ -82,6 +96,8 @@ def test_an_event_of_a_step_has_its_figures_and_others_have_none():
     payload = {"step": 7, "epoch": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
     event = Event(EventKind.EPOCH, payload | {"metric_data": "validation"})
     assert (event.step, event.scalars) == (7, {"epoch": 1, "loss": 0.5, "accuracy": 0.9})
+    on_training = Event(EventKind.METRIC, payload | {"metric_data": "training"})
+    assert on_training.scalars["accuracy on the training data"] == 0.9
     assert Event(EventKind.CHECKPOINT, {"step": 7, "path": "p", "seconds": 0.1}).scalars == {}
     assert Event(EventKind.PHASE, {"name": "searching"}).step is None
     assert Event(EventKind.STEP, {"step": 1, "loss": None}).scalars == {}

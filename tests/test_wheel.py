@@ -89,13 +89,33 @@ def test_it_answers_without_torch(arguments, vivace):
     assert json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "verify", "profile"])
+@pytest.mark.parametrize("command", ["train", "tune", "verify", "profile", "export"])
 def test_what_trains_says_what_to_install(command, vivace):
     plan = ("--plan", "plan.toml") if command == "verify" else ()
     done = vivace(command, "digits", *plan)
     assert done.returncode == 2
     assert "torch is not installed: pip install 'vivace[torch]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("to", ["torch", "transformers", "lightning", "accelerate"])
+def test_a_plan_is_read_and_written_as_code_without_torch(to, vivace, tmp_path):
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.bf16_autocast]\n")
+    done = vivace("export", "--plan", "plan.toml", "--to", to, "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bf16" in done.stdout or "bfloat16" in done.stdout
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.bf16_autocost]\n")
+    assert "did you mean 'bf16_autocast'?" in vivace("export", "--plan", "plan.toml").stderr
+
+
+def test_two_runs_are_compared_without_torch(vivace, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        run = {"steps": 100, "stepping_seconds": 2.0, "samples_per_second": 3200.0}
+        (tmp_path / name / "run.json").write_text(json.dumps(run))
+    done = vivace("compare", "a", "b", "--max-regression", "5%", "--json", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["slower"] is False
 
 
 def test_a_run_is_reported_without_torch(vivace, tmp_path):

@@ -71,7 +71,7 @@ _HOME = {
     "advise": "vivace.advising",
     "compare": "vivace.comparing",
     "compress": "vivace.compressing",
-    "export": "vivace.exporting",
+    "export": "vivace.exporting.proving",
     "in_words": "vivace.exporting",
     "sweep": "vivace.sweeping",
     "Swept": "vivace.sweeping",
@@ -117,8 +117,8 @@ if TYPE_CHECKING:
     from vivace.events import Event as Event
     from vivace.events import EventKind as EventKind
     from vivace.exporting import Exported as Exported
-    from vivace.exporting import export as export
     from vivace.exporting import in_words as in_words
+    from vivace.exporting.proving import export as export
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation

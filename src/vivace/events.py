@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 
@@ -70,13 +70,27 @@ class Event:
     @property
     def scalars(self) -> dict[str, float]:
         """The figures of a training at its `step`, such as loss, metric and samples_per_second: what trackers
-        draw. The metric has its own name. Empty where an event brings none.
+        draw. The metric has its own name (see `metric_title`). Empty where an event brings none.
         """
-        if self.kind not in (EventKind.STEP, EventKind.EPOCH, EventKind.METRIC):
-            return {}
-        own_name = {"metric": str(self.payload.get("metric_name") or "metric")}
-        numbers = {k: v for k, v in self.payload.items() if isinstance(v, int | float) and k != "step"}
-        return {own_name.get(name, name): value for name, value in numbers.items()}
+        drawn = self.kind in (EventKind.STEP, EventKind.EPOCH, EventKind.METRIC)
+        return scalars_of(self.payload) if drawn else {}
+
+
+def scalars_of(payload: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a payload but its step; the metric by its title."""
+    own_name = {"metric": metric_title(payload)}
+    numbers = {k: v for k, v in payload.items() if isinstance(v, int | float) and k != "step"}
+    return {own_name.get(name, name): value for name, value in numbers.items()}
+
+
+def metric_title(facts: Mapping[str, Any]) -> str:
+    """What a metric is called, which says where it is of the data that were trained on.
+
+    Args:
+        facts: ``metric_name`` and ``metric_data`` as payloads, runs and other documents have them.
+    """
+    name = str(facts.get("metric_name") or "metric")
+    return f"{name} on the training data" if facts.get("metric_data") == "training" else name
 
 
 OnEvent: TypeAlias = Callable[[Event], None]

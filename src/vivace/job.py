@@ -350,6 +350,10 @@ def _recipe(name: str) -> str:
     known = sorted(importlib.import_module("vivace.recipes").RECIPES)
     if name in known:
         return f"vivace.recipes.{name}"
+    if name.endswith(".ipynb"):
+        raise JobError(f"'{name}' is a notebook: call vivace.tune(job) in it, or put the Job into a file")
+    if Path(f"{name}.py").is_file():
+        raise JobError(f"there is no recipe '{name}'; for the file write {name}.py:job, the name of its Job")
     raise JobError(
         f"there is no recipe '{name}'{nearest(name, known)} ({', '.join(known)}; or write file.py:name)"
     )
@@ -373,8 +377,9 @@ def _of_file(path: Path) -> str:
 
 def _for_scripts(path: Path) -> str:
     return (
-        f": vivace run -- python {path} tries to make it faster as it is, vivace profile -- python {path} "
-        "shows where its time goes; to tune it, write a Job (ten lines, see the README)"
+        f": vivace run -- python {path} tries to make it faster as it is, vivace tune -- python {path} finds "
+        f"a plan on its steps, vivace profile -- python {path} shows where its time goes; for all techniques "
+        "write a Job (ten lines, see the README)"
     )
 
 

@@ -493,6 +493,20 @@ def test_the_first_screen_is_a_sentence_and_at_most_eight_rows_at_80_columns():
     assert any("does not fit: needs" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", ["H20", "GTX 1080"])
+def test_the_first_screen_of_a_card_has_twelve_lines(name):
+    card, file = find_gpu(name), io.StringIO()
+    found = answering.answer_of_card(card, trainable(card), largest_model(card), "amp")
+    ending(found, Console(file=file, width=80))
+    lines = file.getvalue().splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+    assert card.name in found.sentence
+    fit = sum(entry.prediction is not None for entry in trainable(card))
+    assert found.figure.startswith(f"{fit} of 17 ")
+    assert lines[-1].startswith("Next: vivace advise JOB --epochs 90 --gpus ")
+
+
 def test_what_says_nothing_of_a_card_is_refused_beside_it():
     options = {"precision": "auto", "catalogue": None, "probability": 0.8, "most": 8, "electricity": 0.25}
     with pytest.raises(InputError, match="--budget-usd says nothing"):

@@ -164,15 +164,25 @@ def test_help_is_quick_and_imports_no_torch():
         (["train", "digits", "--seed", "x"], "--seed is 'x'; it must be a whole number"),
         (["advise", "digits", "--budget-usd=free"], "--budget-usd is 'free'; it must be a number"),
         (["report", "nowhere"], "there is no folder 'nowhere'"),
+        (["run", "plain.py"], "'plain.py' needs its interpreter: -- python plain.py"),
+        (["plain.py"], "'plain.py' is no command: vivace run -- python plain.py for a script"),
+        (["plain.py:job"], "vivace tune plain.py:job for a Job"),
+        (
+            ["run", "python", "plain.py", "--epochs", "3"],
+            "vivace run has no option --epochs; what is a script's stands behind --: "
+            "vivace run --json -- python plain.py --epochs 3",
+        ),
+        (["profile", "--out", "p", "plain.py", "-x"], "profile --json --out p -- python plain.py -x"),
     ],
 )
 def test_usage_is_one_sentence_and_one_document(arguments, message, tmp_path):
-    done = run(*arguments, "--json", folder=tmp_path)
+    (tmp_path / "plain.py").write_text("raise RuntimeError('run blindly')\n")
+    done = run(*arguments[:1], "--json", *arguments[1:], folder=tmp_path)
     assert done.code == 2
     assert message in done.sentence
     assert done.errors.count("\n") == 1
     assert done.document["error"]["message"] == done.sentence
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["plain.py"]
 
 
 def test_no_command_shows_the_help():
@@ -258,6 +268,9 @@ def test_version_is_the_packages():
         ("train JOBS:goo", "has no name 'goo'; did you mean 'good'?"),
         ("train JOBS", ": write {JOBS}:"),
         ("tune script.py", "'script.py' is a script without a Job: vivace run -- python script.py"),
+        ("tune script.py", "vivace tune -- python script.py finds a plan on its steps"),
+        ("tune notes.ipynb", "'notes.ipynb' is a notebook: call vivace.tune(job) in it"),
+        ("tune script", "there is no recipe 'script'; for the file write script.py:job"),
         ("tune two.py", "'two.py' holds small and large: write two.py:large"),
         ("tune two.py:job --device cuda:7", "there is no device cuda:7 here: this machine shows cpu"),
         ("compress two.py:job --run r --device cuda:7", "there is no device cuda:7 here"),

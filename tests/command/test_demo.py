@@ -1,6 +1,9 @@
 """The demo's recipe and its last screen."""
 
+import re
 import signal
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +64,41 @@ def test_the_last_screen_says_where_one_run_each_says_nothing_as_the_machine_was
     assert lines[-1].endswith("1.68x as fast (1.60-1.80)")
 
 
+def test_the_last_screen_has_seconds_accuracies_the_model_and_the_page(tmp_path, monkeypatch, capfd):
+    """The whole course, of a shorter training; what `tune` measures is given."""
+    plan = Plan.from_dict({"channels_last": {}})
+
+    def found(job, out, **settings):
+        out.mkdir(parents=True)
+        plan.save(out / "plan.toml")
+        speedup = Ratio(1.5, 1.4, 1.6)
+        return SimpleNamespace(
+            interrupted=False,
+            plan=plan,
+            plan_path=out / "plan.toml",
+            speedup=speedup,
+            exit_code=0,
+            to_dict=dict,
+        )
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main_job, "tune", found)
+    monkeypatch.setattr(main_job, "tuned", lambda result, job, console: None)
+    monkeypatch.setattr(main_job, "JOB", "digits")  # which trains in seconds
+    monkeypatch.setattr(main_job, "train", partial(train, max_steps=60))
+    code, documents = main_job.demo(Path("runs"))
+    assert code == 0
+    assert list(documents) == ["tune", "as_it_is", "plan"]
+    assert [documents[name]["steps"] for name in ("as_it_is", "plan")] == [60, 60]
+    screen = capfd.readouterr().err.partition("2 of 2")[2]
+    assert re.search(r"instead of .* to train 60 steps", screen)
+    assert "Same model: " in screen
+    assert re.search(r"Page: \S*runs/train/report\.html", screen)
+    assert re.search(r"as it is +\S+ \w+ +accuracy \S+ \+- ", screen)
+    assert re.search(r"the plan +\S+ \w+ +accuracy \S+ \+- ", screen)
+    assert (tmp_path / "runs" / "train" / "report.html").is_file()
+
+
 def test_ctrl_c_while_it_tunes_is_answered_in_words(tmp_path, monkeypatch, capfd):
     def interrupted(job, on_event, **settings):
         def listen(event):
@@ -71,7 +109,7 @@ def test_ctrl_c_while_it_tunes_is_answered_in_words(tmp_path, monkeypatch, capfd
         return tune(job, on_event=listen, **settings)
 
     monkeypatch.setattr(main_job, "tune", interrupted)
-    assert main_job.demo(tmp_path) == 130
+    assert main_job.demo(tmp_path)[0] == 130
     told = capfd.readouterr().err
     assert "Interrupted before anything faster was found" in told
     assert "2 of 2" not in told
@@ -81,7 +119,9 @@ def test_ctrl_c_while_it_trains_keeps_a_checkpoint_and_says_how_to_go_on(tmp_pat
     def found(job, out, **settings):
         out.mkdir(parents=True)
         Plan.from_dict({"channels_last": {}}).save(out / "plan.toml")
-        return SimpleNamespace(interrupted=False, plan=["channels_last"], plan_path=out / "plan.toml")
+        return SimpleNamespace(
+            interrupted=False, plan=["channels_last"], plan_path=out / "plan.toml", to_dict=dict
+        )
 
     def interrupted(job, plan, on_event, **settings):
         def listen(event):
@@ -94,7 +134,9 @@ def test_ctrl_c_while_it_trains_keeps_a_checkpoint_and_says_how_to_go_on(tmp_pat
     monkeypatch.setattr(main_job, "tune", found)
     monkeypatch.setattr(main_job, "tuned", lambda result, job, console: None)
     monkeypatch.setattr(main_job, "train", interrupted)
-    assert main_job.demo(tmp_path) == 130
+    code, documents = main_job.demo(tmp_path)
+    assert code == 130
+    assert list(documents) == ["tune", "as_it_is"]
     told = capfd.readouterr().err
     assert "--resume" in told
     assert list((tmp_path / "reference" / "checkpoints").glob("step_*"))

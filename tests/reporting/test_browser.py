@@ -3,7 +3,6 @@
 Skipped where no Chromium is installed, or none that starts.
 """
 
-import dataclasses
 import html
 import importlib.util
 import json
@@ -23,10 +22,9 @@ from vivace.compressing.page import render as compress_page
 from vivace.exporting.page import render as export_page
 from vivace.live.page import page as run_page
 from vivace.pictures import PICTURES, Box, Counts, Image, Piece, Text
+from vivace.profiling.law import Law
 from vivace.profiling.page import write_page
-from vivace.sweeping.page import render
-from vivace.sweeping.record import Finalist, TrialRecord, ranked, spread_of
-from vivace.sweeping.result import Swept
+from vivace.sweeping.page import render as sweep_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FOUND = Path(__file__).parents[1] / "scenes" / "found.py"
@@ -130,51 +128,21 @@ def profile_document():
     }
 
 
-def sweep_page():
-    """Every section of a sweep's page, with long names."""
-    parameters = {"learning_rate": 0.00799, "width": 128, "optimizer": "adamw_with_a_long_name"}
-    costs = {"seconds": 0.002, "parameters": 1234567}
-    states = ["complete", "complete", "pruned", "failed"]
-    trials = [
-        TrialRecord(
-            number,
-            parameters | {"width": 2**number},
-            state,
-            None if state == "failed" else 0.9 + number / 100,
-            {1: 0.9},
-            3.0,
-            costs,
-            plan_left="",
-            fused=16,
-            sameness="exact: bit-identical",
-            reason="ValueError: seven is not allowed (train.py, line 41)" if state == "failed" else "",
-            code="",
-            kind="",
-        )
-        for number, state in enumerate(states)
-    ]
-    spreads = [spread_of({1: best, 2: best + 0.01}) for best in (0.93, 0.92)]
-    share = {"estimate": 0.7, "low": 0.5, "high": 0.82}
-    decision = {"shape": parameters, "fused": False, "reason": "it was not measured faster", "rows": 15}
-    decision |= {"ratio": share, "sameness": "rounding: worst 0.6 of 16 allowed (loss)"}
-    settings = {field.name: "" for field in dataclasses.fields(Swept)} | {
-        "job": "runs/sweep/best.py:job",
-        "objectives": ("metric", "parameters"),
-        "finalists": tuple(ranked([Finalist(0, parameters, 0.93, spread) for spread in spreads])),
-        "metric_name": "accuracy",
-        "best": parameters,
-        "metric": 0.93,
-        "trials": tuple(trials),
-        "importances": dict.fromkeys(parameters, share),
-        "front": (0, 1),
-        "fusing": (decision | {"baseline": "SGD with a loop over tensors, torch's default on a CPU"},),
-        "pruned_seconds_saved": 412.0,
-        "seconds": 700.0,
-        "workers": 2,
-        "threads": 1,
-        "notices": ("2 trials at a time on 1 thread each: 1.84x; memory has room for 31",),
+def ranks_document():
+    """What two ranks bring, and others would."""
+    compute = {1: 0.21, 2: 0.11, 4: 0.06, 8: 0.035, 16: 0.02}
+    law = Law(2, 64, compute, 0.13, 0.14, 0.02, 0.01, 102_000_000, 9, 8e-5, 1.1e9)
+    expected = law.expected()
+    return {
+        **profile_document(),
+        "target": "examples/train_a_vision_transformer.py:job",
+        "ranks": 2,
+        "law": law.to_dict(),
+        "expected": expected,
+        "shares": {phase: spent / 0.14 for phase, spent in expected[1]["seconds"].items()},
+        "plan": {"ddp": {}},
+        "replaced": "python examples/a_long_name_of_a_script.py --epochs 30 --data some/folder",
     }
-    return render(Swept(**settings))
 
 
 def predictions():
@@ -236,6 +204,8 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
     found["train"] = vivace.report(train_folder).read_text(encoding="utf-8")
     write_page(profile_document(), tmp_path / "profile.html")
     found["profile"] = (tmp_path / "profile.html").read_text(encoding="utf-8")
+    write_page(ranks_document(), tmp_path / "ranks.html")
+    found["profile of ranks"] = (tmp_path / "ranks.html").read_text(encoding="utf-8")
     vivace.advise("resnet50", target="90M", out=tmp_path / "advice")
     for name in ("a", "b"):
         facts = {
@@ -249,8 +219,8 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
         (tmp_path / name / "run.json").write_text(json.dumps(facts))
     vivace.compare(tmp_path / "a", tmp_path / "b", out=tmp_path / "compared")
     found["compare"] = (tmp_path / "compared" / "compare.html").read_text(encoding="utf-8")
-    found["sweep"] = sweep_page()
     scene = runpy.run_path(str(FOUND))
+    found["sweep"] = sweep_page(scene["swept"]())
     found["run"] = run_page(scene["FASTER"], scene["RECORDS"], "python train.py")
     found["long run"] = run_page(scene["LONG_RUN"], scene["RECORDS"] * 9, scene["LONG_COMMAND"])
     as_it_was = scene["LONG_RUN"] | {"outcome": "not_faster", "plan": {}, "reason": scene["SENTENCE"]}

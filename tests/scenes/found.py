@@ -1,11 +1,15 @@
-"""What `run`, `compress` and `export` found, as their pages and endings are given it; the long ones hold the
-longest that each may.
+"""What `run`, `compress`, `export` and `sweep` found, as their pages and endings are given it; the long
+ones hold the longest that each may.
 """
+
+import dataclasses
 
 from vivace.compressing.result import Compressed, Tried
 from vivace.exporting.result import Exported
 from vivace.ledger import Ratio
 from vivace.serving.forms import FORMS
+from vivace.sweeping.record import Finalist, TrialRecord, ranked, spread_of
+from vivace.sweeping.result import Swept
 
 RATIO = {"estimate": 1.5, "low": 1.3, "high": 1.7}
 VERDICT = {"kept": True, "reason": "", "score": 1.2, "limit": 5.0, "seconds": 0.2}
@@ -149,3 +153,50 @@ def exported(kept=True):
         "2026-11-23T10:11:12+00:00",
         page_path="runs/export/model_card.html",
     )
+
+
+def swept():
+    """A sweep with every section of its page, and long names."""
+    parameters = {"learning_rate": 0.00799, "width": 128, "optimizer": "adamw_with_a_long_name"}
+    costs = {"seconds": 0.002, "parameters": 1234567}
+    states = ["complete", "complete", "pruned", "failed"]
+    trials = [
+        TrialRecord(
+            number,
+            parameters | {"width": 2**number},
+            state,
+            None if state == "failed" else 0.9 + number / 100,
+            {1: 0.9},
+            3.0,
+            costs,
+            plan_left="",
+            fused=16,
+            sameness="exact: bit-identical",
+            reason="ValueError: seven is not allowed (train.py, line 41)" if state == "failed" else "",
+            code="",
+            kind="",
+        )
+        for number, state in enumerate(states)
+    ]
+    spreads = [spread_of({1: best, 2: best + 0.01}) for best in (0.93, 0.92)]
+    share = {"estimate": 0.7, "low": 0.5, "high": 0.82}
+    decision = {"shape": parameters, "fused": False, "reason": "it was not measured faster", "rows": 15}
+    decision |= {"ratio": share, "sameness": "rounding: worst 0.6 of 16 allowed (loss)"}
+    settings = {field.name: "" for field in dataclasses.fields(Swept)} | {
+        "job": "runs/sweep/best.py:job",
+        "objectives": ("metric", "parameters"),
+        "finalists": tuple(ranked([Finalist(0, parameters, 0.93, spread) for spread in spreads])),
+        "metric_name": "accuracy",
+        "best": parameters,
+        "metric": 0.93,
+        "trials": tuple(trials),
+        "importances": dict.fromkeys(parameters, share),
+        "front": (0, 1),
+        "fusing": (decision | {"baseline": "SGD with a loop over tensors, torch's default on a CPU"},),
+        "pruned_seconds_saved": 412.0,
+        "seconds": 700.0,
+        "workers": 2,
+        "threads": 1,
+        "notices": ("2 trials at a time on 1 thread each: 1.84x; memory has room for 31",),
+    }
+    return Swept(**settings)

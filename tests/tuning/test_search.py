@@ -361,6 +361,30 @@ def test_the_plan_for_this_training_is_made_less_where_a_longer_one_has_another(
     assert "compile" in search.conclusion.long_plan.plan.names
 
 
+def test_a_plan_that_takes_the_place_of_a_rejected_one_is_made_less_too():
+    """The fastest is not confirmed; the next one was only tried in the company of what adds nothing."""
+    gains = {"bf16_weights": 1.5, "bf16_autocast": 1.45, "channels_last": 1.0, "fused_optimizer": 1.0}
+
+    def confirms(plan, spent):
+        return STEADY if "bf16_weights" in plan.names else near(1.45)
+
+    _, search = play(multiplied(gains), names=tuple(gains), seconds=120.0, confirms=confirms)
+    assert search.conclusion.plan == BF16
+
+
+def test_what_adds_nothing_any_more_once_others_are_dropped_is_dropped_by_what_was_measured():
+    """bfloat16 made up for what the fused update cost, which is dropped itself."""
+    speeds = {
+        ("channels_last",): 1.5,
+        NAMES: 1.516,
+        ("channels_last", "bf16_autocast"): 1.505,
+        ("channels_last", "fused_optimizer"): 1.2,
+    }
+    player, search = play(lambda plan, spent: near(speeds.get(plan.names, 1.0)), first=CHANNELS)
+    assert Plan([*CHANNELS.techniques, *BF16.techniques]) in player.measured
+    assert search.conclusion.plan == CHANNELS
+
+
 def test_precision_is_dropped_first_and_what_is_exact_last():
     gains = {"host_allocator": 1.0, "channels_last": 1.0, "bf16_autocast": 1.0, "fused_optimizer": 1.5}
     player, search = play(multiplied(gains), names=tuple(gains), seconds=600.0)

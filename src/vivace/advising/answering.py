@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from vivace import words
 from vivace.advising import tables
 from vivace.advising.advice import Advice
+from vivace.advising.catalogue import Gpu
 from vivace.advising.choose import UNKNOWN, Offer
+from vivace.advising.reverse import Trainable
 from vivace.pages.answer import Answer
 
 FASTER = 1.1  # from which another card is worth a word
@@ -31,6 +34,36 @@ def answer(advice: Advice) -> Answer:
         next=_next(advice),
         page=advice.page_path or "",
     )
+
+
+def answer_of_card(gpu: Gpu, found: Sequence[Trainable], largest: float, precision: str) -> Answer:
+    """What a card can train: of `largest` parameters at most, and which of the well-known models."""
+    fitting = [entry for entry in found if entry.prediction is not None]
+    others = [entry.model for entry in found if entry.prediction is None]
+    numbers = "mixed precision" if precision == "amp" else precision
+    return Answer(
+        command="advise",
+        subject=gpu.name,
+        figure=f"{len(fitting)} of {len(found)} well-known models",
+        sentence=(
+            f"train on {gpu.name} ({words.size(gpu.memory_bytes)}) in {numbers}; weights, gradients and "
+            f"AdamW alone fill it at {largest / 1e9:.1f} billion parameters"
+        ),
+        tone="plain",
+        title_of_parts="One pass over their usual data, with the largest batch that fits",
+        parts=tuple(
+            (entry.model, f"{entry.data}: {_hours(entry)}, batch {entry.batch_size}") for entry in fitting
+        ),
+        notes=(
+            *([f"Not as they are: {', '.join(others)}"] if others else []),
+            "--details lists every model with its speed and what limits it",
+        ),
+        next=(f"vivace advise JOB --epochs 90 --gpus {shlex.quote(gpu.name)}",),
+    )
+
+
+def _hours(entry: Trainable) -> str:
+    return words.duration(None if entry.epoch_hours is None else 3600 * entry.epoch_hours)
 
 
 def _counted(offer: Offer) -> str:

@@ -42,7 +42,7 @@ def answer(
         )
     if card is not None:
         _refuse_others(options, OF_A_CARD, "--on asks what a card could train")
-        return _reverse(card, options, screen)
+        return _reverse(card, options, screen, details=details)
     assert subject is not None
     advice = advise(subject, **options)
     screen.document(advice.to_dict())
@@ -83,7 +83,7 @@ def _refuse_others(options: dict[str, Any], counted: tuple[str, ...], question: 
         raise InputError(f"{question}, of which --{needless[0].replace('_', '-')} says nothing: leave it out")
 
 
-def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
+def _reverse(card: str, options: dict[str, Any], screen: Screen, *, details: bool) -> int:
     own: Path | None = options["catalogue"]
     gpu = find_gpu(card, load_catalogue(own))
     if gpu.elsewhere:
@@ -99,5 +99,7 @@ def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
             "trainable": [entry.to_dict() for entry in found],
         }
     )
-    screen.show(lambda console: tables.draw_card(gpu, found, largest, console, precision))
+    if details:
+        screen.show(lambda console: tables.draw_card(gpu, found, largest, console, precision))
+    screen.show(lambda console: ending(answering.answer_of_card(gpu, found, largest, precision), console))
     return 0

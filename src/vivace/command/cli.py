@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vivace.command.mistakes import meant
 from vivace.command.options import Address, AsJson, Debug, Details, JobName, OnDevice, Quiet, app
 from vivace.command.screen import Screen, screen
 from vivace.errors import AnswerIsNo, InputError, VivaceError
@@ -405,14 +406,16 @@ def run(
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything")] = Path("runs/demo"),
     device: OnDevice = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """A small network on real photographs: tuned, verified, trained."""
-    with screen(False, quiet, debug, device) as shown:
+    with screen(as_json, quiet, debug, device) as shown:
         from vivace.command.demo import demo as run
 
-        shown.exit_code = run(out, quiet)
+        shown.exit_code, found = run(out, quiet)
+        shown.document(found)
 
 
 @app.command()
@@ -555,18 +558,6 @@ from vivace.command import lists as lists  # noqa: E402
 from vivace.command import models as models  # noqa: E402
 
 
-def _not_a_number(error: Exception) -> str:
-    """Which option was given what, where a number was wanted; empty for other mistakes."""
-    from pydantic import ValidationError
-
-    names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
-    if not names or not isinstance(error.__cause__, ValidationError):
-        return ""
-    wrong = error.__cause__.errors()[0]
-    kind = {"int_parsing": "a whole number", "float_parsing": "a number"}.get(wrong["type"])
-    return f"{max(names, key=len)} is '{wrong['input']}'; it must be {kind}" if kind else ""
-
-
 def main() -> None:
     """The entry point; bad options end with one sentence and exit code 2 like every other bad input."""
     try:
@@ -580,8 +571,8 @@ def main() -> None:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "vivace"
-            message = _not_a_number(error) or " ".join(explain().split()).rstrip(".")
-            Screen("--json" in sys.argv, False, False).fail("UsageError", f"{message}; see {command} --help")
+            message = meant(error) or f"{' '.join(explain().split()).rstrip('.')}; see {command} --help"
+            Screen("--json" in sys.argv, False, False).fail("UsageError", message)
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,10 +24,11 @@ JOB = "photographs"
 UNEXPLAINED_TIMES = 1.15  # between a whole training's ratio and its steps' interval
 
 
-def demo(out: Path, quiet: bool = False) -> int:
-    """Tune a recipe, train it as it is and under the plan, and report, below `out`; returns the exit code.
+def demo(out: Path, quiet: bool = False) -> tuple[int, dict[str, Any]]:
+    """Tune a recipe, train it as it is and under the plan, and report, below `out`.
 
-    Raises FolderError where `out` holds a training run already.
+    Returns the exit code and the documents of `tune` and of both trainings, as far as it came: ``tune``,
+    ``as_it_is`` and ``plan``. Raises FolderError where `out` holds a training run already.
     """
     folders = {"as it is": out / "reference", "the plan": out / "train"}
     for folder in folders.values():
@@ -39,23 +41,24 @@ def demo(out: Path, quiet: bool = False) -> int:
         result = tune(JOB, budget="fast", out=out / "tune", on_event=listener, command=command)
     tuned(result, JOB, console)
     if result.interrupted:
-        return 130
+        return 130, {"tune": result.to_dict()}
     if not len(result.plan):
-        return result.exit_code
+        return result.exit_code, {"tune": result.to_dict()}
     console.print("\n[bold]2 of 2  train[/] to the end, as it is in strict fp32 and with the plan")
-    runs = {}
+    runs, documents = {}, {"tune": result.to_dict()}
     for name, plan in (("as it is", Plan()), ("the plan", result.plan_path)):
         with TrainProgress(quiet) as progress:
             runs[name] = run = train(JOB, plan, out=folders[name], on_event=progress)
+        documents["plan" if name == "the plan" else "as_it_is"] = run.to_dict()
         if run.interrupted:
             trained(run, console)
-            return run.exit_code
+            return run.exit_code, documents
     report(folders["as it is"])
-    report(folders["the plan"], beside=folders["as it is"])
-    trained(runs["the plan"], console, beside=runs["as it is"])
+    page = report(folders["the plan"], beside=folders["as it is"])
+    trained(runs["the plan"], console, beside=runs["as it is"], page=page)
     for line in compared(runs["as it is"], runs["the plan"], RECIPES[JOB].validated, result.speedup):
         console.print(line, markup=False)
-    return result.exit_code
+    return result.exit_code, documents
 
 
 def compared(reference: Run, plan: Run, validated: int, steps: Ratio) -> list[str]:

@@ -40,13 +40,23 @@ def tuned(result: Result, job: str, console: Console, *, details: bool = False) 
     _show(answer(content), console, load(Path(result.report_path).parent) if details else None)
 
 
-def trained(run: Run, console: Console, *, details: bool = False, beside: Run | None = None) -> None:
-    """What `train` ended with, `beside` another training, and with `details` all that its page holds."""
+def trained(
+    run: Run,
+    console: Console,
+    *,
+    details: bool = False,
+    beside: Run | None = None,
+    page: Path | None = None,
+) -> None:
+    """What `train` ended with, `beside` another training, and with `details` all that its page holds; `page`
+    is that, where it is written already.
+    """
     content = _content(Path(short(run.run_path)), training=run.to_dict())
     found = answer(content, None if beside is None else beside.to_dict())
-    found = dataclasses.replace(found, page=short(found.page) if found.page else "")
+    written = str(page or found.page)
+    found = dataclasses.replace(found, page=short(written) if written else "")
     report = f"vivace report {shlex.quote(str(content.folder))}"
-    found = dataclasses.replace(found, next=found.next or (report,))
+    found = dataclasses.replace(found, next=found.next or (() if page else (report,)))
     _show(found, console, load(Path(run.run_path)) if details else None)
 
 

@@ -117,9 +117,9 @@ def export(
     with screen(as_json, quiet, debug, device or "cpu") as shown:
         require_processor("export", device)
         from vivace.command.progress import short
-        from vivace.exporting import export as write
         from vivace.exporting import in_words
         from vivace.exporting.answering import COLUMNS, answer, rows
+        from vivace.inspection.gather import require_torch
         from vivace.pages.answer import ending
 
         if (source is None) == (plan is None):
@@ -130,6 +130,9 @@ def export(
             shown.text(text)
             return
         assert source is not None
+        require_torch()  # before anything imports it
+        from vivace.exporting.proving import export as write
+
         result = write(source, to=to, job=job, out=out)
         shown.document(result.to_dict())
         if details:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from vivace import words
 from vivace.errors import printable
-from vivace.events import Event, EventKind
+from vivace.events import Event, EventKind, metric_title
 from vivace.ledger import Trial
 from vivace.pages.status import Status
 from vivace.reporting import phrases
@@ -281,7 +281,7 @@ def _words(payload: dict[str, Any], epochs: int | None) -> str:
         "metric": "{:.4f}",
         "samples_per_second": "{:.0f}",
     }
-    names = {"samples_per_second": "samples/s", "metric": phrases.metric(payload)}
+    names = {"samples_per_second": "samples/s", "metric": metric_title(payload)}
     found = [(k, f) for k, f in shown.items() if isinstance(payload.get(k), (int, float))]
     return "  ".join(f"{names.get(key, key)} {form.format(payload[key])}" for key, form in found)
 

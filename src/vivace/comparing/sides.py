@@ -11,6 +11,7 @@ from typing import Any
 
 from vivace import words
 from vivace.errors import FolderError
+from vivace.events import metric_title
 from vivace.ledger import Ratio
 from vivace.reporting.content import Content, ratio_of
 from vivace.reporting.course import course
@@ -134,7 +135,7 @@ def _training(content: Content, path: Path) -> Side:
         warm_up=sample is None,
         total_seconds=words.real(run.get("seconds")),
         metric=words.real(run.get("metric", last.get("metric"))),
-        metric_name=str(run.get("metric_name") or "metric"),
+        metric_name=metric_title(run),
         course=tuple(course(content).points),
         loss=words.real(run.get("loss", last.get("loss"))),
         speedup=ratio_of((run.get("tuned") or {}).get("speedup")),

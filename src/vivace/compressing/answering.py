@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vivace import words
 from vivace.compressing.result import Compressed, Tried
+from vivace.events import metric_title
 from vivace.pages.answer import Answer
 
 
@@ -59,7 +60,7 @@ def _sentence(found: Compressed) -> str:
 
 def same(found: Compressed, one: Tried) -> str:
     """What a form does to the model: rounding alone, or what of the metric."""
-    name = found.subject["metric_name"]
+    name = metric_title(found.subject)
     change = one.change
     if change is None or (one.numbers == "fp32" and not one.job):
         scores = [check["envelopes"] or 0.0 for check in one.checks]
@@ -122,7 +123,7 @@ def _facts(found: Compressed) -> list[tuple[str, str]]:
     subject = found.subject
     return [
         ("model", f"{subject['model']}, {words.quantity(subject['num_parameters'])} parameters"),
-        (subject["metric_name"], words.number(subject["metric"])),
+        (metric_title(subject), words.number(subject["metric"])),
         ("samples", f"{subject['samples']:,}"),
         ("margin", words.number(found.margin)),
         ("threads", str(subject["threads"])),

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from vivace import words
 from vivace.compressing.answering import answer, in_order
 from vivace.compressing.result import Compressed, Tried
+from vivace.events import metric_title
 from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
@@ -84,5 +85,5 @@ def chart(found: Compressed) -> Markup | None:
     room = max(max(levels) - min(levels), found.margin) * 0.6
     up = charts.linear(min(levels) - room, max(levels) + room)
     tell = (words.duration, words.number)
-    title = f"Time of a call against {found.subject['metric_name']} of every form"
+    title = f"Time of a call against {metric_title(found.subject)} of every form"
     return charts.scatter(title, dots, across, up, f"time of a call of {found.batch}", tell)

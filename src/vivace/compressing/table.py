@@ -7,6 +7,7 @@ from typing import Any
 from vivace import words
 from vivace.compressing.answering import answer, in_order
 from vivace.compressing.result import Compressed, Tried
+from vivace.events import metric_title
 from vivace.pages.answer import ending
 
 
@@ -25,7 +26,7 @@ def _draw_forms(found: Compressed, console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    titles = ("form", "speed", "half", "99 %", "size", str(found.subject["metric_name"]))
+    titles = ("form", "speed", "half", "99 %", "size", metric_title(found.subject))
     missing = [one for one in found.tried if one.status == "missing"]
     forms = [found.reference, *in_order(found), *missing]
     rows = [_figures(found, one) for one in forms]

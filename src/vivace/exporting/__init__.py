@@ -1,5 +1,6 @@
-"""What Vivace found, for use without it: a model as a file for a runtime, proven on it; a plan in words."""
+"""What Vivace found, for use without it: a model as a file for a runtime, proven on it; a plan in words,
+for which no torch is needed.
+"""
 
 from vivace.exporting.plans import in_words as in_words
-from vivace.exporting.proving import export as export
 from vivace.exporting.result import Exported as Exported

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace import words
+from vivace.events import metric_title
 from vivace.exporting.result import Exported
 from vivace.pages.answer import Answer, capital
 
@@ -67,7 +68,7 @@ def _same(found: Exported) -> str:
         return f"Same model: yes, to rounding. A fresh process without your code answered {sizes}"
     change = found.change
     return (
-        f"Same {found.trained['metric_name']}: yes, within {words.number(change['margin'])}. "
+        f"Same {metric_title(found.trained)}: yes, within {words.number(change['margin'])}. "
         f"{words.number(change['value'])} instead of {words.number(change['reference'])} in a fresh process "
         f"without your code, which also answered {sizes}"
     )
@@ -102,7 +103,7 @@ def _facts(found: Exported) -> list[tuple[str, str]]:
         ("trained", f"{words.count(trained['step'], 'step')}, {' + '.join(trained['plan']) or 'strict fp32'}")
     ]
     if trained["metric"] is not None:
-        facts.append((trained["metric_name"], words.number(trained["metric"])))
+        facts.append((metric_title(trained), words.number(trained["metric"])))
     facts += [(package, version) for package, version in found.versions.items()]
     if found.measured.get("p50"):
         facts.append(("a call", words.duration(found.measured["p50"])))

@@ -7,12 +7,14 @@ from pathlib import Path
 import jinja2
 
 from vivace import words
+from vivace.events import metric_title
 from vivace.pages import charts
 from vivace.pages.answer import Answer, capital, shown_parts
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS = (
     capital,
+    metric_title,
     words.duration,
     words.fast,
     words.number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,8 @@ def resolved(command: Sequence[str]) -> list[str]:
     if program == "python":
         print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
         return [sys.executable, *arguments]
+    if program.endswith(".py") and Path(program).is_file():
+        raise InputError(f"'{program}' needs its interpreter: -- {shlex.join(['python', *command])}")
     if Path(program).is_file():
         raise InputError(f"'{program}' cannot be run: it is not executable")
     raise InputError(f"there is no program '{program}' to run")

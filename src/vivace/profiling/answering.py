@@ -78,9 +78,10 @@ def _notes(document: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:
     shares = [
         f"{name} {words.percent(share)}" for name, share in document["shares"].items() if share >= 0.005
     ]
-    notes = [f"A step takes {words.duration(document['step_seconds'])}: {', '.join(shares)}"]
-    if document.get("share_of_limit") is not None and faults:
-        notes.append(f"It runs at {words.percent(document['share_of_limit'])} of this machine's limit")
+    limit, at = document.get("share_of_limit"), ""
+    if limit is not None and faults:  # else the evidence says it
+        at = f", at {words.percent(limit)} of this machine's limit"
+    notes = [f"A step takes {words.duration(document['step_seconds'])}{at}: {', '.join(shares)}"]
     if document.get("replaced"):
         notes.append(f"It took the place of an earlier profile, of {document['replaced']}")
     return notes

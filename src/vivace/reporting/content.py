@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace import words
+from vivace.events import metric_title
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.pictures import Picture
 from vivace.reporting import phrases
@@ -278,7 +279,7 @@ class Content:
         measured = words.real(metric) is not None
         facts = {**last, **self.training}
         of = " on the validation data" if facts.get("metric_data") == "validation" else ""
-        parts += [f"{phrases.metric(facts)}{of} {words.number(metric)}"] if measured else []
+        parts += [f"{metric_title(facts)}{of} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
         told = "; ".join(parts + ([f"training loss {words.number(loss)}"] if loss is not None else []))
         return ". ".join(filter(None, (told, self._watched())))

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from vivace import words
 from vivace.errors import FolderError
+from vivace.events import metric_title
 from vivace.files import replace_text
 from vivace.ledger import Ratio
 from vivace.pages import charts, sameness
@@ -215,7 +216,7 @@ def _metric_over_minutes(content: Content, beside: Course | None) -> Markup | No
     own = course(content)
     if len(own.metrics) < 2:
         return None
-    title = phrases.metric(content.training)
+    title = metric_title(content.training)
     series = {"plan": own.points}
     if beside is not None:
         series = {"reference": beside.points, **series}
@@ -227,5 +228,5 @@ def _both(content: Content, beside: Course | None) -> dict[str, str]:
     own = course(content)
     if beside is None or len(own.metrics) < 2:
         return {}
-    name = phrases.metric(content.training)
+    name = metric_title(content.training)
     return {"own": own.name, "other": beside.name, "reached": own.against(beside, name)}

@@ -25,12 +25,6 @@ _ROLES = {
 }
 
 
-def metric(facts: Mapping[str, Any]) -> str:
-    """The metric's name, which says where it is of the data that were trained on."""
-    name = str(facts.get("metric_name") or "metric")
-    return f"{name} on the training data" if facts.get("metric_data") == "training" else name
-
-
 def steps(value: object) -> str:
     """A number of steps to gain back a cost: ``41 steps``, ``at once``, ``never``."""
     if value == math.inf:

@@ -21,7 +21,8 @@ from vivace.training.resuming import load_into
 class Trained:
     """What a run folder says of itself: the step of its newest whole checkpoint, the sha256 of its weights.
 
-    `metric` is the run's own last one; None without one.
+    `metric` is the run's own last one, None without one; `metric_data` says whether it is of
+    ``validation`` or ``training`` data.
     """
 
     folder: str
@@ -31,6 +32,7 @@ class Trained:
     metric_name: str
     sha256: str
     plan: dict[str, Any]
+    metric_data: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -75,6 +77,7 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
         metric_name=str(document.get("metric_name") or job.metric_name),
         sha256=found.manifest["files"][FILES[0]]["sha256"],
         plan=dict(document.get("plan") or {}),
+        metric_data=document.get("metric_data") or job.metric_data,
     )
     return built, facts
 

@@ -35,7 +35,7 @@ def _sentence(found: Swept) -> str:
         return "No trial came to its end"
     first = found.finalists[0]
     over = f" over {words.count(len(first.spread.values), 'seed')}" if first.spread else " in the search"
-    return f"{found.metric_name}{over} with {told(first.parameters)}; {verdict(found)}"
+    return f"{found.metric_title}{over} with {told(first.parameters)}; {verdict(found)}"
 
 
 def verdict(found: Swept) -> str:

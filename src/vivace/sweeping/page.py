@@ -10,6 +10,7 @@ from vivace import words
 from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
+from vivace.pages.answer import capital
 from vivace.sweeping.answering import answer, verdict
 from vivace.sweeping.record import TrialRecord
 from vivace.sweeping.result import Swept
@@ -61,7 +62,7 @@ def history(found: Swept) -> Markup | None:
     margin = 0.04 * (max(values) - min(values)) or 0.01
     across = charts.linear(0.0, max(1.0, float(seen[-1].number)))
     up = charts.linear(min(values) - margin, max(values) + margin)
-    name = f"{found.metric_name.capitalize()} of every trial, and the best so far; grey: pruned"
+    name = f"{capital(found.metric_title)} of every trial, and the best so far; grey: pruned"
     return charts.scatter(name, dots, across, up, "trial", (_whole, _short), [roof])
 
 
@@ -90,7 +91,7 @@ def parallel(found: Swept) -> Markup | None:
         return None
     best = sorted(seen, key=lambda t: -(t.metric or 0.0))[: max(1, len(seen) // 10)]
     axes = [(name, [trial.parameters[name] for trial in seen]) for name in names]
-    axes.append((found.metric_name, [trial.metric for trial in seen]))
+    axes.append((found.metric_title, [trial.metric for trial in seen]))
     return charts.parallel(
         "A line a trial; the best tenth stands out",
         [charts.axis_of(name, values, value_told) for name, values in axes],
@@ -124,7 +125,7 @@ def front(found: Swept) -> Markup | None:
     up = charts.linear(min(values) - margin, max(values) + margin)
     tell = words.duration if found.objectives[1] == "seconds" else words.quantity
     unit = "a step" if found.objectives[1] == "seconds" else "parameters"
-    title = f"{found.metric_name.capitalize()} against cost; coloured: no other is better in both"
+    title = f"{capital(found.metric_title)} against cost; coloured: no other is better in both"
     return charts.scatter(title, dots, across, up, unit, (tell, _short))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from vivace.events import metric_title
 from vivace.sweeping.record import Finalist, TrialRecord, is_winner
 from vivace.sweeping.space import Parameters
 
@@ -15,8 +16,9 @@ class Swept:
 
     `best` are the best parameters, and `finalists` the best configurations with their metric over seeds that
     the search has not seen; `winner` says whether the first of them is better than the others beyond the
-    interval of their difference (None: not compared). `job` is the reference that `tune`, `train` and
-    `verify` take, empty where the job came from no file.
+    interval of their difference (None: not compared). `metric_data` says whether the metric is of
+    ``validation`` or ``training`` data. `job` is the reference that `tune`, `train` and `verify` take, empty
+    where the job came from no file.
 
     `importances` has for each parameter its share of the metric's variance with an 80 % interval over
     resampled trials. `front` are the numbers of the trials that no other beats in every objective. `fusing`
@@ -51,6 +53,12 @@ class Swept:
     page_path: str
     notices: tuple[str, ...] = ()
     interrupted: bool = False
+    metric_data: str | None = None
+
+    @property
+    def metric_title(self) -> str:
+        """What the metric is called, which says where it is of the data that were trained on."""
+        return metric_title(vars(self))
 
     @property
     def winner(self) -> bool | None:

@@ -255,6 +255,7 @@ def _concluded(
         job=write_best(folder.path / BEST, function, best.parameters, title) if best else "",
         function=function.name,
         metric_name=looked["metric_name"],
+        metric_data=looked["metric_data"],
         objectives=setting.objectives,
         best=best.parameters if best else {},
         metric=best.rank if best else None,

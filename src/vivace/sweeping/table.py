@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def draw(found: Swept, console: Console) -> None:
     """Every trial, the best first."""
     table = Table(box=None, pad_edge=False)
-    for name in ("trial", found.metric_name, "epochs", "took", "ended", "with"):
+    for name in ("trial", found.metric_title, "epochs", "took", "ended", "with"):
         table.add_column(name, no_wrap=name != "with")
     order = sorted(found.trials, key=lambda t: (t.metric is None, -(t.metric or 0.0)))
     for trial in order:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import FolderError
-from vivace.events import OnEvent, teller
+from vivace.events import OnEvent, scalars_of, teller
 from vivace.files import open_own, own_folder
 from vivace.inspection.energy import Meter
 
@@ -72,8 +72,7 @@ class Progress:
         with os.fdopen(open_own(self._path, _APPEND), "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         if self._scalars is not None:
-            numbers = {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
-            self._scalars(record["step"], numbers)
+            self._scalars(record["step"], scalars_of(record))
 
     def _guard(self, write: Callable[[], None]) -> None:
         try:

@@ -19,7 +19,7 @@ import torch
 
 from vivace import words
 from vivace.errors import Diverged, FolderError, InputError, JobError
-from vivace.events import EventKind, OnEvent
+from vivace.events import EventKind, OnEvent, metric_title
 from vivace.files import replace_file, replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, load
@@ -94,8 +94,9 @@ class Run:
         """What a notebook shows."""
         from vivace.pages.card import card  # only then: a template engine
 
-        data = "the training data" if self.metric_data == "training" else "the validation data"
-        metric = [(f"{self.metric_name} on {data}", words.number(self.metric))] if self.metric_data else []
+        on = " on the validation data" if self.metric_data == "validation" else ""
+        title = f"{metric_title(vars(self))}{on}"
+        metric = [(title, words.number(self.metric))] if self.metric_data else []
         length = f"{words.count(self.steps, 'step')} in {words.count(self.epochs, 'epoch')}"
         stopped = f"Stopped by {self.interrupted_by} after {length}; resume=True goes on"
         same, same_kept = of_run(self.to_dict())

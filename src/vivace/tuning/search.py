@@ -13,7 +13,6 @@ from typing import TypeVar
 from vivace.ledger import Code, Outcome, Ratio, Trial
 from vivace.plan import Plan
 from vivace.technique import Numerics, Stage, Technique
-from vivace.technique.contract import UNIT_ROUNDOFF
 from vivace.technique.registry import asked
 from vivace.tuning.candidates import Candidate, stricter
 from vivace.tuning.ending import cannot_pay, does_not_pay, ending, not_confirmed
@@ -31,14 +30,13 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import LongPlan, prefixes
-from vivace.tuning.setting import Conclusion, Setting
+from vivace.tuning.setting import Conclusion, Setting, is_coarse
 from vivace.tuning.standing import Standing
 from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
 CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
-FP32_ROUNDOFF = UNIT_ROUNDOFF["float32"]
 
 Found = TypeVar("Found")
 Steps = Generator[Request, Answer, Found]
@@ -56,6 +54,7 @@ class Search(Standing):
         self.left = setting.left_seconds  # of the budget
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
         self.cannot_pay_more = False
+        self._made_less: set[str] = set()  # plans out of which nothing is to be dropped any more
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
@@ -155,7 +154,7 @@ class Search(Standing):
         if trial.status == "refused":
             spared = trial.technique and trial.technique not in self.setting.needed.names
             return plan.without(trial.technique) if spared else self.setting.needed
-        faulty = [one.name for one in self.setting.chosen(plan) if one.card.unit_roundoff > FP32_ROUNDOFF]
+        faulty = [one.name for one in self.setting.chosen(plan) if is_coarse(plan, one.name)]
         slower = trial.ratio is not None and trial.ratio.counts < self.best_ratio.counts
         if not (slower and faulty and self.reference_fits) or set(faulty) & set(self.best.names):
             return self.setting.needed
@@ -213,12 +212,14 @@ class Search(Standing):
                 yield from self._least(plan)
 
     def _least(self, plan: Plan) -> Steps[Plan]:
-        """A plan without what adds nothing to it, what changes numbers most left out first.
+        """A plan without what adds nothing to it, what changes numbers most left out first; both are then in
+        `_made_less`.
 
         Where that may spare the person a change of numbers it is tried whatever the time; where time is
         lacking for the others, they are left out at once, but for the one that promises most.
         """
-        names, waiting = self._coarsest_first(plan), list[str]()
+        self._made_less.add(plan.id)
+        names, waiting = self.setting.coarsest_first(plan), list[str]()
         for name in names:
             without = self.setting.less(plan, name)
             card = next(one.card for one in plan.techniques if one.name == name)
@@ -228,24 +229,21 @@ class Search(Standing):
             if without.id not in self.measured and card.numerics == Numerics.EXACT and left <= 0:
                 waiting.append(name)
                 continue
-            plan = yield from self._less(plan, without, coarse=card.unit_roundoff > FP32_ROUNDOFF)
+            plan = yield from self._less(plan, without, coarse=is_coarse(plan, name))
         without = plan
         for name in waiting:
             if len(self.setting.chosen(self.setting.less(without, name))):
                 without = self.setting.less(without, name)
-        return plan if without == plan else (yield from self._less(plan, without, coarse=False))
-
-    def _coarsest_first(self, plan: Plan) -> list[str]:
-        """The techniques of a plan that may be dropped: what changes numbers most first, then what promises
-        least.
-        """
-        promises = {one.technique.name: one.promise for one in self.setting.candidates}
-
-        def rank(technique: Technique) -> tuple[Numerics, float, float]:
-            card = technique.card
-            return card.numerics, card.unit_roundoff, -promises.get(technique.name, 1.0)
-
-        return [one.name for one in sorted(self.setting.chosen(plan), key=rank)[::-1]]
+        if without != plan:
+            plan = yield from self._less(plan, without, coarse=False)
+        for name in self.setting.coarsest_first(
+            plan
+        ):  # in the company that is left, as far as that was measured
+            without = self.setting.less(plan, name)
+            if without.id in self.measured and self.setting.chosen(without):
+                plan = yield from self._less(plan, without, coarse=is_coarse(plan, name))
+        self._made_less.add(plan.id)
+        return plan
 
     def _less(self, plan: Plan, without: Plan, *, coarse: bool) -> Steps[Plan]:
         """The lesser of two plans where it is as fast; it is measured unless it was."""
@@ -476,7 +474,8 @@ class Search(Standing):
                 return self._end(*last)
 
     def _first_kept(self) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
-        """The first plan not yet judged that keeps its promise; the guilty of others are banned.
+        """The first plan not yet judged that keeps its promise, made less before; the guilty of others are
+        banned.
 
         Where there is none, the outcome and the reason are of the first that did not.
         """
@@ -486,6 +485,9 @@ class Search(Standing):
             if not ranking or (self._judged and self.left <= 0):
                 return None, None, why or (Outcome.NOTHING_HELPS, "")
             plan = ranking[0]
+            if plan.id not in self._made_less:
+                yield from self._least(plan)
+                continue
             verdict = yield from self._verify(plan)
             if verdict.kept:
                 return plan, verdict, (Outcome.FASTER, "")

@@ -8,13 +8,16 @@ from typing import Any
 
 from vivace.ledger import Outcome, Ratio
 from vivace.plan import Plan
-from vivace.technique import Technique
+from vivace.technique import Numerics, Technique
+from vivace.technique.contract import UNIT_ROUNDOFF
 from vivace.tuning.candidates import Candidate
 from vivace.tuning.objective import Beside, Length
 from vivace.tuning.ranks import chosen, joined
 from vivace.tuning.result import LongPlan
 from vivace.tuning.times import COMPILING_SECONDS
 from vivace.verifying.verdict import Verdict
+
+FP32_ROUNDOFF = UNIT_ROUNDOFF["float32"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +87,18 @@ class Setting:
         needed = self.needed.to_dict()
         return [name for name, settings in techniques.items() if needed.get(name) != settings]
 
+    def coarsest_first(self, plan: Plan) -> list[str]:
+        """The techniques of a plan that may be dropped: what changes numbers most first, then what promises
+        least.
+        """
+        promises = {one.technique.name: one.promise for one in self.candidates}
+
+        def rank(technique: Technique) -> tuple[Numerics, float, float]:
+            card = technique.card
+            return card.numerics, card.unit_roundoff, -promises.get(technique.name, 1.0)
+
+        return [one.name for one in sorted(self.chosen(plan), key=rank)[::-1]]
+
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Setting:
         """Rebuild a setting from `to_dict`'s document."""
@@ -104,3 +119,8 @@ class Conclusion:
     reason: str = ""
     verdict: Verdict | None = None
     long_plan: LongPlan | None = None
+
+
+def is_coarse(plan: Plan, name: str) -> bool:
+    """Does the technique of that name lower the precision?"""
+    return any(one.name == name and one.card.unit_roundoff > FP32_ROUNDOFF for one in plan.techniques)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from vivace.errors import InputError, JobError
-from vivace.events import Tell
+from vivace.events import Tell, metric_title
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
@@ -194,7 +194,7 @@ def _with_metric(
     count = len(pairs.candidate)
     differences, decision = pairs.differences, pairs.decision()
     p = equivalence_p(differences, pairs.margin) if count > 1 else 1.0
-    name = f"{metric['name']} on the training data" if metric["data"] == "training" else metric["name"]
+    name = metric_title({"metric_name": metric["name"], "metric_data": metric["data"]})
     told = (
         f"{name} {mean(pairs.candidate):.4g} against {mean(pairs.reference[:count]):.4g}, difference "
         f"{mean(differences):+.2g} within a margin of {pairs.margin:.2g}: p = {p:.2g}, n = {count}"
