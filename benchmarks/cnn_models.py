@@ -12,6 +12,7 @@ by model; exit code 1 where a promise was broken. Nothing here is a speed.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -30,8 +31,8 @@ import vivace
 from vivace.errors import Refused
 from vivace.plan import Plan
 from vivace.session.opening import start
+from vivace.technique import registry
 from vivace.techniques.untried.fused_batchnorm.matching import install
-from vivace.testing.fake_cuda import fake_cuda
 from vivace.verifying.effort import Effort
 from vivace.verifying.ruler import Ruler
 
@@ -129,7 +130,10 @@ def main() -> int:
 def judged(name: str, parts: list[str]) -> dict[str, Any]:
     """The verdict of the ruler and that of float64 on one model, or why it is refused."""
     begin, machine = time.monotonic(), vivace.inspect()
-    with fake_cuda(), mock.patch.object(Effort, "within", return_value=EFFORT):
+    fused = registry.find("fused_batchnorm")
+    on_cpus = dataclasses.replace(fused.card, devices=("cpu", "cuda"))
+    effort = mock.patch.object(Effort, "within", return_value=EFFORT)
+    with mock.patch.object(fused, "card", on_cpus), effort:
         try:
             with start(job_of(name), Plan.from_dict(PLAN), machine) as session:
                 session.step(batches(name)[0])

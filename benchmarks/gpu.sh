@@ -11,8 +11,9 @@
 # Without a word these three. Each part of them may be named alone (correctness, cnn, ceilings, feed, tune, speed),
 # and three more: peer, memory, verdicts. What DIR (default runs/gpu) holds already is not done again, so that a part
 # which was cut off goes on where it stopped. DIR gets results.md, and cases.jsonl, to which every case is added
-# as it ends. --dry-run runs every path on a CPU with tiny shapes. Exit code 1: a case failed, or a promise was
-# broken; 2: something is missing, which is said in the first second.
+# as it ends. --dry-run runs every path with tiny shapes, and without a GPU too, where a stand-in takes its place:
+# `python tests/cuda_stand_in benchmarks/gpu.sh --dry-run`. Exit code 1: a case failed, or a promise was broken;
+# 2: something is missing, which is said in the first second.
 #
 # No .venv: python3 (or PYTHON=...) with torch, torchvision and scikit-learn. What Vivace needs beside them and
 # is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR; torchao too,

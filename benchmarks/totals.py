@@ -6,8 +6,8 @@ its end, as a person types it.
 Each job is tuned once. Then `vivace train` runs it whole without a plan and with it, in turn, a process each,
 the first of a round being the other one each time; and once with the plan where nothing is compiled yet. The
 record holds every row, what `tune` had predicted of the whole training, and how far that was off. Demanded:
-within 5 %, and no plan makes the whole longer. `foreign_share` is what other processes used of the processor; a
-row during which they used more than 5 % is run again, at most twice.
+within 5 %, and no plan makes the whole longer. `foreign_share` is what other processes used of the processor;
+a row during which they used more than 5 % is run again, at most twice.
 
 All eight jobs are shortened to 20 to 30 s in strict fp32 on two cores: about 30 minutes in all. With `--times
 20` a training takes up to ten minutes, and all of them a night.

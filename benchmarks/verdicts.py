@@ -83,7 +83,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scripts", nargs="*", help=", ".join(known))
     parser.add_argument("--seconds", type=float, default=4.0, help="length of the timed window")
-    parser.add_argument("--dry-run", action="store_true", help="those in on_cuda/ on a CPU, with tiny shapes")
     parser.add_argument("--no-gain", action="store_true", help="leave the mended runs out")
     parser.add_argument("--keep", type=Path, help="read and write the rows here")
     parser.add_argument("--record", action="store_true", help="write what --keep holds to records/")
@@ -95,7 +94,7 @@ def main() -> None:
     for name in [] if chosen.record else chosen.scripts or known:
         if name in SEVERAL_CORES and num_cores() < 2:
             print(f"-   {name:22} needs two cores", flush=True)
-        elif on_cuda(name) and not chosen.dry_run and not has_cuda():
+        elif on_cuda(name) and not has_cuda():
             print(f"-   {name:22} needs a CUDA device", flush=True)
         elif name not in [row.script for row in rows]:
             rows.append(try_out(name, chosen.seconds, not chosen.no_gain))

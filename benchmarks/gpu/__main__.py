@@ -29,6 +29,10 @@ CALLS = {
     "third": {"tune": 330, "speed": 210},
 }
 ALONE = 540  # a part that is named
+NO_GPU = """this machine has no NVIDIA GPU that its driver shows. What runs without one:
+
+  python tests/cuda_stand_in benchmarks/gpu.sh --dry-run
+"""
 FUNCTIONS = {
     "ceilings": others.ceilings,
     "correctness": correctness.correctness,
@@ -47,29 +51,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
     wanted = [*CALLS, *FUNCTIONS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(wanted))
-    parser.add_argument("--dry-run", action="store_true", help="every path on a CPU, with tiny shapes")
+    parser.add_argument("--dry-run", action="store_true", help="every path, with tiny shapes")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="where results lie and go")
     parser.add_argument("--limit", type=float, help="seconds for each part")
     chosen = parser.parse_args()
     unknown = sorted(set(chosen.parts) - set(wanted))
     if unknown:
         parser.error(f"there is no part '{unknown[0]}'; there are: {', '.join(wanted)}")
-    if chosen.dry_run:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     now = facts(chosen.dry_run)
-    if not chosen.dry_run and now["kind"] != "cuda":
-        print("gpu.sh: this machine has no NVIDIA GPU that its driver shows; try --dry-run", file=sys.stderr)
+    if now["kind"] != "cuda":
+        print(f"gpu.sh: {NO_GPU}", file=sys.stderr)
         return 2
     os.environ["VIVACE_GPU_DRY"] = str(int(chosen.dry_run))
     compiled = Path(tempfile.gettempdir()) / f"vivace-gpu-compiled-{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     chosen.out.mkdir(parents=True, exist_ok=True)
-    planned = list(_planned(chosen.parts or list(CALLS)))
+    planned, bad = list(_planned(chosen.parts or list(CALLS))), list[str]()
     try:
         for part, seconds in planned:
             begin = time.monotonic()
             book = Book(chosen.out, part, chosen.limit or seconds, now, partial(write, chosen.out))
-            FUNCTIONS[part](book)
+            stopped = book.whole(FUNCTIONS[part])
+            bad += [f"{part}: stopped: {stopped}"] if stopped else []
             missing = f", not reached: {', '.join(book.unreached)}" if book.unreached else ""
             print(f"== {part}: {time.monotonic() - begin:.0f} s{missing}", flush=True)
     except InputError as error:
@@ -80,7 +83,7 @@ def main() -> int:
     write(chosen.out)
     print((chosen.out / "results.md").read_text(encoding="utf-8"))
     cases = read(chosen.out)[1]
-    bad = [
+    bad += [
         f"{part}: {name}"
         for part in dict(planned)
         for name, case in cases.get(part, {}).items()

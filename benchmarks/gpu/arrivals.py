@@ -19,7 +19,6 @@ from vivace.mechanisms.pixels import cut
 from vivace.plan import Plan
 from vivace.session.opening import start, training_device
 from vivace.session.session import Session
-from vivace.testing.fake_cuda import fake_cuda
 
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -31,8 +30,6 @@ class Arrivals:
         self.dry, self.device, self.stack = dry, training_device(inspect()), ExitStack()
         self.samples, self.side = (4, 32) if dry else (256, 224)
         self.rounds, self.steps = (2, 2) if dry else (7, 8)
-        if dry:
-            self.stack.enter_context(fake_cuda())
 
     def overlap(self) -> dict[str, float]:
         """Seconds of a step on batches that are there, that come, and that come ahead; the share hidden.
@@ -65,7 +62,7 @@ class Arrivals:
         floats, numbers = (torch.stack([d[i][0] for i in few]) for d in (dataset, found.dataset))
         equal = torch.equal(found.finish(numbers.to(self.device)).cpu(), floats)
         repeats = (self.samples // len(few), 1, 1, 1)
-        floats, numbers = (self._pinned(batch.repeat(repeats)) for batch in (floats, numbers))
+        floats, numbers = (batch.repeat(repeats).pin_memory() for batch in (floats, numbers))
         place: dict[str, Callable[[], Any]] = {
             "float32": lambda: floats.to(self.device, non_blocking=True),
             "uint8": lambda: found.finish(numbers.to(self.device, non_blocking=True)),
@@ -89,21 +86,14 @@ class Arrivals:
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         pixels = torch.randn(self.samples, 3, self.side, self.side)
-        return self._pinned(pixels), self._pinned(torch.randint(1000, (self.samples,)))
-
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return pixels.pin_memory(), torch.randint(1000, (self.samples,)).pin_memory()
 
     def _seconds(self, function: Callable[[], Any]) -> float:
-        self._wait()
+        torch.cuda.synchronize(self.device)
         begin = time.perf_counter()
         function()
-        self._wait()
+        torch.cuda.synchronize(self.device)
         return time.perf_counter() - begin
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def _train(session: Session, batches: list[Any]) -> None:

@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import re
-import shutil
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +19,7 @@ from vivace.errors import ChildFailed, InputError, Refused
 SAME = ("device", "torch", "dry")
 FILE = "cases.jsonl"
 Case = dict[str, Any]
+FAILED: Case = {"status": "failed"}
 
 
 def facts(dry: bool) -> dict[str, Any]:
@@ -116,9 +117,8 @@ class Book:
 
         ``status`` is ok, refused (with the reason), broken (a promise), failed, or unreached (not written).
         """
-        known = self.cases.get(name)
-        if known is not None and known["status"] != "failed":
-            return known
+        if self.done(name):
+            return self.cases[name]
         if self.left < seconds:
             self.unreached.append(name)
             return {"status": "unreached"}
@@ -137,11 +137,28 @@ class Book:
         print(f"{self.part}: {name}: {result['status']} {result.get('reason', '')}".rstrip(), flush=True)
         return result
 
+    def whole(self, part: Callable[[Book], None]) -> str:
+        """All cases of the part; what stopped it between two of them, or ''. Other parts must come."""
+        try:
+            part(self)
+        except Exception as error:
+            stopped = _clean(f"{type(error).__name__}: {error}")
+            self._write({"part": self.part, "stopped": stopped})
+            return stopped
+        return ""
+
+    def done(self, *names: str) -> bool:
+        """Is nothing left to do of these cases?"""
+        return all(self.cases.get(name, FAILED)["status"] != "failed" for name in names)
+
     def keep(self, folder: Path) -> None:
-        """Make one file of a folder that a command wrote, if it did."""
-        if folder.exists():
-            shutil.make_archive(str(folder), "gztar", folder.parent, folder.name)
-            shutil.rmtree(folder)
+        """Put what a command has written into one file here, which takes the place of an older one."""
+        if not folder.exists():
+            return
+        new = self.folder / "archive.new"
+        with tarfile.open(new, "w:gz") as archive, contextlib.suppress(FileNotFoundError):
+            archive.add(folder, folder.name)  # while the command still writes and removes
+        new.replace(self.folder / f"{folder.name}.tar.gz")
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -160,7 +177,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Case]]]:
             entry = json.loads(line)
             if "facts" in entry:
                 found = entry["facts"]
-            else:
+            elif "case" in entry:
                 parts.setdefault(entry.pop("part"), {})[entry.pop("case")] = entry
     return found, parts
 

@@ -95,7 +95,7 @@ def _rest() -> Iterator[tuple[str, dict[str, Settings]]]:
 
 
 def _in_child(book: Book, entry: str, cases: dict[str, tuple[str, dict[str, Any]]]) -> None:
-    if all(book.cases.get(name, {}).get("status") == "ok" for name in cases):
+    if book.done(*cases):
         return
     child = Child(entry, TINY, {"dry": book.dry})
     try:
@@ -129,6 +129,7 @@ def _waterfall(book: Book, name: str, plans: dict[str, Settings]) -> None:
     paired.UNSTEADY_WIDTH = math.inf if book.dry else paired.UNSTEADY_WIDTH
     if book.dry:
         plans = {"+ fused_batchnorm": {k: v for k, v in NORM.items() if k != "cudnn_benchmark"}}
+        plans["graph without compile"] = {**plans["+ fused_batchnorm"], **GRAPH}
     with Track(book, name, JOBS) as track:
         reference = book.case(f"{name} | strict fp32", track.reference_case, seconds=25)
         if reference["status"] != "ok":

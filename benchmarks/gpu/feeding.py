@@ -14,7 +14,7 @@ CASES = {"overlap of ResNet-50": "overlap", "floats against bytes": "sent"}
 
 def feed(book: Book) -> None:
     """Both cases in one child process; demanded: at least 95 % of the placing hidden, and equal bits."""
-    if all(book.cases.get(name, {}).get("status") == "ok" for name in CASES):
+    if book.done(*CASES):
         return
     child = Child("arrivals:Arrivals", TINY, {"dry": book.dry})
     try:

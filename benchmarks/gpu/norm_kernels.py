@@ -19,7 +19,7 @@ from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
 
 
 class NormKernels:
-    """Serves `vivace.processes.launch.Child`; in a dry run the operators run their reference on a CPU."""
+    """Serves `vivace.processes.launch.Child`."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry, self.device = dry, training_device(inspect())
@@ -99,7 +99,7 @@ class NormKernels:
         return errors
 
     def _profiled(self, rows: int, width: int, residual: bool, *, fused: bool) -> dict[str, float]:
-        """Seconds of each kernel of one forward and backward pass, by name; on a CPU of the whole."""
+        """Seconds of each kernel of one forward and backward pass, by name; see `profiled`."""
         shape = (1, width, rows, 1)
         x, other, gradient = (
             torch.randn(shape, device=self.device).bfloat16().to(memory_format=torch.channels_last)
@@ -119,25 +119,24 @@ class NormKernels:
                 y = functional.relu_(z.add_(other) if residual else z)
             torch.autograd.grad(y, [x, weight, bias, *([other] if residual else [])], gradient)
 
-        return profiled(step, self.device)
+        return profiled(step)
 
 
-def profiled(step: Callable[[], None], device: torch.device) -> dict[str, float]:
-    """Seconds of each kernel of `step` on a GPU, by name; on a CPU of the whole."""
+def profiled(step: Callable[[], None]) -> dict[str, float]:
+    """Seconds of each kernel of `step`, by name; of the whole where the machine shows no kernels."""
     for _ in range(3):
         step()
-    if device.type == "cpu":
-        begin = time.perf_counter()
-        step()
-        return {"whole": time.perf_counter() - begin}
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(ROUNDS):
             step()
         torch.cuda.synchronize()
+    whole = (time.perf_counter() - begin) / ROUNDS
     events = [e for e in profiler.events() if "CUDA" in str(e.device_type) and e.device_time > 0]
     names = sorted({e.name for e in events})
     total = {n: sum(e.device_time for e in events if e.name == n) * 1e-6 / ROUNDS for n in names}
-    return dict(itertools.islice(sorted(total.items(), key=lambda item: -item[1]), 12))
+    return dict(itertools.islice(sorted(total.items(), key=lambda item: -item[1]), 12)) or {"whole": whole}
 
 
 def distance(seen: torch.Tensor, wanted: torch.Tensor, size: torch.Tensor) -> float:

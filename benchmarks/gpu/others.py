@@ -8,7 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,8 @@ from vivace.processes.launch import Child, Source
 HERE = Path(__file__).resolve().parent
 COMMAND = [sys.executable, "-c", "from vivace.command.cli import main; main()"]
 TUNED = {"resnet50_256": 270.0, "mlp": 60.0}  # their budgets
-DRY_BUDGET = 5.0
+DRY_BUDGET = 12.0
+KEPT_EVERY = 10.0  # seconds
 BUDGETED = ("resnet50_64", "gpt", "bert", "unet")
 PEER, PEER_JOBS = "pytorch_autotune", ("resnet50", "gpt", "resnet18", "mobilenet_v3_small", "bert")
 
@@ -60,13 +65,9 @@ def _longest(budget: float) -> float:
 
 def _tune(book: Book, name: str, budget: float) -> Case:
     job = f"{HERE / 'workloads.py'}:{name}"
-    out = book.folder / f"tune-{name}"
-    book.keep(out)  # of a run that died with this one's last
-    command = [*COMMAND, "tune", job, "--budget", str(budget), "--out", str(out), "--json", "--quiet"]
-    try:
+    with _archived(book, f"tune-{name}") as out:  # its ledger has every trial, also of a run that was cut off
+        command = [*COMMAND, "tune", job, "--budget", str(budget), "--out", str(out), "--json", "--quiet"]
         result = _run(command, book.patience(_longest(budget)))
-    finally:
-        book.keep(out)  # its ledger has every trial, also of a run that was cut off
     for trial in result["trials"]:
         for key in ("pairs", "machine", "job"):
             trial.pop(key)
@@ -75,6 +76,27 @@ def _tune(book: Book, name: str, budget: float) -> Case:
     for key in ("plan_path", "report_path"):
         result.pop(key)
     return {"tuned": result | {"verdict": {key: verdict.get(key) for key in kept}}}
+
+
+@contextmanager
+def _archived(book: Book, name: str) -> Iterator[Path]:
+    """A folder for what a command writes; the book's gets it as one file, anew every few seconds."""
+    ended = threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, name)
+
+        def renew() -> None:
+            while not ended.wait(KEPT_EVERY):
+                book.keep(out)
+
+        renewing = threading.Thread(target=renew, daemon=True)
+        renewing.start()
+        try:
+            yield out
+        finally:
+            ended.set()
+            renewing.join()
+            book.keep(out)
 
 
 def memory(book: Book) -> None:
@@ -100,13 +122,12 @@ def verdicts(book: Book) -> None:
 
 
 def _verdict(book: Book, name: str) -> Case:
-    kept = book.folder / f"verdict-{name}.json"
-    kept.unlink(missing_ok=True)
-    options = ["--dry-run", "--no-gain", "--seconds", "4"] if book.dry else ["--seconds", "2.5"]
-    command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(kept), *options]
-    _communicate(command, max(30.0, book.left))
-    (row,) = json.loads(kept.read_text(encoding="utf-8"))
-    kept.unlink()
+    options = ["--no-gain", "--seconds", "4"] if book.dry else ["--seconds", "2.5"]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder, "rows.json")
+        command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(rows), *options]
+        _communicate(command, max(30.0, book.left))
+        (row,) = json.loads(rows.read_text(encoding="utf-8"))
     if row["said"] == ["failed"]:
         raise ChildFailed(row["evidence"])
     return {"row": row}

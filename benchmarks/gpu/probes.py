@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
@@ -22,7 +21,6 @@ class Probes:
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry, self.device = dry, training_device(inspect())
-        self.on_gpu = self.device.type == "cuda"
 
     def matmul(self) -> dict[str, float]:
         """FLOP/s of a product of two square matrices of 8192, by the dtype of the inputs."""
@@ -62,33 +60,26 @@ class Probes:
                 number.add_(1)
 
         found = {"launch_seconds": self._seconds(many) / count}
-        if self.on_gpu:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                many()
-            found["graph_node_seconds"] = self._seconds(graph.replay) / count
-        return found
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            many()
+        return {**found, "graph_node_seconds": self._seconds(graph.replay) / count}
 
     def _transfer(self, kind: str, to_device: bool) -> float:
         count = 1 << (16 if self.dry else 28)
         host = torch.empty(count, dtype=torch.uint8).random_()
-        if kind == "pinned" and self.on_gpu:
+        if kind == "pinned":
             host = host.pin_memory()
         there = torch.empty(count, dtype=torch.uint8, device=self.device)
         pair = (there, host) if to_device else (host, there)
         return count / self._seconds(lambda: pair[0].copy_(pair[1], non_blocking=True))
 
     def _seconds(self, function: Callable[[], Any]) -> float:
-        """Median seconds of one call; events where the device keeps time, so that the host may run ahead."""
+        """Median seconds of one call, by events of the device, so that the host may run ahead."""
         function()
         function()
         times = []
         for _ in range(2 if self.dry else ROUNDS):
-            if not self.on_gpu:
-                begin = time.perf_counter()
-                function()
-                times.append(time.perf_counter() - begin)
-                continue
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             before.record()

@@ -1,7 +1,6 @@
 """Scenes that only a GPU can play, one process each: a method returns what it found, or an assertion fails.
 
-In a dry run streams and graphs are acted out on a CPU (`vivace.testing.fake_cuda`), and what only the device
-can show is not asserted.
+In a dry run they are smaller, and what only a true GPU can show is not asserted.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import dataclasses
 import gc
 import os
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from vivace.technique import registry
 from vivace.techniques.untried.cuda_graph_step.graph import WARM_UP_STEPS
 from vivace.tensors.randomness import Streams, capture, restore
 from vivace.testing import TINY_JOBS, contract
-from vivace.testing.fake_cuda import fake_cuda
 from vivace.training.training import train
 
 GRAPH: dict[str, Any] = {"fused_optimizer": {}, "cuda_graph_step": {}}
@@ -48,26 +45,23 @@ class Scenes:
         )
         self.dry = dry
         self.machine, self.device = inspect(), training_device(inspect())
-        self.stack = ExitStack()
-        if dry:
-            self.stack.enter_context(fake_cuda())
 
     def children_see_the_gpu(self) -> Found:
         """A forked child can start CUDA: nothing before the fork has."""
         bad = torch.cuda._is_in_bad_fork()
         assert not bad, "CUDA was started before the fork"
-        assert self.dry or self.device.type == "cuda", "torch finds no GPU"
+        assert self.device.type == "cuda", "torch finds no GPU"
         assert (
             float(torch.ones(8, 8, device=self.device).mm(torch.ones(8, 8, device=self.device)).sum()) == 512
         )
-        found: Found = {"device": str(self.device), "inspected": self.machine.device.name}
-        if not self.dry:
-            found |= {
-                "capability": torch.cuda.get_device_capability(),
-                "cudnn": torch.backends.cudnn.version(),
-            }
-            found |= {"cuda": torch.version.cuda, "name": torch.cuda.get_device_name()}
-        return found
+        return {
+            "device": str(self.device),
+            "inspected": self.machine.device.name,
+            "name": torch.cuda.get_device_name(),
+            "capability": torch.cuda.get_device_capability(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
 
     def strict_fp32_is_strict(self) -> Found:
         """Products and convolutions of the reference are as exact as fp32 is."""
@@ -86,7 +80,7 @@ class Scenes:
                 torch.backends.cudnn.allow_tf32,
             ]
         assert contract.process_flags() == before
-        assert self.dry or min(found["matmul"], found["convolution"]) > 1e-5, found
+        assert min(found["matmul"], found["convolution"]) > 1e-5, found
         return found
 
     def randomness_is_captured_and_restored(self) -> Found:
@@ -158,7 +152,7 @@ class Scenes:
         eager, graph = (
             self._observed(job, Plan.from_dict(p)).peak_bytes for p in ({"fused_optimizer": {}}, GRAPH)
         )
-        assert self.dry or graph > 0.8 * eager, (eager, graph)
+        assert graph > 0.8 * eager, (eager, graph)
         return {"eager_bytes": eager, "graph_bytes": graph}
 
     def scaler_skips_a_planted_overflow(self) -> Found:
@@ -188,8 +182,7 @@ class Scenes:
         seen = []
         with self._open_job(job, {"pinned_prefetch": {}}) as session:
             for batch in session.batches(source):
-                if not self.dry:
-                    torch.cuda._sleep(20_000_000)  # cycles: the host runs ahead
+                torch.cuda._sleep(20_000_000)  # cycles: the host runs ahead
                 seen.append(torch.stack([batch.min(), batch.max()]))
                 del batch
                 torch.full((size,), -1.0, device=self.device)
@@ -237,9 +230,7 @@ class Scenes:
         return found
 
     def _held(self) -> int:
-        """Bytes of the GPU's memory in use, once garbage is gone; a dry run has none."""
-        if self.dry:
-            return 0
+        """Bytes of the GPU's memory in use, once garbage is gone."""
         gc.collect()
         return int(torch.cuda.memory_allocated())
 
@@ -254,7 +245,7 @@ class Scenes:
         """Layers on float8 units lose what their emulation says; refused where the GPU has none."""
         layers = (nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
         job = dataclasses.replace(TINY_JOBS["mlp"](), model=lambda: nn.Sequential(*copy.deepcopy(layers)))
-        ways = {"fp32": {}, "emulated": {"emulate": True}, "float8": {"emulate": self.dry}}
+        ways = {"fp32": {}, "emulated": {"emulate": True}, "float8": {"emulate": False}}
         losses: dict[str, list[float]] = {}
         for way, settings in ways.items():
             plan = Plan.from_dict({"fp8_linear": settings} if settings else {})
@@ -269,7 +260,7 @@ class Scenes:
 
     def exhausted_memory_is_named(self) -> Found:
         """A job too large for the device says so in one sentence, and the next one runs."""
-        count = 2**50 if self.dry else self.machine.device.memory_bytes
+        count = self.machine.device.memory_bytes
         greedy = dataclasses.replace(
             TINY_JOBS["mlp"](), loss=lambda model, batch: model(batch[0]).new_ones(count).sum()
         )
@@ -336,9 +327,6 @@ class Contract:
         self.dry = dry
         classes = [cls for cls in registry.everything() if "cuda" in cls.card.devices and cls.name != "ddp"]
         self.classes = [cls for cls in classes if not (dry and cls.card.stage.name == "COMPILE")]
-        self.stack = ExitStack()
-        if dry:
-            self.stack.enter_context(fake_cuda())
 
     def variants(self) -> list[Found]:
         """The plans of every technique that acts on one GPU, with each setting that it proposes."""

@@ -5,29 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from contextlib import ExitStack
 from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.job import Job
 from vivace.measuring.worker import Worker
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
 from vivace.tensors.trees import batch_size, map_tensors
-from vivace.testing.fake_cuda import fake_cuda
 from vivace.training.strides import Strides
 from vivace.training.watch import Unwatched
 
 
 class SteadyWorker(Worker):
-    """`Worker` over a few placed batches; in a dry run streams and graphs are acted out."""
-
-    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
-        super().__init__(job, machine)
-        self.stack = ExitStack()
-        if os.environ["VIVACE_GPU_DRY"] == "1":
-            self.stack.enter_context(fake_cuda())
+    """`Worker` over a few placed batches."""
 
     def open(
         self, plan: dict[str, Any], strict: bool = True, seed: int = 0, settled: bool = True

@@ -23,7 +23,7 @@ def write(folder: Path) -> None:
     power = f", power limit {facts['power_limit_watts']:.0f} W" if "power_limit_watts" in facts else ""
     defaults = dict.fromkeys(("device", "date", "driver", "torch", "python", "vivace"), "unknown")
     text = [HEAD.format(**{**defaults, **facts}, power=power)]
-    text += ["A dry run on a CPU: no figure here means anything.\n"] if facts.get("dry") else []
+    text += ["A dry run with tiny shapes: no figure here means anything.\n"] if facts.get("dry") else []
     rates = _rates(cases.get("ceilings", {}))
     for part, those in cases.items():
         lines = SECTIONS[part](those, rates)

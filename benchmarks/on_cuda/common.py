@@ -12,8 +12,8 @@ from torch.nn import functional
 
 MENDED = "--mended" in sys.argv
 SECONDS = float(os.environ.get("PLANTED_SECONDS", "12"))
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LARGE = DEVICE == "cuda"  # a dry run on a CPU takes tiny shapes
+DEVICE = "cuda"
+LARGE = os.environ.get("VIVACE_GPU_DRY") != "1"
 
 
 def convolutions(width=256 if LARGE else 8, layers=4):

@@ -1,15 +1,15 @@
-"""benchmarks/gpu.sh: its dry run, its files, and going on where it stopped."""
+"""benchmarks/gpu.sh: its files, its times, and going on where it stopped."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -101,80 +101,22 @@ def module(monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
-def run(*arguments, python=sys.executable):
+def run(*arguments, python=sys.executable, **environment):
     command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *map(str, arguments)]
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHON": str(python)},
+        env={**os.environ, "PYTHON": str(python), **environment},
     )
 
 
-def cases_of(folder, part):
-    """The newest of each case of a part, from the one file that holds them all."""
-    lines = map(json.loads, (folder / "cases.jsonl").read_text().splitlines())
-    return {line["case"]: line for line in lines if line.get("part") == part}
-
-
-@pytest.fixture(scope="module")
-def dry(tmp_path_factory):
-    """The folder that a dry run of all parts has filled; what is done is not done again."""
-    out = tmp_path_factory.mktemp("dry")
-    arguments = ("--dry-run", "--limit", 1400, "--out", out)
-    done = run(*arguments, *PARTS)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = (out / "cases.jsonl").read_text()
-    again = run(*arguments, "ceilings", "correctness")
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert (out / "cases.jsonl").read_text() == lines
-    return out
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("part", PARTS)
-def test_the_dry_run_of_a_part(dry, part):
-    cases = cases_of(dry, part)
-    assert cases
-    assert {case["status"] for case in cases.values()} <= {"ok", "refused"}
-    scenes = [case["status"] for name, case in cases.items() if "scene" in name]
-    assert set(scenes) == ({"ok"} if part == "correctness" else set())
-
-
-@pytest.mark.slow
-def test_a_dry_run_leaves_a_few_files_and_a_table(dry):
-    assert len(list(dry.iterdir())) <= 8
-    assert not [path for path in dry.iterdir() if path.is_dir()]
-    assert "| mlp | " in (dry / "results.md").read_text()
-
-
-@pytest.mark.slow
-def test_what_a_gpu_alone_can_tell_comes_before_what_a_cpu_has_told(dry):
-    cases = cases_of(dry, "correctness")
-    kinds = [name.partition(" ")[0] for name in cases if name != "contract variants"]
-    assert list(dict.fromkeys(kinds)) == ["scene", "ruler", "contract"]
-
-
-@pytest.mark.slow
-def test_the_dry_run_of_the_convolutional_networks(dry):
-    cases = cases_of(dry, "cnn")
-    assert {name: case for name, case in cases.items() if case["status"] != "ok"} == {}
-    assert "| unet_256 | + fused_batchnorm | " in (dry / "results.md").read_text()
-    found = cases["resnet50_256 | bytes"]["found"]
-    steps = [found[way]["bytes"] for way in ("bfloat16 products", "bfloat16 fused", "bfloat16", "float32")]
-    assert steps == sorted(set(steps))
-    assert max(cases["products float32"]["found"]["worst"].values()) > 0
-
-
-@pytest.mark.slow
-def test_the_dry_run_of_feeding(dry):
-    cases = cases_of(dry, "feed")
-    assert [case["status"] for case in cases.values()] == ["ok", "ok"], cases
-    assert cases["floats against bytes"]["found"]["bits_equal"] == 1.0
-    assert {"there_seconds", "hidden_share"} <= cases["overlap of ResNet-50"]["found"].keys()
-    assert "| floats against bytes | uint8_seconds |" in (dry / "results.md").read_text()
+def test_without_a_gpu_it_says_how_to_rehearse(tmp_path):
+    done = run("--dry-run", "--out", tmp_path / "out", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert "python tests/cuda_stand_in benchmarks/gpu.sh --dry-run" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_one_sentence(tmp_path):
@@ -220,21 +162,49 @@ def test_what_was_done_before_a_death_in_mid_line_is_kept_and_what_comes_after_t
 
 
 def test_a_commands_folder_becomes_one_file(module, tmp_path, monkeypatch):
-    """Also where the command is cut off: its ledger holds what it had measured."""
+    """Also while the command runs, and where it is cut off: its ledger holds what it had measured."""
     book, others = module("book"), module("others")
+    archive = tmp_path / "tune-mlp.tar.gz"
+
+    def ledger():
+        with tarfile.open(archive) as file:
+            return file.extractfile("tune-mlp/ledger.jsonl").read()
 
     def killed(command, timeout):
         out = Path(command[command.index("--out") + 1])
         out.mkdir()
-        (out / "ledger.jsonl").write_text("{}")
+        (out / "ledger.jsonl").write_text("one\n")
+        deadline = time.monotonic() + 60
+        while not archive.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert ledger() == b"one\n"
+        (out / "ledger.jsonl").write_text("one\ntwo\n")
         raise ChildFailed("exit code -9 after 3 s")
 
     monkeypatch.setattr(others, "_run", killed)
+    monkeypatch.setattr(others, "KEPT_EVERY", 0.05)
     part = book.Book(tmp_path, "tune", 1000, FACTS)
-    assert part.case("mlp", lambda: others._tune(part, "mlp", 5))["status"] == "failed"
+    case = part.case("mlp", lambda: others._tune(part, "mlp", 5))
+    assert case["reason"] == "exit code -9 after 3 s"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cases.jsonl", "tune-mlp.tar.gz"]
-    with tarfile.open(tmp_path / "tune-mlp.tar.gz") as file:
-        assert "tune-mlp/ledger.jsonl" in file.getnames()
+    assert ledger() == b"one\ntwo\n"
+
+
+def test_a_part_that_stops_between_its_cases_is_said_and_the_next_one_runs(module, tmp_path):
+    book = module("book")
+
+    def part(its):
+        its.case("a", dict)
+        raise KeyError("ceiling copy")
+
+    assert book.Book(tmp_path, "cnn", 60, FACTS).whole(part) == "KeyError: 'ceiling copy'"
+    assert book.Book(tmp_path, "feed", 60, FACTS).whole(lambda its: its.case("b", dict)) == ""
+    assert {name: list(cases) for name, cases in book.read(tmp_path)[1].items()} == {
+        "cnn": ["a"],
+        "feed": ["b"],
+    }
+    assert "KeyError" in (tmp_path / "cases.jsonl").read_text()
 
 
 def test_what_is_missing_is_named_in_the_first_second(tmp_path):
@@ -263,17 +233,6 @@ def test_without_torchao_the_minutes_begin_and_what_is_lost_is_said(module, monk
     monkeypatch.setattr(needs, "requires", requires)
     assert needs.main() == 0
     assert "without torchao, fp8_linear is refused" in capsys.readouterr().err
-
-
-def test_float8_is_among_the_scenes(module, monkeypatch):
-    """Emulated, as in a dry run: that it rounds, and that it proves it."""
-    pytest.importorskip("torchao")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    scenes = module("scenes").Scenes(None, dry=True)
-    with scenes.stack:
-        found = scenes.float8_trains_as_it_is_emulated()
-    assert found["evidence"] == ["1 linear layer rounded to float8, emulated"]
-    assert found["apart"] == 0.0
 
 
 def test_what_a_missing_package_would_need_is_asked_for_too(module):
@@ -359,12 +318,12 @@ def test_a_tune_of_the_gpu_minutes_is_given_the_time_that_it_asks_for(module, tm
     others, given = module("others"), {}
 
     def run(command, timeout):
-        given[command[command.index("--out") + 1]] = timeout
+        given[Path(command[command.index("--out") + 1]).name] = timeout
         raise ChildFailed("not run here")
 
     monkeypatch.setattr(others, "_run", run)
     others.tune(module("book").Book(tmp_path, "tune", times()["CALLS"]["third"]["tune"], FACTS))
-    wanted = {str(tmp_path / f"tune-{name}"): 1.1 * full + 30 for name, full in others.TUNED.items()}
+    wanted = {f"tune-{name}": 1.1 * full + 30 for name, full in others.TUNED.items()}
     assert given == pytest.approx(wanted)
 
 

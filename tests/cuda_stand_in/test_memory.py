@@ -67,6 +67,7 @@ def test_a_batch_ahead_takes_what_is_predicted_without_a_gpu(stand_in):
 PAIRS = [
     ("small_mlp", "reference"),
     ("small_gpt", "bf16"),
+    ("small_gpt", "fp16"),
     ("encoder", "pieces"),  # its layers are deep copies
     ("resnet18", "channels_last"),
     ("mobilenet_v3_small", "pieces"),

@@ -43,6 +43,8 @@ def wide():
         {"checkpoint": {"cheap": ["*"]}},
         {"micro_batches": {"num": 4}},
         {"bf16_autocast": {}},
+        {"fp16_autocast": {}},
+        {"fp16_autocast": {}, "fused_optimizer": {}},
         {"optimizer_in_backward": {}},
     ],
 )
@@ -214,6 +216,8 @@ def test_what_looks_at_numbers_is_refused():
 
     with pytest.raises(vivace.Refused, match="looks at numbers, which a prediction does not have"):
         predict(vivace.Job(**{**vars(job), "loss": loss}))
+    with pytest.raises(vivace.Refused, match="looks at numbers, which a prediction does not have"):
+        predict(vivace.Job(**{**vars(job), "loss": loss}), Plan.from_dict({"fp16_autocast": {}}))
     with pytest.raises(vivace.Refused, match="own step cannot be predicted"):
         predict(jobs.gan())
     with pytest.raises(vivace.Refused, match="a recurrent layer keeps what its library chooses"):

@@ -1,4 +1,4 @@
-"""branch_streams acted out on a CPU: the order of what runs where, and that nothing else changes."""
+"""branch_streams: what runs where and in which order, and that nothing else changes."""
 
 import copy
 
@@ -15,7 +15,6 @@ from vivace.plan import Plan
 from vivace.technique import registry
 from vivace.techniques.untried.branch_streams import branches
 from vivace.testing import TINY_JOBS, TechniqueContract
-from vivace.testing.fake_cuda import fake_cuda
 
 BranchStreams = registry.find("branch_streams")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,15 +50,7 @@ def job():
     return Job(**{**vars(tiny), "model": model})
 
 
-@pytest.fixture
-def acted_out():
-    branches._sides.cache_clear()
-    with fake_cuda():
-        yield
-    branches._sides.cache_clear()
-
-
-@pytest.mark.usefixtures("acted_out")
+@pytest.mark.gpu
 class TestBranchStreams(TechniqueContract):
     technique = BranchStreams
     jobs = {"inception": job, "cnn": TINY_JOBS["cnn"], "mlp": TINY_JOBS["mlp"]}  # noqa: RUF012
@@ -97,54 +88,28 @@ def test_branches_that_share_a_module_or_write_their_input_are_left_alone(settin
     assert {"left", "right"} <= set(order[order.index("fork") : order.index("join")])
 
 
-@pytest.mark.usefixtures("acted_out")
-def test_streams_wait_for_each_other(monkeypatch):
-    log = []
-
-    class Stream:
-        def __init__(self, device=0, name="side"):
-            self.name = name
-
-        def wait_stream(self, other):
-            log.append((self.name, "waits for", other.name))
-
-    now = [Stream(name="main")]
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: now[-1])
-    monkeypatch.setattr(torch.cuda, "set_stream", now.append)
-    model = Inception()
-    plain = copy.deepcopy(model)
-    x = torch.randn(2, 4, 5, 5)
-    with opened(model):
-        assert torch.equal(model(x), plain(x))
-    assert now[-1].name == "main"
-    assert log == [("side", "waits for", "main")] * 3 + [("main", "waits for", "side")] * 3
-
-
-@pytest.mark.usefixtures("acted_out")
+@pytest.mark.gpu
 def test_an_error_inside_of_a_branch_returns_to_the_main_stream(monkeypatch):
-    streams = [object()]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams[-1])
-    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-    monkeypatch.setattr(branches, "fork", lambda *_: None)
-    main = streams[0]
-    model = Inception()
+    main = torch.cuda.current_stream()
+    model = Inception().cuda()
     with opened(model) as session:
         monkeypatch.setattr(model.one, "forward", lambda x: 1 / 0)
         branches.enter(0)
+        assert torch.cuda.current_stream() != main
         with pytest.raises(ZeroDivisionError):
             session.step(torch.randn(2, 4, 5, 5))
-    assert streams[-1] is main
+    assert torch.cuda.current_stream() == main
     assert not branches._mains
 
 
-@pytest.mark.usefixtures("acted_out")
+@pytest.mark.gpu
 def test_it_goes_with_fused_batchnorm_in_one_forward():
     """A ResNet's shortcut with a convolution is a branch beside the three of the block."""
     torch.manual_seed(0)
-    model = models.resnet.Bottleneck(8, 4, downsample=nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16)))
+    shortcut = nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16))
+    model = models.resnet.Bottleneck(8, 4, downsample=shortcut).cuda()
     plain = copy.deepcopy(model)
-    x = torch.randn(2, 8, 4, 4)
+    x = torch.randn(2, 8, 4, 4).cuda()
     with opened(model, ("branch_streams", "fused_batchnorm")) as session:
         assert list(session.build.notes["parallel_joins"].values()) == [[2]]
         assert len(session.build.notes["fused_chains"]) == 3
@@ -152,11 +117,15 @@ def test_it_goes_with_fused_batchnorm_in_one_forward():
     assert not any("forward" in vars(m) for m in model.modules())
 
 
-def test_inception_has_branches_and_a_plain_network_is_refused():
+def test_inception_has_branches():
     with torch.device("meta"):
         model = models.inception_v3(init_weights=False)
     found = {}
     branches.install(model, found)
     assert sum(len(counts) for counts in found.values()) >= 11
-    with fake_cuda(), pytest.raises(Refused, match="Sequential has no branches with weights"):
-        opened(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
+
+
+@pytest.mark.gpu
+def test_a_plain_network_is_refused():
+    with pytest.raises(Refused, match="Sequential has no branches with weights"):
+        opened(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).cuda())

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 
 import vivace
+from vivace.errors import Refused
+from vivace.inspection import inspect
 from vivace.ledger import Observation, Profile
 from vivace.machine import Device, Machine
+from vivace.observing.observe import observe
+from vivace.plan import Plan
+from vivace.session.opening import start
 from vivace.technique import Build
 from vivace.technique.facts import Facts
 from vivace.techniques.untried.cuda_graph_step import CudaGraphStep
-from vivace.techniques.untried.cuda_graph_step.graph import StepGraph
-from vivace.testing.fake_cuda import fake_cuda
+from vivace.techniques.untried.cuda_graph_step.graph import WARM_UP_STEPS, StepGraph
+from vivace.testing import TINY_JOBS, check
+from vivace.verifying.ruler import Effort, Ruler
+
+GRAPH = {"fused_optimizer": {}, "cuda_graph_step": {}}
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build_on_cuda(optimizer_class, **settings):
@@ -52,22 +64,22 @@ def test_adam_is_capturable_only_while_the_session_is_open():
     assert build.optimizer.param_groups[0]["capturable"] is False
 
 
+@pytest.mark.gpu
 def test_graphs_of_one_process_warm_up_on_one_stream(monkeypatch):
     """cuBLAS keeps memory for every stream, for the life of the process."""
-    with fake_cuda(), monkeypatch.context() as patched:
-        made = []
+    made = []
 
-        class Counted(torch.cuda.Stream):
-            def __init__(self, device):
-                super().__init__()
-                made.append(device)
+    class Counted(torch.cuda.Stream):
+        def __new__(cls, *device, **known):  # torch makes one for each stream that it knows
+            made.extend(device)
+            return super().__new__(cls, *device, **known)
 
-        patched.setattr(torch.cuda, "Stream", Counted)
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-        for _ in range(2):
-            loss = StepGraph(optimizer, Facts(), {}).beside(torch.sum, torch.ones(3))
-            assert float(loss) == 3.0
-        assert made == [0]
+    monkeypatch.setattr(torch.cuda, "Stream", Counted)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1, device="cuda"))])
+    for _ in range(2):
+        loss = StepGraph(optimizer, Facts(), {}).beside(torch.sum, torch.ones(3, device="cuda"))
+        assert float(loss) == 3.0
+    assert made == [0]
 
 
 def test_it_excludes_compile_modes_that_capture():
@@ -85,3 +97,217 @@ def test_confirmation_and_gain():
     profile = Profile("cuda", 0.01, {}, {}, 1000, 0.0, 0, 0)
     _, high = CudaGraphStep.gain(profile, build_on_cuda(torch.optim.Adam).machine)
     assert high == pytest.approx(2.0)
+
+
+def batches_of(sizes):
+    numbers = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 8, generator=numbers), torch.randint(4, (size,), generator=numbers))
+        for size in sizes
+    ]
+
+
+def train_steps(job, plan, batches, between=lambda session: None):
+    with start(job, Plan.from_dict(plan), inspect()) as session:
+        torch.manual_seed(3)
+        losses = []
+        for batch in batches:
+            losses.append(float(session.step(batch)))
+            between(session)
+        weights = [p.detach().clone() for p in session.build.model.parameters()]
+        return losses, weights, session.build.notes | session.build.facts.to_dict()
+
+
+def without_bias_of_keys(job, *weights):
+    """Of a transformer: its gradient is rounding alone, which Adam scales up."""
+    names = [key for key, _ in job.model().named_parameters()]
+    for side in weights:
+        side[names.index("1.self_attn.in_proj_bias")].chunk(3)[1].zero_()
+
+
+def close(mine, theirs):
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "lstm"])
+def test_replayed_steps_train_as_steps_do(name):
+    job = TINY_JOBS[name]()
+    torch.manual_seed(0)
+    batches = [batch for _ in range(2) for batch in job.data()]
+    losses, weights, _ = train_steps(job, {"fused_optimizer": {}}, batches)
+    mine, moved, notes = train_steps(job, GRAPH, batches)
+    assert notes["replays"] == len(batches) - WARM_UP_STEPS
+    assert mine == pytest.approx(losses, rel=1e-4)
+    if name == "transformer":
+        without_bias_of_keys(job, moved, weights)
+    assert close(moved, weights)
+
+
+@pytest.mark.gpu
+def test_sgd_is_captured_in_its_fused_implementation_without_being_asked():
+    job = TINY_JOBS["cnn"]()
+    with start(job, Plan.from_dict({"cuda_graph_step": {}}), inspect()) as session:
+        assert session.optimizer.param_groups[0]["fused"] is True
+        assert not session.optimizer.state_dict()["param_groups"][0]["fused"]
+    assert not session.optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.gpu
+def test_odd_batches_run_uncaptured_and_learning_rates_reach_the_graph():
+    job, batches = TINY_JOBS["mlp"](), batches_of([16] * 4 + [7] + [16] * 3)
+
+    def halve(session):
+        session.optimizer.param_groups[0]["lr"] *= 0.5
+
+    losses, weights, _ = train_steps(job, {"fused_optimizer": {}}, batches, halve)
+    mine, moved, notes = train_steps(job, GRAPH, batches, halve)
+    assert notes["replays"] == 7 - WARM_UP_STEPS
+    assert mine == pytest.approx(losses, rel=1e-4)
+    assert close(moved, weights)
+
+
+@pytest.mark.gpu
+def test_other_settings_that_a_scheduler_changes_are_refused():
+    def betas(session):
+        group = session.optimizer.param_groups[0]
+        group["betas"] = (0.9 * group["betas"][0], 0.999)
+
+    with pytest.raises(Refused, match="more than the learning rate"):
+        train_steps(TINY_JOBS["mlp"](), GRAPH, batches_of([16] * 5), betas)
+
+
+@pytest.mark.gpu
+def test_a_step_that_reads_a_number_back_is_refused_and_trains_on():
+    def stepwise(model, batch):
+        loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return loss * (2.0 if loss.item() > 1e9 else 1.0)
+
+    job = dataclasses.replace(TINY_JOBS["mlp"](), loss=stepwise)
+    wanted = (
+        r"(?s)operation not permitted.*test_cuda_graph_step.py, line \d+: return loss \* \(2.0 if loss.item"
+    )
+    with pytest.raises(Refused, match=wanted):
+        train_steps(job, GRAPH, batches_of([16] * 4))
+
+
+@pytest.mark.gpu
+def test_a_shape_that_comes_again_gets_a_graph_of_its_own():
+    job, batches = TINY_JOBS["mlp"](), batches_of([16] * 4 + [7] + [16] * 2 + [7, 16, 7, 5, 5, 5])
+    losses, weights, _ = train_steps(job, {"fused_optimizer": {}}, batches)
+    mine, moved, notes = train_steps(job, GRAPH, batches)
+    assert notes["graphs"] == 2
+    assert notes["replays"] == (7 - WARM_UP_STEPS) + 2, "of the third shape none"
+    assert mine == pytest.approx(losses, rel=1e-4)
+    assert close(moved, weights)
+    one = GRAPH | {"cuda_graph_step": {"num_shapes": 1}}
+    assert train_steps(job, one, batches)[2]["replays"] == 7 - WARM_UP_STEPS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
+def test_loss_scaling_skips_a_step_inside_of_the_graph(name):
+    """Among replays one batch overflows float16: no weight moves, and the scale is halved on the device."""
+    job = TINY_JOBS[name]()
+    batches = [batch for _ in range(2) for batch in job.data()]
+    if name == "cnn":
+        batches[5] = [batches[5][0] * 1e8, batches[5][1]]
+    plan = {"fp16_autocast": {}, "fused_optimizer": {}}
+    losses, weights, notes = train_steps(job, plan, batches)
+    mine, moved, seen = train_steps(job, plan | GRAPH, batches)
+    assert seen["replays"] == len(batches) - WARM_UP_STEPS
+    assert int(seen["skipped_steps"]) == notes["skipped_steps"] >= (name == "cnn")
+    assert mine == pytest.approx(losses, rel=1e-3, nan_ok=True)
+    if name == "transformer":
+        without_bias_of_keys(job, moved, weights)
+    assert close(moved, weights)
+
+
+@pytest.mark.gpu
+def test_micro_batches_and_clipping_are_captured():
+    def clip(model):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    job, batches = dataclasses.replace(TINY_JOBS["mlp"](), on_gradients=clip), batches_of([16] * 6)
+    plan = {"micro_batches": {"num": 2}, "fused_optimizer": {}}
+    losses, weights, _ = train_steps(job, plan, batches)
+    mine, moved, notes = train_steps(job, plan | GRAPH, batches)
+    assert notes["replays"] == 6 - WARM_UP_STEPS
+    assert mine == pytest.approx(losses, rel=1e-4)
+    assert close(moved, weights)
+
+
+@pytest.mark.gpu
+def test_replays_draw_new_random_numbers():
+    def drawn(model, batch):
+        return model(batch[0]).mean() * 0 + torch.rand((), device=batch[0].device)
+
+    job = dataclasses.replace(TINY_JOBS["mlp"](), loss=drawn)
+    losses, _, notes = train_steps(job, GRAPH, batches_of([16] * 6))
+    assert notes["replays"] == 4
+    assert len(set(losses)) == 6
+
+
+@pytest.mark.gpu
+def test_loaded_states_are_what_the_graph_trains_on():
+    batches = batches_of([16] * 8)
+    with start(TINY_JOBS["mlp"](), Plan.from_dict(GRAPH), inspect()) as session:
+        for batch in batches[:4]:
+            session.step(batch)
+        saved = copy.deepcopy((session.model.state_dict(), session.optimizer.state_dict()))
+        first = [float(session.step(batch)) for batch in batches[4:]]
+        replays = session.build.facts.replays
+        session.model.load_state_dict(saved[0])
+        session.optimizer.load_state_dict(saved[1])
+        again = [float(session.step(batch)) for batch in batches[4:]]
+        assert session.build.facts.replays == replays + 4, "the graph should have been kept"
+        state = session.optimizer.state_dict()["state"][0]["step"]
+    assert again == first
+    assert float(state) == 8
+
+
+@pytest.mark.gpu
+def test_a_state_of_another_form_drops_the_graph():
+    batches = batches_of([16] * 5)
+    with start(TINY_JOBS["mlp"](), Plan.from_dict(GRAPH), inspect()) as session:
+        fresh = copy.deepcopy((session.model.state_dict(), session.optimizer.state_dict()))
+        first = [float(session.step(batch)) for batch in batches]
+        session.model.load_state_dict(fresh[0])
+        session.optimizer.load_state_dict(fresh[1])
+        assert [float(session.step(batch)) for batch in batches] == first
+
+
+@pytest.mark.gpu
+def test_precision_and_optimizer_prove_themselves_beside_a_graph():
+    """A replay shows no operators; the step beside it does."""
+    job, plan = TINY_JOBS["cnn"](), Plan.from_dict(GRAPH | {"bf16_autocast": {}})
+    with start(job, Plan(), inspect()) as session:
+        reference = observe(session, list(job.data()))
+    with start(job, plan, inspect()) as session:
+        batches = list(job.data())
+        for batch in batches:
+            session.step(batch)
+        seen = observe(session, batches)
+        evidence = {technique.name: technique.confirm(seen, reference) for technique in plan.techniques}
+    assert "bfloat16" in evidence["bf16_autocast"]
+    assert "_fused_" in evidence["fused_optimizer"]
+
+
+@pytest.mark.gpu
+def test_the_ruler_finds_replays_that_no_longer_reach_the_weights(monkeypatch):
+    count = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: count.append(1))
+    effort = Effort(4, 3, 3, 8, 2, life_seeds=2, pairs=4)
+    ruler = Ruler(TINY_JOBS["cnn"](), inspect().to_dict())
+    ruler.effort = effort
+    monkeypatch.setattr(Effort, "within", lambda seconds, step: effort)
+    ruler.prepare()
+    verdict = ruler.judge(GRAPH)
+    assert not verdict["kept"]
+    assert len(count) >= 3 + 6, "lockstep from the later snapshots ran from the graph"
+
+
+@pytest.mark.gpu
+def test_the_contract_holds_a_captured_step():
+    assert check(Plan.from_dict({"cuda_graph_step": {}}), "cnn") == ""
+    assert check(Plan.from_dict(GRAPH), "mlp") == ""

@@ -12,7 +12,6 @@ from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
 from vivace.testing import TechniqueContract, check
-from vivace.testing.fake_cuda import fake_cuda
 
 pytest.importorskip("torchao")
 Fp8Linear = registry.find("fp8_linear")
@@ -113,17 +112,16 @@ def test_refusals_have_reasons(monkeypatch):
     ("capability", "recipe", "word"), [((8, 6), "tensorwise", r"8\.9"), ((8, 9), "rowwise", r"9\.0")]
 )
 def test_a_gpu_without_float8_units_is_refused(monkeypatch, capability, recipe, word):
-    with fake_cuda():
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-        build = vivace.Build(
-            models=[nn.Linear(16, 16)],
-            optimizer=None,
-            machine=vivace.inspect(),
-            device=torch.device("cuda"),
-            own_step=False,
-        )
-        with pytest.raises(Refused, match=f"capability {word}"):
-            Fp8Linear(recipe=recipe).apply(build)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    build = vivace.Build(
+        models=[nn.Linear(16, 16)],
+        optimizer=None,
+        machine=vivace.inspect(),
+        device=torch.device("cuda"),
+        own_step=False,
+    )
+    with pytest.raises(Refused, match=f"capability {word}"):
+        Fp8Linear(recipe=recipe).apply(build)
 
 
 def seen(operators, notes=(1, 2)):

@@ -1,6 +1,7 @@
-"""fused_batchnorm acted out on a CPU, where its operators run the plain-PyTorch reference."""
+"""fused_batchnorm on a CPU, where its operators run the plain-PyTorch reference; in graphs on a GPU."""
 
 import copy
+import dataclasses
 import random
 
 import pytest
@@ -15,15 +16,15 @@ from vivace.ledger import Observation
 from vivace.mechanisms.graphs import AsksForTypes, Untraceable, signature_of, trace
 from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.session.opening import start
+from vivace.session.opening import start, training_device
 from vivace.technique import registry
 from vivace.techniques.untried.fused_batchnorm.matching import find_chains, install
 from vivace.testing import TINY_JOBS, TechniqueContract, check
-from vivace.testing.fake_cuda import fake_cuda
 from vivace.work.count import count_work
 
 FusedBatchnorm = registry.find("fused_batchnorm")
 ALL = (-1,)
+GRAPH = pytest.param({"fused_optimizer": {}, "cuda_graph_step": {}}, marks=pytest.mark.gpu)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +33,10 @@ def one_thread_each(one_thread):
 
 
 @pytest.fixture
-def acted_out():
-    with fake_cuda():
-        yield
+def acted_out(monkeypatch):
+    """It is not refused on a CPU."""
+    card = dataclasses.replace(FusedBatchnorm.card, devices=("cpu", "cuda"))
+    monkeypatch.setattr(FusedBatchnorm, "card", card)
 
 
 @pytest.mark.usefixtures("acted_out")
@@ -110,7 +112,7 @@ def opened(model, plan=None, **more):
 
 def trained(plan, model=None, between=lambda session: None):
     torch.manual_seed(0)
-    model = model or Net()
+    model = (model or Net()).to(training_device(inspect()))
     with opened(model, plan) as session:
         losses = []
         for batch in batches():
@@ -153,7 +155,7 @@ def test_every_chain_is_found_and_the_model_trains_the_same():
         {"bf16_weights": {}},
         {"fp16_autocast": {}},
         {"checkpoint": {}},
-        {"fused_optimizer": {}, "cuda_graph_step": {}},
+        GRAPH,
     ],
 )
 def test_it_goes_with_others(others):
@@ -383,7 +385,7 @@ PRODUCTS = {"fused_batchnorm": {"products": True}}
         {"channels_last": {}, "bf16_autocast": {}},
         {"bf16_weights": {}},
         {"checkpoint": {}},
-        {"fused_optimizer": {}, "cuda_graph_step": {}},
+        GRAPH,
     ],
 )
 def test_products_leave_statistics_beside_others(others):

@@ -52,7 +52,7 @@ def test_a_dataloader_pins_while_it_is_read_for_a_gpu_and_is_given_back():
     assert not loader.pin_memory
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_batches_are_on_the_gpu_and_equal():
     job = TINY_JOBS["cnn"]()
     with start(job, Plan([PinnedPrefetch()]), inspect()) as session:

@@ -10,7 +10,6 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract
-from vivace.testing.fake_cuda import fake_cuda
 
 Tf32 = registry.find("tf32")
 
@@ -68,18 +67,16 @@ def test_a_products_error_tells_tf32_from_fp32(monkeypatch):
     assert found.product_error("cpu") > 10 * found.FP32_ERROR
 
 
+@pytest.mark.gpu
 def test_a_build_for_rocm_has_none_whatever_its_capabilities_are(monkeypatch):
     """A gfx90a calls itself 9.0, as an H100 does, and has no TF32."""
+    machine = inspect()
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with (
-        fake_cuda(),
-        pytest.raises(Refused, match="TF32 is NVIDIA's"),
-        start(TINY_JOBS["mlp"](), Plan([Tf32()]), inspect()),
-    ):
+    with pytest.raises(Refused, match="TF32 is NVIDIA's"), start(TINY_JOBS["mlp"](), Plan([Tf32()]), machine):
         pass
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_allows_tf32_inside_of_the_session_only():
     with start(TINY_JOBS["mlp"](), Plan([Tf32()]), inspect()):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -90,6 +87,7 @@ def switches():
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
+@pytest.mark.gpu
 def test_the_older_switches_say_the_same_in_every_session():
     """Where they disagree, reading them raises: `torch.backends.cudnn.flags` and torch.compile read them."""
     before = switches()
@@ -97,7 +95,7 @@ def test_the_older_switches_say_the_same_in_every_session():
         assert switches() == (False, False)
         with torch.backends.cudnn.flags(enabled=False):
             assert switches()[0] is False
-        with fake_cuda(), start(TINY_JOBS["mlp"](), Plan([Tf32()]), inspect()):
+        with start(TINY_JOBS["mlp"](), Plan([Tf32()]), inspect()):
             assert switches() == (True, True)
             assert torch.get_float32_matmul_precision() == "high"
         assert switches() == (False, False)

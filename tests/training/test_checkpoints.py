@@ -68,9 +68,10 @@ def test_an_end_between_a_step_that_is_saved_again_and_its_place_loses_nothing(
             raise KeyboardInterrupt
         rename(source, target)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "rename", ends)
-        save(checkpoints, 2, value=5)
+        with pytest.raises(KeyboardInterrupt):
+            save(checkpoints, 2, value=5)
     found = checkpoints.newest()
     assert (found.position.step, float(found.model["weight"][0])) == (2, 2.0)
     save(checkpoints, 2, value=6)

@@ -31,7 +31,13 @@ from vivace.technique import Build, Stage
 from vivace.tensors.modules import modules_of
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import own_tensors
-from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode
+from vivace.torch_internals.tensors import (
+    DataDependentOutputException,
+    FakeCopyMode,
+    FakeTensorMode,
+    Operator,
+    OperatorMode,
+)
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
 STEPS = 2  # the second one finds the optimizer's state
@@ -132,6 +138,8 @@ def _followed(asked: _Asked, built: object) -> Prediction:
         if asked.device == "cuda":  # where nobody holds a batch as it came, once the plan has put it in order
             placed = session.place(placed)
             _note_batch(watch, placed)
+        if session.build.facts.skipped_steps is not None:
+            stack.enter_context(_NoOverflow(watch))
         with _phases(session, watch, parts, updates):
             for _ in range(STEPS):
                 start = len(watch.moves)
@@ -141,6 +149,23 @@ def _followed(asked: _Asked, built: object) -> Prediction:
             divide(watch, parts, asked.ranks)
             gather(watch, session.build.models, start, updates[-1])
         return _at_peak(watch, parts, start)
+
+
+class _NoOverflow(OperatorMode):  # type: ignore[no-untyped-call]
+    """Loss scaling asks before an update whether a gradient overflowed: none did, so no step is skipped."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watch = watch
+
+    def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run the operator; 0 for a number that a fake tensor has not, while the weights are updated."""
+        try:
+            return function(*arguments, **keywords)
+        except DataDependentOutputException:
+            if self.watch.phase != "update":
+                raise
+            return 0.0
 
 
 def _note_batch(watch: Watch, batch: object) -> None:

@@ -11,6 +11,7 @@ from vivace.torch_internals import attribute, named
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
     from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -28,6 +29,10 @@ else:
     FakeCopyMode = named(
         "torch._subclasses.fake_tensor.FakeCopyMode",
         lost="the work of models that are built on real tensors cannot be predicted",
+    )
+    DataDependentOutputException = named(
+        "torch._subclasses.fake_tensor.DataDependentOutputException",
+        lost="the memory of a step under loss scaling cannot be predicted",
     )
 
 

@@ -2,8 +2,9 @@
 
 Each operator that torch would launch on a GPU runs at once on a CPU tensor that shares the memory. While a
 stream is capturing, it is noted and runs when the graph is replayed. Everything above a kernel stays torch's
-own for CUDA: memory, streams, capture, autograd, the optimizers' choices. Not computed: Triton's kernels, and
-operators that CPUs have not; cuDNN and the fused kernels of attention are switched off.
+own for CUDA: memory, streams, capture, autograd, the optimizers' choices. Vivace's own operators run what
+they run on CPUs. Not computed: what torch's compiler makes with Triton, and operators that CPUs have not;
+cuDNN and the fused kernels of attention are switched off.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def install() -> None:
     torch.backends.cudnn.enabled = False
     for fused in ("cudnn", "flash", "mem_efficient"):
         getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
+    torch.library.Library.impl = functools.partialmethod(_implement, torch.library.Library.impl)
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are replaced
@@ -64,6 +66,13 @@ def install() -> None:
     forget = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong)(lambda number: _graphs.pop(number, None))
     _runtime.stand_in_replays(replay, forget)
     _kept_alive.extend((library, replay, forget))
+
+
+def _implement(library, put, name, function, dispatch_key="", **more):
+    """Vivace's own operators, whose kernels for GPUs are Triton's, launch what they are on CPUs."""
+    if library.ns == "vivace" and dispatch_key == "CUDA":
+        function = functools.partial(_launch, getattr(torch.ops.vivace, name).default)
+    return put(library, name, function, dispatch_key, **more)
 
 
 def _is_view(operator) -> bool:
@@ -87,10 +96,12 @@ def _launch(operator, *args, **kwargs):
             if out.shape != one.shape:
                 out.resize_(one.shape)
     makes = [_alias(one) for one in [*made, *_flat(list(outs.values()))]]
+    # A graph keeps this, and shall not keep autograd's nodes, which hang on the tensors that torch got.
+    is_new, names = bool(made), list(outs)
 
     def deliver(results):
-        fresh = [one for one in _flat(results) if isinstance(one, torch.Tensor)] if made else []
-        for into, one in zip(makes, [*fresh, *_flat([named[name] for name in outs])], strict=True):
+        fresh = [one for one in _flat(results) if isinstance(one, torch.Tensor)] if is_new else []
+        for into, one in zip(makes, [*fresh, *_flat([named[name] for name in names])], strict=True):
             into.copy_(one)
 
     if capturing is None:
