@@ -308,6 +308,22 @@ def test_the_ruler_finds_replays_that_no_longer_reach_the_weights(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("steps_before", range(WARM_UP_STEPS + 2))
+def test_a_session_put_back_to_its_beginning_trains_as_a_new_one(steps_before):
+    job, batches = TINY_JOBS["cnn"](), [*TINY_JOBS["cnn"]().data()][:1] * 6
+    losses, weights, _ = train_steps(job, {"fused_optimizer": {}}, batches)
+    with start(job, Plan.from_dict(GRAPH), inspect()) as session:
+        model, optimizer = session.build.model, session.optimizer
+        begin = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        for batch in batches[:steps_before]:
+            session.step(batch)
+        model.load_state_dict(begin[0])
+        optimizer.load_state_dict(begin[1])
+        assert [float(session.step(batch)) for batch in batches] == pytest.approx(losses, rel=1e-4)
+        assert close([p.detach() for p in model.parameters()], weights)
+
+
+@pytest.mark.gpu
 def test_the_contract_holds_a_captured_step():
     assert check(Plan.from_dict({"cuda_graph_step": {}}), "cnn") == ""
     assert check(Plan.from_dict(GRAPH), "mlp") == ""

@@ -128,9 +128,14 @@ class StepGraph:
         self.notes["graphs"] = len(self.recorded)
 
     def take_over(self, _: object = None) -> None:
-        """Put a loaded optimizer state where the graph reads it; drop the graph where it has another form."""
+        """Put a loaded optimizer state where the graph reads it; drop the graph where it has another form.
+
+        Before there is a graph, the steps that warm up begin anew: a first step of the optimizer is not to be
+        recorded as the step that is replayed.
+        """
         held, loaded = self.state, self.optimizer.state
-        if held.keys() != loaded.keys() or any(held[p].keys() != loaded[p].keys() for p in held):
+        same = held.keys() == loaded.keys() and all(held[p].keys() == loaded[p].keys() for p in held)
+        if not (self.recorded and same):
             self.forget()
             return
         for parameter, state in held.items():
