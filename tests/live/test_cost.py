@@ -146,6 +146,13 @@ def test_a_short_script_is_only_counted(timed):
     assert watching.spending.waited < 0.001
 
 
+def test_a_loop_too_short_for_a_search_to_pay_is_left_as_it_is(timed):
+    """One that does not say its length may be longer."""
+    assert timed(plain(800), 0.01, lambda step: 1.5).conductor is None
+    assert timed(without_a_range(800), 0.01, lambda step: 1.5).conductor is not None
+    assert timed(plain(1200), 0.01, lambda step: 1.5).conductor is not None
+
+
 def without_a_range(steps):
     """A loop that does not say how long it is going to be."""
 

@@ -1,6 +1,7 @@
 """How long loops say that they are going to be, read in their source."""
 
 import argparse
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,14 @@ def looked(train):
         nonlocal count
         count += 1
         if count % 8 == 0:
-            length.look(count, *((PASS - 1 - (count - 1) % PASS, PASS) if train in OF_PASSES else (0, 0)))
+            length.look(
+                count,
+                *(
+                    (PASS - 1 - (count - 1) % PASS, PASS)
+                    if train in OF_PASSES or isinstance(train, functools.partial)
+                    else (0, 0)
+                ),
+            )
             said.append(length.num_steps)
 
     train(step)
@@ -94,3 +102,33 @@ def test_code_without_a_source_says_nothing():
     exec("def train(step):\n    for number in range(100):\n        step()", names)
     said, _ = looked(names["train"])
     assert said[-1] == 8 * len(said)
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+def test_lightning_says_its_epochs():
+    lightning = pytest.importorskip("lightning.pytorch")
+    torch = pytest.importorskip("torch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, step):
+            super().__init__()
+            self.layer, self.ended = torch.nn.Linear(2, 1), step
+
+        def training_step(self, batch, number):
+            self.ended()
+            return self.layer(batch[0]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train(step, **limits):
+        data = torch.utils.data.TensorDataset(torch.ones(PASS, 2))
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = lightning.Trainer(accelerator="cpu", **quiet, enable_model_summary=False, **limits)
+        trainer.fit(Module(step), torch.utils.data.DataLoader(data))
+
+    said, count = looked(functools.partial(train, max_epochs=3))
+    assert count == 3 * PASS
+    assert set(said[1:]) == {count}
+    said, _ = looked(functools.partial(train, max_epochs=3, max_steps=40))
+    assert max(said) == 2 * PASS, "by the passes over the data alone"

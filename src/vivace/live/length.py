@@ -1,7 +1,7 @@
 """How long a script's own loops say that they are going to be: ``for epoch in range(args.epochs)``.
 
 The `for` statements around the step are read as they stand in the source, with the values that their names
-have. Nothing of the script's is called.
+have. Nothing of the script's is called. Lightning's loop is a `while`, and is asked for its epochs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,18 @@ def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int]]:
                     now = _value(target, names)
                     if values is not None and isinstance(now, int) and now in values:
                         yield (frame.f_code, loop.lineno), len(values) - 1 - values.index(now), len(values)
+        if module in ("lightning", "pytorch_lightning"):
+            yield from _epochs_of_lightning(frame)
         frame = frame.f_back
+
+
+def _epochs_of_lightning(frame: FrameType) -> Iterator[tuple[Place, int, int]]:
+    """Where epochs, and not steps, end the training."""
+    loop = frame.f_locals.get("self")
+    if type(loop).__name__ == "_FitLoop" and frame.f_code.co_name == "advance" and loop.max_steps == -1:
+        total, done = loop.max_epochs, loop.epoch_progress.current.processed
+        if isinstance(total, int) and done < total:
+            yield (frame.f_code, 0), total - 1 - done, total
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -336,7 +337,7 @@ class Loop:
             shown = words.duration(left * seconds)
             self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
             return
-        if self.spending.begins(seconds):
+        if self.spending.begins(seconds, self.seconds_left if self.length.is_said else math.inf):
             self._begin()
 
     @property

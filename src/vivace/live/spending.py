@@ -11,6 +11,7 @@ SHARE = 0.01  # of the run's time so far
 # Beside it, once: at least so many seconds, or what a first search takes: imports, and about so many steps.
 START_SECONDS, IMPORT_SECONDS, SEARCH_STEPS = 1.0, 0.3, 40
 BEGIN_STEPS = 5  # of them what comes before anything is judged
+LEAST_SECONDS = 0.5  # what a search costs at least: imports, files, a few turns and a page
 PATIENCE = 16.0  # times as long the run must last
 TRUSTED = 4.0  # times what has passed: so much counts of what is said to come
 HOPED_SHARE = 0.25  # of the seconds that copies of a step promise
@@ -84,9 +85,11 @@ class Spending:
         self.hoped = seconds_left * (1.0 - 1.0 / (max(ratio, 1.0) + CLOSE))
         return self.is_free or self.hoped >= PAYS * seconds
 
-    def begins(self, step_seconds: float) -> bool:
-        """May the first of a search be spent?"""
-        return self.affords(IMPORT_SECONDS + BEGIN_STEPS * step_seconds, step_seconds)
+    def begins(self, step_seconds: float, seconds_left: float = math.inf) -> bool:
+        """May the first of a search be spent, and is enough left of the run for the rest of it?"""
+        begin = BEGIN_STEPS * step_seconds
+        is_worth = self.is_free or seconds_left >= PATIENCE * (LEAST_SECONDS + begin)
+        return is_worth and self.affords(IMPORT_SECONDS + begin, step_seconds)
 
     def steps_until(self, seconds: float, step_seconds: float) -> int:
         """Steps until so many seconds more may be spent, about, and at least 1."""
