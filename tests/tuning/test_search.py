@@ -310,6 +310,16 @@ def test_what_does_not_win_again_is_not_the_result():
     assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
 
 
+def test_a_confirmation_whose_interval_says_nothing_is_no_answer():
+    wide = Ratio(0.69, 0.23, 2.08)
+    _, search = play(lambda plan, spent: near(1.5), seconds=600.0, confirms=lambda plan, spent: wide)
+    assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
+    assert "between 0.23x and 2.08x as fast, which says neither yes nor no" in search.conclusion.reason
+    slower = Ratio(0.5, 0.2, 0.9)
+    _, search = play(lambda plan, spent: near(1.5), seconds=600.0, confirms=lambda plan, spent: slower)
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+
+
 @pytest.mark.parametrize("code", [Code.NONE, Code.TIMED_OUT, Code.OUT_OF_MEMORY, Code.KILLED, Code.BUSY])
 def test_a_winner_whose_confirmation_fails_was_not_measured(code):
     """It may well be faster: that nothing helps was not found out."""

@@ -77,7 +77,15 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
         return Outcome.NOTHING_HELPS if trial.status == "refused" else Outcome.COULD_NOT_MEASURE, told
     if trial.ratio.low > 1.0:
         return Outcome.NOTHING_HELPS, f"{plan}{does_not_pay(trial, steps)}"
-    return Outcome.NOTHING_HELPS, f"{plan} was not faster again in fresh processes"
+    again = "in fresh processes"
+    if trial.ratio.wide and trial.ratio.high > 1.0:
+        others = (
+            f"; others used {percent(trial.foreign_share)} of the processor" if trial.foreign_share else ""
+        )
+        between = f"between {trial.ratio.low:.2f}x and {trial.ratio.high:.2f}x as fast"
+        told = f"{plan} was faster, and {again} it was {between}, which says neither yes nor no"
+        return Outcome.COULD_NOT_MEASURE, f"{told}{others}"
+    return Outcome.NOTHING_HELPS, f"{plan} was not faster again {again}"
 
 
 def does_not_pay(trial: Trial, steps: int | None) -> str:
