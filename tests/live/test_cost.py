@@ -150,7 +150,21 @@ def test_a_loop_too_short_for_a_search_to_pay_is_left_as_it_is(timed):
     """One that does not say its length may be longer."""
     assert timed(plain(800), 0.01, lambda step: 1.5).conductor is None
     assert timed(without_a_range(800), 0.01, lambda step: 1.5).conductor is not None
-    assert timed(plain(1200), 0.01, lambda step: 1.5).conductor is not None
+    assert timed(plain(1500), 0.01, lambda step: 1.5).conductor is not None
+
+
+def test_looks_at_the_loops_stay_within_their_share(timed, monkeypatch):
+    """Among many frames one takes long: then they are rarer."""
+    looks = []
+
+    def look(self, step, *_):
+        looks.append(step)
+        Timed.turned.current.now += 0.005
+
+    monkeypatch.setattr(loop.Length, "look", look)
+    timed(without_a_range(300), 0.002)
+    assert len(looks) >= 2
+    assert 0.005 * len(looks) <= spending.SHARE * 300 * 0.002 + 2 * 0.005
 
 
 def without_a_range(steps):
@@ -307,7 +321,7 @@ def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pair
 
     monkeypatch.setattr(conductor.Proof, "replay", quick)
     monkeypatch.setattr(conductor, "HOPELESS", 0.0)
-    watching = timed(plain(1200), 0.01, lambda step: 0.2)
+    watching = timed(plain(1600), 0.01, lambda step: 0.2)
     assert watching.conductor.tried[-1]["answer"] == "much slower on the script's own steps"
     assert watching.spending.lost < 2.5
 
