@@ -11,7 +11,7 @@ SHARE = 0.01  # of the run's time so far
 # Beside it, once: at least so many seconds, or what a first search takes: imports, and about so many steps.
 START_SECONDS, IMPORT_SECONDS, SEARCH_STEPS = 1.0, 0.3, 40
 BEGIN_STEPS = 5  # of them what comes before anything is judged
-LEAST_SECONDS = 0.65  # what a search costs at least: imports, files, a few turns and a page
+LEAST_SECONDS = 0.5  # what a search costs at least: imports, files, a few turns and a page
 PATIENCE = 16.0  # times as long the run must last
 TRUSTED = 4.0  # times what has passed: so much counts of what is said to come
 HOPED_SHARE = 0.25  # of the seconds that copies of a step promise
