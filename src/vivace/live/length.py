@@ -69,7 +69,7 @@ def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int]]:
 
 def _epochs_of_lightning(frame: FrameType) -> Iterator[tuple[Place, int, int]]:
     """Where epochs, and not steps, end the training."""
-    loop = frame.f_locals.get("self")
+    loop: Any = frame.f_locals.get("self")
     if type(loop).__name__ == "_FitLoop" and frame.f_code.co_name == "advance" and loop.max_steps == -1:
         total, done = loop.max_epochs, loop.epoch_progress.current.processed
         if isinstance(total, int) and done < total:
