@@ -153,20 +153,6 @@ def test_a_loop_too_short_for_a_search_to_pay_is_left_as_it_is(timed):
     assert timed(plain(1500), 0.01, lambda step: 1.5).conductor is not None
 
 
-def test_looks_at_the_loops_stay_within_their_share(timed, monkeypatch):
-    """Among many frames one takes long: then they are rarer."""
-    looks = []
-
-    def look(self, step, *_):
-        looks.append(step)
-        Timed.turned.current.now += 0.005
-
-    monkeypatch.setattr(loop.Length, "look", look)
-    timed(without_a_range(300), 0.002)
-    assert len(looks) >= 2
-    assert 0.005 * len(looks) <= spending.SHARE * 300 * 0.002 + 2 * 0.005
-
-
 def without_a_range(steps):
     """A loop that does not say how long it is going to be."""
 

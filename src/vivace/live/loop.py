@@ -28,7 +28,7 @@ from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.length import Length
 from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
-from vivace.live.spending import SHARE, Clock, Spending
+from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
 from vivace.torch_internals.tensors import in_backward
@@ -90,7 +90,6 @@ class Loop:
         self._finished = False
         self._looked = False
         self._last = 0.0  # when the newest step ended
-        self._waits_until = 0.0  # until when no loop's length is read again
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self.end: Callable[[], object] = functools.partial(os._exit, 0)  # of a script run for its plan alone
 
@@ -327,7 +326,7 @@ class Loop:
         if not self.interrupted:
             self.step_seconds.append(now - self._last)
         self.interrupted, self._last = False, now
-        if self.num_steps % WARM_STEPS or len(self.step_seconds) < WARM_STEPS or now < self._waits_until:
+        if self.num_steps % WARM_STEPS or len(self.step_seconds) < WARM_STEPS:
             return
         seconds = self._median_seconds
         if seconds < SMALLEST_STEP_SECONDS:
@@ -336,7 +335,6 @@ class Loop:
         left = self._steps_left()
         if self.total_steps is None:
             self.length.look(self.num_steps, left, self._steps_a_pass)
-            self._waits_until = now + (self.clock.wall() - now) / SHARE  # among many frames a look takes time
         elif not self.spending.pays(seconds, left * seconds):
             shown = words.duration(left * seconds)
             self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
