@@ -35,16 +35,19 @@ BUDGET_SECONDS = 45
 def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned") / "run"
     events = []
-    result = vivace.tune(
-        STAGE, budget=BUDGET_SECONDS, out=folder, on_event=lambda event: events.append(event.kind)
-    )
+
+    def listen(event):
+        events.append(event.kind)
+
+    # As long as that a stutter of 0.3 s while a plan warms up does not decide whether it pays.
+    result = vivace.tune(STAGE, budget=BUDGET_SECONDS, steps=1000, out=folder, on_event=listen)
     return result, folder, events
 
 
 @pytest.mark.slow
 def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
     result, folder, events = tuned
-    assert "planted_quick" in result.plan.names
+    assert "planted_quick" in result.plan.names, result.reason
     assert result.speedup.low > 2.0
     assert result.verdict is not None
     assert result.verdict.kept
