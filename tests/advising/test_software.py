@@ -188,6 +188,10 @@ def test_the_command_ends_within_its_lines_and_its_document_is_json(profile, rec
     done = run(profile(), "--software", "--records", str(folder), "--json")
     document = json.loads(done.stdout)["software"]
     assert (done.returncode, document["answer"], document["kind"]) == (0, "stay", "convolutional")
+    done = run(profile(), "--software", "--records", str(folder), "--details")
+    said = done.stdout + done.stderr
+    assert all(f"way {number}" in said for number in range(9)), said
+    assert said.endswith(shown[shown.index("Next: ") :])
     done = run(profile(operators=ATTENTION), "--software", "--records", str(folder))
     assert done.returncode == 1
     assert "Next: scripts/bench frameworks transformer" in done.stdout + done.stderr

@@ -60,6 +60,7 @@ def answer_on_software(
     screen: Screen,
     *,
     asked: bool,
+    details: bool = False,
 ) -> int:
     """Answer which framework and compute API, and return the exit code. Raises InputError for a wrong
     question."""
@@ -70,6 +71,8 @@ def answer_on_software(
     _refuse_others(options, (), "--software asks which framework")
     advice = advise_on_software(subject, records=records)
     screen.document({"software": advice.to_dict()})
+    if details:
+        screen.show(lambda console: tables.draw_software(advice, console))
     screen.show(lambda console: ending(advice.ending(), console))
     return advice.exit_code
 

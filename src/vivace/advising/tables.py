@@ -8,12 +8,14 @@ from vivace import words
 from vivace.advising.advice import Advice
 from vivace.advising.choose import LIFTED, Offer, picks
 from vivace.advising.predict import LIMITS
+from vivace.pages.answer import capital
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vivace.advising.catalogue import Gpu
     from vivace.advising.reverse import Trainable
+    from vivace.advising.software import SoftwareAdvice
 
 MOST_CHOICES = 8  # of a first screen
 WIDE = 110  # columns
@@ -83,6 +85,21 @@ def fit_of(offer: Offer) -> str:
     if p.how:
         return f"fits at {words.times(p.slowdown)} the time with {p.how}"
     return f"{words.size(p.headroom_bytes)} left"
+
+
+def draw_software(advice: SoftwareAdvice, console: Console) -> None:
+    """Every way to train that was measured, and every sentence that follows."""
+    from rich.table import Table
+
+    table = Table("way", "times PyTorch eager", "first step", "the accuracy", box=None)
+    for option in advice.options:
+        first, reached = option.seconds
+        after = "not reached" if reached is None else words.duration(reached)
+        table.add_row(option.name, words.ratio(option.ratio), words.duration(first), after)
+    if advice.options:
+        console.print(table)
+    for line in (*advice.reasons, *advice.api_reasons):
+        console.print(f"{capital(line)}.", markup=False)
 
 
 def draw(advice: Advice, console: Console) -> None:

@@ -527,7 +527,9 @@ def advise(
             "out": out,
         }
         if software or records is not None:
-            shown.exit_code = answer_on_software(job, on, options, records, shown, asked=software)
+            shown.exit_code = answer_on_software(
+                job, on, options, records, shown, asked=software, details=details
+            )
         else:
             shown.exit_code = answer(job, on, options, shown, details=details)
 
