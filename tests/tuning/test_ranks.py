@@ -263,7 +263,8 @@ def until_then_ended(condition, out, scene=SCENE):
 def found(tmp_path_factory):
     """A whole search on two ranks: what came of the command, and its folder."""
     out = tmp_path_factory.mktemp("found") / "tune"
-    done = launched("tune", "job", "--budget", "75", "--out", str(out), "--json")
+    words = ("--budget", "75", "--steps", "1000", "--out", str(out), "--json")
+    done = launched("tune", "job", *words)
     assert done.returncode == 0, done.stderr
     return done, out
 

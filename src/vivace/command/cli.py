@@ -71,7 +71,9 @@ def _import_torch() -> None:
     """Import what trains. Raises InputError where torch is missing or too old."""
     from vivace.inspection.gather import require_torch
     from vivace.job import importing
+    from vivace.processes.waiting import waiting
 
+    os.environ.update(waiting())
     require_torch()
     with importing():
         importlib.import_module("vivace.live.training")

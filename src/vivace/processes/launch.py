@@ -40,6 +40,7 @@ from vivace.errors import (
 from vivace.files import open_own
 from vivace.job import Job, JobFunction, blame, load
 from vivace.plan import Plan
+from vivace.processes.waiting import waiting
 from vivace.technique import Technique, registry
 
 _by_value = threading.RLock()
@@ -308,7 +309,7 @@ class _Zygote:
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             # A module that asks for GPUs while it is imported must not start CUDA: children could not then.
-            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+            env={**os.environ, **waiting(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         )
         theirs.close()
 

@@ -1,0 +1,78 @@
+"""Beside others that compute, threads which wait for each other soon sleep; alone, and where the person has
+decided, nothing is changed.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vivace.processes import waiting
+from vivace.processes.waiting import SHORT
+
+CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+def stat(computed, nice=0.0):
+    """What /proc/stat says where each of our cores has computed for so many seconds."""
+    user, kind = int(computed * CLOCK), int(nice * CLOCK)
+    return "".join(f"cpu{core} {user} {kind} 0 9 0 0 0 0\n" for core in sorted(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """What is decided where the cores computed for these shares of the time in which it looks."""
+
+    def found(share, nice=0.0):
+        clock, own = iter([0.0, 10.0]), iter([0.0, 0.0])
+        texts = iter([stat(0.0), stat(10 * share, 10 * nice)])
+        monkeypatch.setattr(Path, "read_text", lambda self, encoding: next(texts))
+        monkeypatch.setattr(waiting.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(waiting.time, "process_time", lambda: next(own))
+        monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+        return waiting.waiting()
+
+    for name in waiting.OWN:
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("share", "nice", "short"), [(0.0, 0.0, False), (0.2, 0.0, False), (0.5, 0.0, True), (0.1, 0.9, False)]
+)
+def test_threads_sleep_soon_where_others_compute_at_our_priority(looked, share, nice, short):
+    assert looked(share, nice) == (SHORT if short else {})
+
+
+@pytest.mark.parametrize("name", waiting.OWN)
+def test_what_the_person_has_set_stays(looked, monkeypatch, name):
+    monkeypatch.setenv(name, "5")
+    assert looked(1.0) == {}
+
+
+def test_a_child_beside_busy_processes_has_it():
+    """The whole way: a command that starts a child while others use every core."""
+    job = Path(__file__).parents[1] / "scenes" / "served.py"
+    code = (
+        "from vivace.processes.launch import Child, Source\n"
+        f"child = Child('vivace.measuring.worker:Worker', Source('{job}:job'))\n"
+        "print(open(f'/proc/{child.pid}/environ').read().replace(chr(0), chr(10)))\n"
+        "child.close()\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in waiting.OWN}
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * len(os.sched_getaffinity(0))):
+            busy = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", "print(1, flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+                )
+            )
+            stack.callback(busy.kill)
+            assert busy.stdout.readline()  # it computes now
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        )
+    assert f"GOMP_SPINCOUNT={SHORT['GOMP_SPINCOUNT']}" in done.stdout
