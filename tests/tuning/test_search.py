@@ -182,14 +182,14 @@ def test_measured_and_nothing_helps():
     player, search = play(lambda plan, spent: STEADY, seconds=600.0)
     assert search.ranking() == []
     assert search.conclusion.outcome == Outcome.NOTHING_HELPS
-    assert search.conclusion.reason == "4 trials measured, and none was faster beyond noise"
+    assert search.conclusion.reason == "5 trials measured, and none was faster beyond noise"
     assert not player.left_out
 
 
 def test_some_measured_and_some_not_is_said():
     _, search = play(lambda plan, spent: Code.UNSTEADY if plan == BF16 else STEADY, seconds=600.0)
     assert search.conclusion.outcome == Outcome.NOTHING_HELPS
-    told = "3 trials measured, and none was faster beyond noise; the machine was too unsteady"
+    told = "4 trials measured, and none was faster beyond noise; the machine was too unsteady"
     assert search.conclusion.reason.startswith(told)
 
 
@@ -437,11 +437,11 @@ def test_what_may_help_comes_before_a_second_baseline():
 
 def test_where_a_precision_slows_all_down_the_others_are_tried_together_next():
     """As of MobileNetV3, ShuffleNet and small transformers, where bfloat16 is slower in any company."""
-    gains = dict(zip(NAMES, (1.3, 0.5, 1.1), strict=True))
-    player, search = play(multiplied(gains))
     rest = Plan([*CHANNELS.techniques, *FUSED.techniques])
-    assert player.measured[:2] == [rest.adding(*BF16.techniques), rest]
-    assert search.conclusion.plan == rest
+    for precision in (0.5, 0.7, 0.71):  # with which all are slower, as fast, or faster by no more than noise
+        player, search = play(multiplied(dict(zip(NAMES, (1.3, precision, 1.1), strict=True))))
+        assert player.measured[:2] == [rest.adding(*BF16.techniques), rest]
+        assert search.conclusion.plan == rest
     player, _ = play(multiplied(dict.fromkeys(NAMES, 0.8)))
     assert player.measured[1] == rest, "and no further: each is tried alone after that"
     assert all(len(plan) == 1 for plan in player.measured[2:])

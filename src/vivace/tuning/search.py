@@ -148,15 +148,15 @@ class Search(Standing):
             plan = self.setting.needed if found or trial is None else self._without_fault(plan, trial)
 
     def _without_fault(self, plan: Plan, trial: Trial) -> Plan:
-        """What to try together instead: all but what refused; where they were slower than a plan in fp32, all
-        but the coarser precision, which slows some models down whatever its company.
+        """What to try together instead: all but what refused; where they were no faster than a plan in fp32,
+        all but the coarser precision, which slows some models down whatever its company.
         """
         if trial.status == "refused":
             spared = trial.technique and trial.technique not in self.setting.needed.names
             return plan.without(trial.technique) if spared else self.setting.needed
         faulty = [one.name for one in self.setting.chosen(plan) if is_coarse(plan, one.name)]
-        slower = trial.ratio is not None and trial.ratio.counts < self.best_ratio.counts
-        if not (slower and faulty and self.reference_fits) or set(faulty) & set(self.best.names):
+        timed = trial.ratio is not None and self.reference_fits
+        if not (timed and faulty) or set(faulty) & set(self.best.names):
             return self.setting.needed
         for name in faulty:
             plan = self.setting.less(plan, name)
