@@ -174,7 +174,7 @@ def test_a_wide_interval_above_one_is_a_gain_and_time_is_kept_to_verify_it():
 def test_an_absurd_estimate_stands_behind_a_known_one():
     both = Plan([*BF16.techniques, *FUSED.techniques])
     answers = {BF16.id: Ratio(20.4, 1.1, 340.0), both.id: Ratio(1.5, 1.45, 1.55)}
-    _, search = play(lambda plan, spent: answers.get(plan.id, STEADY))
+    _, search = play(lambda plan, spent: answers.get(plan.id, STEADY), seconds=600.0)
     assert search.ranking() == [both, BF16]
 
 
@@ -442,6 +442,13 @@ def test_where_a_precision_slows_all_down_the_others_are_tried_together_next():
         player, search = play(multiplied(dict(zip(NAMES, (1.3, precision, 1.1), strict=True))))
         assert player.measured[:2] == [rest.adding(*BF16.techniques), rest]
         assert search.conclusion.plan == rest
+    player, _ = play(multiplied({"bf16_autocast": 0.5, "fused_optimizer": 1.1}), names=NAMES[1:])
+    assert player.measured[:2] == [BF16.adding(*FUSED.techniques), FUSED], "also where one is left"
+    gains = {"bf16_weights": 0.5, "bf16_autocast": 0.5, "fused_optimizer": 1.1, "compile": 1.2}
+    player, _ = play(multiplied(gains), names=tuple(gains), seconds=600.0)
+    names = [plan.names for plan in player.measured]
+    other = next(i for i, one in enumerate(names) if "bf16_autocast" in one)
+    assert 0 < next(i for i, one in enumerate(names) if "compile" in one) < other, "and last in another way"
     player, _ = play(multiplied(dict.fromkeys(NAMES, 0.8)))
     assert player.measured[1] == rest, "and no further: each is tried alone after that"
     assert all(len(plan) == 1 for plan in player.measured[2:])

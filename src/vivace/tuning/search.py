@@ -58,6 +58,7 @@ class Search(Standing):
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
+        self._slow_precision = False  # was all together, with a lower one, no faster than fp32?
         self._ranks_kept: Verdict | None = None  # of the reference of several ranks
         self._kept_seconds: float | None = None  # of the budget, once a promise was broken
         self._course = self._everything()
@@ -140,7 +141,9 @@ class Search(Standing):
             if quick and likely and len(plan.adding(technique)) > len(plan):
                 plan = candidate.on(plan)
                 taken.append(candidate)
-        while len(self.setting.chosen(plan)) > 1 and plan.id not in self.measured:
+        several = 2  # at first; one alone has its turn later, unless it is what is left of several
+        while len(self.setting.chosen(plan)) >= several and plan.id not in self.measured:
+            several = 1
             if not self._may_pay(plan, [one for one in taken if one.technique in plan.techniques]):
                 return
             found = yield from self._try(plan)
@@ -158,6 +161,7 @@ class Search(Standing):
         timed = trial.ratio is not None and self.reference_fits
         if not (timed and faulty) or set(faulty) & set(self.best.names):
             return self.setting.needed
+        self._slow_precision = True
         for name in faulty:
             plan = self.setting.less(plan, name)
         return plan
@@ -184,7 +188,8 @@ class Search(Standing):
         def rank(candidate: Candidate) -> tuple[int, float]:
             adds = len(self.best.adding(candidate.technique)) > len(self.best)
             seconds = self.times.trial(candidate.on(self.best))
-            kind = 2 if candidate.promise < 1.0 else 0 if adds else 1
+            slow = self._slow_precision and is_coarse(candidate.on(self.best), candidate.technique.name)
+            kind = 2 if slow or candidate.promise < 1.0 else 0 if adds else 1
             kind = 3 if self._warms_up_too_long(candidate) else kind
             gain = math.log(max(candidate.promise, 1e-9))  # a card may bound it by 0
             return kind, -gain / seconds if gain > 0 else -gain * seconds
