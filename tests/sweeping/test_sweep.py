@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 
 import vivace
@@ -109,6 +109,39 @@ def test_a_finished_sweep_goes_on_with_more_trials(swept):
     assert [t.metric for t in more.trials[:8]] == [t.metric for t in found.trials]
 
 
+def test_a_plan_is_proven_in_every_trial_and_left_where_it_is_not_the_same(tmp_path):
+    """Also where a width changes the shapes that it was found with."""
+    planned = f"{JOBS.parent / 'planned.py'}:job"
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.planted_narrow]\n")
+    found = vivace.sweep(
+        planned,
+        ["width=4,8,16"],
+        trials=3,
+        seeds=0,
+        workers=1,
+        plan=tmp_path / "plan.toml",
+        out=tmp_path / "out",
+    )
+    left = {trial.parameters["width"]: trial.plan_left for trial in found.trials}
+    assert left[4] == ""
+    assert left[8] == "a watched step was not the same"
+    assert "the model is 16 wide" in left[16]
+    assert {trial.state for trial in found.trials} == {"complete"}
+    assert any("the plan did not act to the end in 2 trials" in notice for notice in found.notices)
+    found = vivace.sweep(
+        planned,
+        ["lr=0.1,0.2"],
+        trials=2,
+        seeds=0,
+        workers=1,
+        plan=tmp_path / "plan.toml",
+        out=tmp_path / "kept",
+    )
+    assert any(
+        "acted in every trial, and its first steps were repeated" in notice for notice in found.notices
+    )
+
+
 def test_trials_that_fail_are_named_and_the_sweep_goes_on(tmp_path):
     troubles = ["", "killed", "memory", "raises", "nan"]
     found = vivace.sweep(
@@ -151,6 +184,27 @@ def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
 def test_what_cannot_be_swept_is_one_sentence(tmp_path, job, space, error, sentence):
     with pytest.raises(error, match=sentence):
         vivace.sweep(f"{JOBS}:{job}", space, trials=2, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("space", "transfer", "sentence"),
+    [
+        (["lr=0.1..1", "width=4,8"], "lr", "lr changes the shape of no weight"),
+        (["lr=0.1..1"], "width", "width is always 8: with --transfer give it a range"),
+        (["optimizer=sgd,adam"], "optimizer", "along a number, and optimizer may be 'sgd'"),
+    ],
+)
+def test_a_width_that_is_none_is_one_sentence(tmp_path, space, transfer, sentence):
+    with pytest.raises(InputError, match=sentence):
+        vivace.sweep(f"{JOBS}:job", space, trials=2, transfer=transfer, out=tmp_path / "out")
+
+
+def test_a_small_space_ends_the_sweep_and_it_says_so(tmp_path):
+    found = vivace.sweep(
+        f"{JOBS}:job", ["lr=0.1,0.2,0.3", "epochs=1"], trials=9, seeds=0, workers=1, out=tmp_path / "out"
+    )
+    assert sorted(trial.parameters["lr"] for trial in found.trials) == [0.1, 0.2, 0.3]
+    assert "all 3 combinations were tried: 9 were asked for" in found.notices
 
 
 @pytest.mark.parametrize("wrong", [{"trials": 0}, {"seeds": 1}, {"seed": -1}, {"workers": 0}])
@@ -241,6 +295,32 @@ def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_serv
     for folder in folders:
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         assert [line["epoch"] for line in lines] == list(range(1, 61))
+
+
+def test_a_search_of_shapes_comes_to_most_of_them(tmp_path, monkeypatch):
+    """Runs of one shape are stacked, and yet sixty trials are no search of one width and one depth."""
+    space = {
+        "lr": FloatDistribution(1e-4, 0.1, log=True),
+        "width": CategoricalDistribution([32, 64, 128]),
+        "depth": IntDistribution(2, 6),
+    }
+    stacks = []
+
+    def fused(runs, together, shape, further):
+        stacks.append((shape, len(together) + further))
+        for asked in [*together, *runs.alike(shape, further)]:
+            away = abs(asked.parameters["depth"] - 4) + abs(asked.parameters["width"] - 64)
+            study.complete(asked.number, [-away], metric=-away)
+
+    monkeypatch.setattr(Runs, "_fuse", fused)
+    monkeypatch.setattr(Runs, "_try", lambda runs, asked: study.complete(asked.number, [-99.0], metric=-99.0))
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
+        given = {"packing": Packing(1, 1), "tell": lambda *_: None, "shaping": ["width", "depth"]}
+        Runs(study, folder, Source(JobFunction(f"{JOBS}:job")), Plan(), **given).search(60)
+    assert len(study.counted()) == 60
+    assert len({shape for shape, _ in stacks}) >= 9
+    assert sum(size for _, size in stacks) >= 55
 
 
 TRIVIAL = """

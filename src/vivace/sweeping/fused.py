@@ -10,7 +10,6 @@ from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.study import Asked, Study
 
 Shape = tuple[tuple[str, Any], ...]  # the parameters that decide how large weights are, by name
-TURNS = 2  # how often a place in a stack is filled, where runs of other shapes wait to be tried
 
 
 class Owner(Protocol):
@@ -36,16 +35,20 @@ class Owner(Protocol):
 
 
 class Fused:
-    """Trials of one stack, as the child tells of them."""
+    """Trials of one stack, as the child tells of them; `further` ones may follow in their places, None: any
+    number.
+    """
 
-    def __init__(self, owner: Owner, together: Sequence[Asked], shape: Shape, *, varied: bool) -> None:
+    def __init__(
+        self, owner: Owner, together: Sequence[Asked], shape: Shape, further: int | None = None
+    ) -> None:
         self.owner, self.shape = owner, shape
         self._members: dict[int, Asked] = {}
         self._curves: dict[int, dict[int, float]] = {}
         self._seconds: dict[int, float] = {}
         self._most: dict[int, int] = {}
         self._enter(together)
-        self._left = (TURNS - 1) * len(together) if varied else None  # places to fill again; None: all
+        self._left = further
 
     def told(self, asked: Asked) -> dict[str, Any]:
         """A trial as the child takes it."""

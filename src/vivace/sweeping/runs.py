@@ -23,7 +23,7 @@ from vivace.sweeping.folder import LOG, SweepFolder, lighten, metric_of
 from vivace.sweeping.fused import Fused, Shape
 from vivace.sweeping.packing import SILENCE_SECONDS, Packing
 from vivace.sweeping.record import record_of
-from vivace.sweeping.space import Parameters, told
+from vivace.sweeping.space import Parameters, size_of, told
 from vivace.sweeping.stacking import child as stack_side
 from vivace.sweeping.study import Asked, Study
 from vivace.words import number
@@ -35,6 +35,7 @@ MOST_FAILURES = 5  # at the beginning, without one result
 
 MOST_ROWS = 32  # of a stack
 GENERATIONS = 4  # of stacks, at least, in a sweep
+STACKS_A_SHAPE = 2  # as many at least, if their shapes were drawn evenly
 
 Work = Callable[[], None]
 
@@ -74,7 +75,7 @@ class Runs:
             cluster.begin(child_side.ENTRY, source)
         self.best: tuple[float, int] | None = None
         self.decisions: list[dict[str, Any]] = []
-        self._wanted = 0
+        self.wanted = 0
         self._waiting: list[Asked] = []
         self._alone: set[int] = set()  # trials that no stack takes
         self._apart: set[Shape] = set()  # shapes whose runs are not faster, or not the same, as one
@@ -88,7 +89,7 @@ class Runs:
 
         Raises AnswerIsNo where the first ones all fail, FolderError where the folder cannot be written.
         """
-        self._wanted = wanted
+        self.wanted = wanted
         self._waiting += self.study.left_over()
         for trial in self.study.counted():
             if trial.values and (self.best is None or trial.values[0] > self.best[0]):
@@ -101,9 +102,10 @@ class Runs:
                     return None
                 shape = self._shape_of(asked)
                 if self.fusing and shape not in self._apart and asked.number not in self._alone:
-                    together = [asked, *self.alike(shape, self._most_rows() - 1)]
+                    rows, further = self._places()
+                    together = [asked, *self.alike(shape, rows - 1)]
                     if len(together) > 1:
-                        return partial(self._fuse, together, shape)
+                        return partial(self._fuse, together, shape, further)
                 return partial(self._try, asked)
 
         self._side_by_side(following)
@@ -138,7 +140,7 @@ class Runs:
 
     def _ask(self, like: Parameters | None = None) -> Asked | None:
         """A new trial, while fewer are counted or open than are wanted."""
-        if self.study.num_begun >= self._wanted:
+        if self.study.num_begun >= self.wanted:
             return None
         return self.study.ask(like)
 
@@ -177,9 +179,17 @@ class Runs:
     def _shape_of(self, asked: Asked) -> Shape:
         return tuple((name, asked.parameters[name]) for name in self.shaping)
 
-    def _most_rows(self) -> int:
-        """How many runs are stacked: few enough that the search learns from some before it asks for more."""
-        return max(2, min(MOST_ROWS, self._wanted // GENERATIONS))
+    def _places(self) -> tuple[int, int | None]:
+        """How many runs are stacked, and how many more may follow in their places; None: any number.
+
+        Few enough that the search learns from some before it asks for more, and that it comes to each shape.
+        """
+        if not self.shaping:
+            return max(2, min(MOST_ROWS, self.wanted // GENERATIONS)), None
+        shapes = size_of({name: self.study.space[name] for name in self.shaping})
+        share = max(2, int(self.wanted // max(GENERATIONS, STACKS_A_SHAPE * shapes)))
+        rows = max(2, min(MOST_ROWS, -(-share // 2)))
+        return rows, min(rows, share - rows)
 
     def _side_by_side(self, following: Callable[[], Work | None]) -> None:
         """Do one piece of work after another, `workers` at once; Ctrl-C and errors end all of them."""
@@ -229,9 +239,9 @@ class Runs:
             return
         self.ended(asked, answer, curve, time.monotonic() - begin)
 
-    def _fuse(self, together: list[Asked], shape: Shape) -> None:
+    def _fuse(self, together: list[Asked], shape: Shape, further: int | None) -> None:
         """Train trials of one shape as one; what cannot be part of that is run alone afterwards."""
-        fused = Fused(self, together, shape, varied=bool(self.shaping))
+        fused = Fused(self, together, shape, further)
         try:
             with self._child(stack_side.ENTRY) as child:
                 answer = child.converse(
