@@ -53,7 +53,8 @@ class Fused:
     def told(self, asked: Asked) -> dict[str, Any]:
         """A trial as the child takes it."""
         out = self.owner.folder.trial(asked.number)
-        return {"number": asked.number, "parameters": asked.parameters, "out": str(out)}
+        seed = self.owner.study.setting.seed
+        return {"number": asked.number, "parameters": asked.parameters, "out": str(out), "seed": seed}
 
     def heard(self, question: dict[str, Any]) -> dict[str, Any]:
         """What an epoch brought; returns which trials are pruned, and which ones take free places."""

@@ -19,7 +19,7 @@ from vivace.events import Tell
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.sweeping import trial as child_side
-from vivace.sweeping.folder import LOG, SweepFolder, lighten, metric_of
+from vivace.sweeping.folder import LOG, SweepFolder, lighten
 from vivace.sweeping.fused import Fused, Shape
 from vivace.sweeping.packing import SILENCE_SECONDS, Packing
 from vivace.sweeping.record import record_of
@@ -38,6 +38,7 @@ GENERATIONS = 4  # of stacks, at least, in a sweep
 STACKS_A_SHAPE = 2  # as many at least, if their shapes were drawn evenly
 
 Work = Callable[[], None]
+Repeat = tuple[Asked, int]  # a configuration, and another seed
 
 
 class Runs:
@@ -110,33 +111,90 @@ class Runs:
 
         self._side_by_side(following)
 
-    def repeat(self, configurations: list[tuple[Asked, int]]) -> dict[tuple[int, int], float]:
-        """Train configurations under other seeds, each a pair; metrics by trial and seed, of those that
-        succeed. One that has ended in an earlier session is not trained again.
+    def repeat(self, configurations: list[Repeat]) -> dict[tuple[int, int], float]:
+        """Train configurations under other seeds; metrics by trial and seed, of those that succeed. One that
+        has ended in an earlier session is not trained again.
         """
-        waiting, found = list(configurations), dict[tuple[int, int], float]()
+        known = self.study.repeated()
+        waiting = [(asked, seed) for asked, seed in configurations if (asked.number, seed) not in known]
+        most = max(2, min(MOST_ROWS, -(-len(waiting) // self.packing.workers)))
 
-        def once(asked: Asked, seed: int) -> None:
-            out, state = self.folder.seed(asked.number, seed), "complete"
-            try:
-                metric = metric_of(out)
-                if metric is None:
-                    metric = self._train(asked, str(out), seed, lambda _: {"prune": False})["metric"]
-                found[asked.number, seed] = metric
-                lighten(out, model=False)
-                how = number(metric)
-            except FolderError:
-                raise
-            except VivaceError as error:
-                if self._stopping:
-                    return
-                shutil.rmtree(out, ignore_errors=True)
-                state, how = "failed", f"failed: {error}"
-            text = f"trial {asked.number} under seed {seed}{': ' if state == 'complete' else ' '}{how}"
-            self.tell("swept", {"number": asked.number, "state": state, "text": text, "seed": seed})
+        def following() -> Work | None:
+            if not waiting:
+                return None
+            first, *others = waiting
+            shape, together = self._shape_of(first[0]), [first]
+            if self.fusing and shape not in self._apart and first[0].number not in self._alone:
+                fit = (one for one in others if self._shape_of(one[0]) == shape)
+                together += islice((one for one in fit if one[0].number not in self._alone), most - 1)
+            waiting[:] = [one for one in waiting if one not in together]
+            if len(together) > 1:
+                return partial(self._repeat_as_one, together, shape)
+            return partial(self._repeat_alone, *first)
 
-        self._side_by_side(lambda: partial(once, *waiting.pop(0)) if waiting else None)
-        return found
+        self._side_by_side(following)
+        found = self.study.repeated()
+        wanted = [(asked.number, seed) for asked, seed in configurations]
+        return {pair: found[pair] for pair in wanted if pair in found}
+
+    def _repeat_as_one(self, together: list[Repeat], shape: Shape) -> None:
+        """Train these as one; those that cannot be part of that are run alone afterwards."""
+        left, known = dict(enumerate(together)), self._known(shape)
+
+        def heard(question: dict[str, Any]) -> dict[str, Any]:
+            for row in question["rows"]:
+                if row["error"] is not None:
+                    self._repeated(*left.pop(row["number"]), VivaceError.from_dict(row["error"]))
+                elif row["ended"]:
+                    self._repeated(*left.pop(row["number"]), row["metric"])
+            return {"prune": [], "join": []}
+
+        rows = [
+            {
+                "number": n,
+                "parameters": one.parameters,
+                "out": str(self.folder.seed(one.number, seed)),
+                "seed": seed,
+            }
+            for n, (one, seed) in left.items()
+        ]
+        try:
+            with self._child(stack_side.ENTRY) as child:
+                answer = child.converse("train", SILENCE_SECONDS, heard, trials=rows, known=known)
+            if known is None:
+                self.decided(answer["decision"], shape)
+        except FolderError:
+            raise
+        except VivaceError:
+            if self._stopping:
+                return
+        for asked, seed in list(left.values()):
+            self._repeat_alone(asked, seed)
+
+    def _repeat_alone(self, asked: Asked, seed: int) -> None:
+        try:
+            out = self.folder.alone(self.folder.seed(asked.number, seed))
+            answer = self._train(asked, str(out), seed, lambda _: {"prune": False})
+        except FolderError:
+            raise
+        except VivaceError as error:
+            if not self._stopping:
+                self._repeated(asked, seed, error)
+            return
+        self._repeated(asked, seed, answer["metric"])
+
+    def _repeated(self, asked: Asked, seed: int, how: float | VivaceError) -> None:
+        """A configuration under another seed has reached a metric, or failed."""
+        out = self.folder.seed(asked.number, seed)
+        if isinstance(how, VivaceError):
+            shutil.rmtree(out, ignore_errors=True)
+            state, text = "failed", f" failed: {how}"
+        else:
+            self.study.repeat(asked.number, seed, how)
+            lighten(out, model=False)
+            state, text = "complete", f": {number(how)}"
+        text = f"trial {asked.number} under seed {seed}{text}"
+        self.tell("swept", {"number": asked.number, "state": state, "text": text, "seed": seed})
 
     def _ask(self, like: Parameters | None = None) -> Asked | None:
         """A new trial, while fewer are counted or open than are wanted."""
@@ -222,7 +280,7 @@ class Runs:
 
     def _try(self, asked: Asked) -> None:
         """Run one trial and tell the study how it ended."""
-        out, begin = self.folder.alone(asked.number), time.monotonic()
+        out, begin = self.folder.alone(self.folder.trial(asked.number)), time.monotonic()
         curve = self.study.curve(asked.number)
 
         def heard(found: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +307,6 @@ class Runs:
                     SILENCE_SECONDS,
                     fused.heard,
                     trials=[fused.told(asked) for asked in together],
-                    seed=self.seed,
                     known=self._known(shape),
                 )
             fused.end(answer)
