@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 
 import vivace
-from vivace.errors import AnswerIsNo, ChildFailed, InputError, JobError
+from vivace.errors import AnswerIsNo, ChildFailed, FolderError, InputError, JobError
 from vivace.events import EventKind
 from vivace.job import JobFunction, load
 from vivace.plan import Plan
@@ -357,6 +357,37 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
     assert max(sizes[150:]) - max(sizes[:50]) < 16 * 2**20
 
 
+FULL = """
+from vivace.errors import FolderError
+
+
+class Full:
+    def __init__(self, job, threads):
+        pass
+
+    def train(self, parameters, plan, out, seed):
+        raise FolderError("'model.pt' cannot be written: No space left on device")
+"""
+
+
+def test_a_trial_that_meets_a_full_disk_ends_the_sweep_which_says_how_it_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "full_trial.py").write_text(FULL)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(runs_module.child_side, "ENTRY", "full_trial:Full")
+    with pytest.raises(
+        FolderError, match="No space left on device; the sweep stops here, and goes on with --res"
+    ):
+        vivace.sweep(
+            f"{JOBS}:job",
+            ["lr=0.1..1"],
+            trials=2,
+            seeds=0,
+            workers=1,
+            against="seconds",
+            out=tmp_path / "out",
+        )
+
+
 def test_the_folder_of_a_sweep_is_its_own(tmp_path):
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         assert folder.trial(3).name == "trial_0003"
@@ -414,7 +445,7 @@ def test_other_seeds_are_trained_as_one_and_each_is_the_run_alone(tmp_path, jobs
     for one in found.finalists:
         assert set(one.spread.values) == {1, 2}
         for seed, metric in one.spread.values.items():
-            own = tmp_path / f"{one.number} {seed}"
+            own = tmp_path / f"alone_{one.number}_{seed}"
             run = vivace.train(jobs.job(**one.parameters), out=own, seed=seed)
             assert metric == pytest.approx(run.metric, abs=0.02)
 

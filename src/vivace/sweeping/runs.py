@@ -264,6 +264,9 @@ class Runs:
                         one.result()
                     if self._hopeless is not None:
                         raise self._hopeless
+            except FolderError as error:
+                self._stop()
+                raise FolderError(f"{error}; the sweep stops here, and goes on with --resume") from None
             except BaseException:
                 self._stop()
                 raise

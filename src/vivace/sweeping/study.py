@@ -366,9 +366,7 @@ def writing(path: Path) -> Any:
     try:
         yield
     except OSError as error:
-        raise FolderError(
-            f"'{path}' cannot be written ({error.strerror}): the sweep stops here, and goes on with --resume"
-        ) from None
+        raise FolderError(f"'{path}' cannot be written: {error.strerror}") from None
 
 
 def is_number(value: object) -> bool:
