@@ -258,8 +258,26 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
     assert len({trial.parameters["lr"] for trial in found.trials}) == 5
 
 
+ALWAYS = """
+from vivace.ledger import Ratio
+from vivace.sweeping.stacking import child
+
+child.too_large = lambda seconds: ""
+child.measured = lambda stack: (Ratio(2.0, 2.0, 2.0), 0.001)
+child.rows_at_once = lambda stack: len(stack.rows)
+StackedTrials = child.StackedTrials
+"""
+
+
+def always_stacked(folder, monkeypatch):
+    """Stacks are faster from here on, whatever else the machine does."""
+    (folder / "always_stacked.py").write_text(ALWAYS)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setattr(runs_module.stack_side, "ENTRY", "always_stacked:StackedTrials")
+
+
 def _stacked(out, log, resume=False):
-    """Two runs of `patient` in one stack, on threads enough that its clock counts waiting."""
+    """Two runs of `patient` in one stack."""
     return vivace.sweep(
         f"{JOBS}:patient",
         {"lr": "0.05..0.2", "log": str(log)},
@@ -272,10 +290,15 @@ def _stacked(out, log, resume=False):
     )
 
 
-def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_server):
+def _stacked_apart(out, log, folder):
+    always_stacked(Path(folder), pytest.MonkeyPatch())
+    _stacked(out, log)
+
+
+def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_server, monkeypatch):
     """To the last digit: see test_stacking.py."""
     out, log = tmp_path / "out", tmp_path / "log"
-    process = fork_server.Process(target=_stacked, args=(str(out), str(log)))
+    process = fork_server.Process(target=_stacked_apart, args=(str(out), str(log), str(tmp_path)))
     process.start()
     folders = [out / "trials" / f"trial_{number:04d}" for number in range(2)]
     deadline = time.monotonic() + 120
@@ -289,6 +312,7 @@ def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_serv
     begun = [json.loads((folder / "saved.jsonl").read_text().splitlines()[-1])["epoch"] for folder in folders]
     assert min(begun) > 1
     log.unlink()
+    always_stacked(tmp_path, monkeypatch)
     found = _stacked(out, log, resume=True)
     assert [(trial.state, trial.fused) for trial in found.trials] == [("complete", 2)] * 2
     assert len(log.read_text().splitlines()) == sum(60 - epoch + 1 for epoch in begun)
@@ -420,22 +444,8 @@ def test_seeds_of_a_resumed_sweep_are_not_trained_again(swept, tmp_path):
     assert not [event for event in heard if event.kind == EventKind.SWEPT]
 
 
-ALWAYS = """
-from vivace.ledger import Ratio
-from vivace.sweeping.stacking import child
-
-child.too_large = lambda seconds: ""
-child.measured = lambda stack: (Ratio(2.0, 2.0, 2.0), 0.001)
-child.rows_at_once = lambda stack: len(stack.rows)
-StackedTrials = child.StackedTrials
-"""
-
-
 def test_other_seeds_are_trained_as_one_and_each_is_the_run_alone(tmp_path, jobs, monkeypatch):
-    """Where stacks are faster, which does not matter here."""
-    (tmp_path / "always_stacked.py").write_text(ALWAYS)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(runs_module.stack_side, "ENTRY", "always_stacked:StackedTrials")
+    always_stacked(tmp_path, monkeypatch)
     out, space = tmp_path / "out", {"lr": "0.05..0.2", "dropout": 0.3, "epochs": 2}
     found = vivace.sweep(f"{JOBS}:job", space, trials=2, seeds=2, workers=1, out=out)
     assert [trial.fused for trial in found.trials] == [2, 2]
