@@ -10,7 +10,7 @@ backward and update alone; then with the rows' own loaders, as a sweep meets the
 `engines`: for each job, `vivace sweep`, plain Optuna (as many processes as cores, one journal for all) and
 Ray Tune with Optuna's sampler and ASHA get equal minutes in turn, on the same space; the last two train with
 the loop that a person writes. What counts are trials an hour, the epochs in them, and the best metric. A cell
-that stands in the record is not run again, so that a stopped benchmark goes on.
+of as many minutes that stands in the day's record is not run again, so that a stopped benchmark goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -53,6 +54,7 @@ EXAMPLES = [
     ("cnn_28_px", 16, 0.96),
 ]
 PAIRS = 10
+JOBS = ("mlp", "cnn", "transformer")
 
 
 def main() -> None:
@@ -64,14 +66,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="of a block")
     parser.add_argument("--minutes", type=float, default=10.0, help="of each engine in each heat")
     parser.add_argument("--heats", type=int, default=3)
-    parser.add_argument("--jobs", nargs="*", default=["mlp", "cnn", "transformer"])
+    parser.add_argument("--jobs", nargs="*", default=[])
     chosen = parser.parse_args()
+    chosen.jobs = _record.named_jobs(parser, chosen.jobs, JOBS)
+    asked = ""
+    if chosen.part == "engines":
+        asked = f" --minutes {chosen.minutes:g} --heats {chosen.heats}"
+        if importlib.util.find_spec("ray") is None:
+            parser.error("engines are held against Ray Tune: pip install 'vivace[ray]'")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started ends with it
     machine = vivace.inspect()
-    record = _record.opened("sweep", f"scripts/bench sweep {chosen.part}", machine, f"sweep_{chosen.part}")
+    command = f"scripts/bench sweep {chosen.part}{asked}"
+    record = _record.opened("sweep", command, machine, f"sweep_{chosen.part}")
     path = _record.path_of(record)
     if path.exists():
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8")) | {"command": command}
     cells = record.setdefault("cells", {})
     if chosen.part == "stacks":
         stacks(cells, record, chosen.seconds)
@@ -149,9 +158,10 @@ def engines(cells: dict[str, Any], record: dict[str, Any], chosen: argparse.Name
         order = [list(runs)[(heat + turn) % len(runs)] for turn in range(len(runs))]
         for job, engine in itertools.product(chosen.jobs, order):
             cell = f"{job}, {engine}, heat {heat}"
-            if cell in cells:
+            if cells.get(cell, {}).get("minutes") == chosen.minutes:
                 continue
-            cells[cell] = runs[engine](job, 60 * chosen.minutes, heat)
+            found = runs[engine](job, 60 * chosen.minutes, heat)
+            cells[cell] = {"minutes": chosen.minutes, **found}
             print(cell, cells[cell], flush=True)
             _record.write(record)
 
@@ -168,7 +178,9 @@ def run_vivace(job: str, seconds: float, seed: int) -> dict[str, Any]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
-        found = json.loads((Path(folder) / "out" / "sweep.json").read_text(encoding="utf-8"))
+        found = {"trials": [], "packing": {"sentence": ""}, "fusing": []}
+        with contextlib.suppress(FileNotFoundError):  # it ended before its first trial began
+            found = json.loads((Path(folder) / "out" / "sweep.json").read_text(encoding="utf-8"))
         ended = [t for t in found["trials"] if t["state"] in ("complete", "pruned")]
         told = {"packing": found["packing"]["sentence"], "fusing": found["fusing"]}
         ended = [{**trial, "epochs": len(trial["curve"])} for trial in ended]

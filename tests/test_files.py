@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +57,17 @@ def test_a_failure_leaves_the_old_file_and_no_other(folder):
         replace_file(folder / "file", fail)
     assert [item.name for item in folder.iterdir()] == ["file"]
     assert (folder / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize(("free", "reason"), [(4096, os.strerror(errno.ENOSPC)), (2**40, "unexpected pos 7")])
+def test_a_full_disk_is_called_so_where_torch_does_not(folder, monkeypatch, free, reason):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+    def fail(file):
+        raise RuntimeError("unexpected pos 7")
+
+    with pytest.raises(FolderError, match=f"'{folder / 'file'}' cannot be written: {reason}"):
+        replace_file(folder / "file", fail)
 
 
 @pytest.mark.fault(29)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 import tempfile
 import uuid
@@ -15,6 +17,7 @@ from typing import IO, BinaryIO
 from vivace.errors import FolderError
 
 LOCK = "lock"
+FULL_BYTES = 2**20  # a disk on which a write failed and no more is free
 _LEFTOVER = re.compile(r".+\.tmp\.[0-9a-f]{8}")
 
 
@@ -28,10 +31,14 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except BaseException:
+        except BaseException as error:
+            # torch.save reports a full disk as a RuntimeError of positions
+            full = isinstance(error, RuntimeError) and shutil.disk_usage(path.parent).free < FULL_BYTES
             temporary.unlink(missing_ok=True)
+            if full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
             raise
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+    except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise FolderError(f"'{path}' cannot be written: {reason}") from None
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from vivace.errors import InputError
-from vivace.sweeping.space import size_of, space_of, told
+from vivace.sweeping.space import range_told, size_of, space_of, told
 
 
 def job(lr: float = 0.1, width: int = 64, depth: int = 3, name="sgd", factor=1.0, *, needed):
@@ -55,11 +55,20 @@ def test_ranges_are_read_as_written(text, found):
         ("width=32,32", "twice"),
         ("widthh=32,64", "did you mean 'width'"),
         ("lr=0.1", "nothing is searched"),
+        ("lr=0.1-1", "lr is a number, and '0.1-1' is none"),
+        ("factor=1,two", "factor is a number, and 'two' is none"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(text, sentence):
     with pytest.raises(InputError, match=sentence):
         read(text)
+
+
+@pytest.mark.parametrize("text", ["0.0001..0.1:log", "0.0..1.0", "2..6", "32,64,128", "sgd,None,0.5"])
+def test_a_range_is_told_as_it_is_written(text):
+    name = "name" if "sgd" in text else "depth" if text == "2..6" else "width" if "32" in text else "lr"
+    (found,) = read(f"{name}={text}")[0].values()
+    assert range_told(found) == text
 
 
 def test_a_parameter_without_a_default_needs_a_value():

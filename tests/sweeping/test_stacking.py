@@ -325,11 +325,11 @@ def test_what_a_metric_sees_is_what_its_loader_gives(drop_last):
 
 def test_what_torch_cannot_compute_as_one_is_decided_not_failed(jobs, tmp_path):
     trials = [
-        {"number": number, "parameters": {"lr": lr}, "out": str(tmp_path / f"trial_{number}")}
+        {"number": number, "parameters": {"lr": lr}, "out": str(tmp_path / f"trial_{number}"), "seed": 0}
         for number, lr in enumerate((0.1, 0.2))
     ]
     child = StackedTrials(JobFunction(jobs.restless), 1)
-    found = child.train(trials, seed=0)
+    found = child.train(trials)
     for row in child.stack.rows:
         row.close()
     assert not found["decision"]["fused"]
@@ -339,16 +339,16 @@ def test_what_torch_cannot_compute_as_one_is_decided_not_failed(jobs, tmp_path):
 
 def test_a_later_stack_of_a_shape_is_proven_and_not_timed_again(jobs, tmp_path, monkeypatch):
     trials = [
-        {"number": number, "parameters": {"lr": 0.1 * number}, "out": str(tmp_path / f"trial_{number}")}
-        for number in range(1, 5)
+        {"number": n, "parameters": {"lr": 0.1 * n}, "out": str(tmp_path / f"trial_{n}"), "seed": 0}
+        for n in range(1, 5)
     ]
     child = StackedTrials(JobFunction(jobs.job), 1)
-    first = child._decided(child._opened(trials[:2], 0), None)
+    first = child._decided(child._opened(trials[:2]), None)
     monkeypatch.setattr("vivace.sweeping.stacking.child.measured", None)
     monkeypatch.setattr("vivace.sweeping.stacking.child.rows_at_once", None)
     again = StackedTrials(JobFunction(jobs.job), 1)
     known = {**dataclasses.asdict(first), "fused": True, "at_once": 1}
-    decision = again._decided(again._opened(trials[2:], 0), known)
+    decision = again._decided(again._opened(trials[2:]), known)
     for row in (*child.stack.rows, *again.stack.rows):
         row.close()
     assert decision.fused

@@ -6,9 +6,11 @@ import os
 import resource
 
 import pytest
+from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 from vivace.errors import FolderError, InputError
+from vivace.sweeping import study as study_module
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.importance import importances_of
 from vivace.sweeping.record import Finalist, is_winner, ranked, record_of, spread_of
@@ -45,6 +47,18 @@ def test_equal_seeds_ask_equal_trials_and_others_do_not(tmp_path):
     first, again, other = (run(study_in(f, seed=s), 14) for f, s in zip(folders, (0, 0, 1), strict=True))
     assert first == again
     assert first != other
+
+
+def test_what_is_asked_is_what_optunas_own_sampler_asks(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    mine = run(study_in(tmp_path / "a"), 16)
+    seeds = []
+    monkeypatch.setattr(
+        study_module, "Sampler", lambda space, seed: seeds.append(seed) or TPESampler(seed=seed)
+    )
+    assert run(study_in(tmp_path / "b"), 16) == mine
+    assert len(seeds) >= 16
 
 
 def test_a_resumed_study_asks_what_an_unbroken_one_asks(tmp_path):
@@ -98,13 +112,28 @@ def test_a_trial_that_was_begun_goes_on_under_its_number_with_its_reports(tmp_pa
 
 
 def test_no_combination_is_tried_twice_and_a_small_space_ends(tmp_path):
-    study = study_in(tmp_path, "width=4,8", "depth=1..3")
+    """Not before all have been tried, although the sampler would rather draw the best again."""
+    study = study_in(tmp_path, "width=4,8,16", "depth=1..4", "lr=0.5")
     seen = []
     while (asked := study.ask()) is not None:
         seen.append(tuple(asked.parameters.items()))
-        study.complete(asked.number, [0.5], metric=0.5)
-    assert len(seen) == len(set(seen)) >= 4
+        metric = -abs(asked.parameters["width"] - 8)
+        study.complete(asked.number, [metric], metric=metric)
+    assert len(seen) == len(set(seen)) == 12
     assert len(study.counted()) == len(seen)
+    assert study.exhausted
+
+
+def test_a_shape_whose_combinations_have_been_tried_gives_no_other(tmp_path):
+    study = study_in(tmp_path, "width=4,8", "depth=1..4")
+    found = [study.ask({"width": 8}) for _ in range(4)]
+    assert {(one.parameters["width"], one.parameters["depth"]) for one in found} == {
+        (8, depth) for depth in (1, 2, 3, 4)
+    }
+    drawn = len(study.trials())
+    assert study.ask({"width": 8}) is None
+    assert len(study.trials()) == drawn
+    assert study.ask().parameters["width"] == 4
 
 
 def test_a_trial_like_another_keeps_those_values(tmp_path):
@@ -128,13 +157,24 @@ def test_bad_trials_are_pruned_and_good_ones_are_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "name"),
-    [({"seed": 1}, "seed"), ({"epochs": 4}, "epochs"), ({"ranges": ["lr=0..1"]}, "space")],
+    ("changed", "sentence"),
+    [
+        ({"seed": 1}, "its seed was 0, now 1"),
+        ({"epochs": 4}, "its number of epochs was 9, now 4"),
+        ({"ranges": ["lr=0..1", "width=4,8"]}, "lr was 0.001..1.0:log, now 0.0..1.0; give the same"),
+        ({"ranges": ["lr=1e-3..1:log", "width=4"]}, "width was 4,8, now 4"),
+        ({"ranges": ["lr=1e-3..1:log"]}, "width was 4,8, now not given"),
+        ({"ranges": ["lr=1e-3..1:log", "width=4,8", "depth=2..6"]}, "depth was not given, now 2..6"),
+        (
+            {"objectives": ("metric", "seconds")},
+            "what the metric is weighed against was nothing",
+        ),
+    ],
 )
-def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, name):
+def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, sentence):
     study_in(tmp_path)
     ranges = changed.pop("ranges", [])
-    with pytest.raises(InputError, match=f"its {name} was"):
+    with pytest.raises(InputError, match=f"the sweep in '{tmp_path}' cannot go on: {sentence}"):
         study_in(tmp_path, *ranges, **changed)
 
 
@@ -146,7 +186,7 @@ def test_a_full_disk_ends_the_sweep_and_it_goes_on_later(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, before[1]))
     try:
-        with pytest.raises(FolderError, match=rf"{os.strerror(errno.EFBIG)}.*--resume"):
+        with pytest.raises(FolderError, match=rf"cannot be written: {os.strerror(errno.EFBIG)}"):
             run(study, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 
 import vivace
-from vivace.errors import AnswerIsNo, ChildFailed, InputError, JobError
+from vivace.errors import AnswerIsNo, ChildFailed, FolderError, InputError, JobError
 from vivace.events import EventKind
 from vivace.job import JobFunction, load
 from vivace.plan import Plan
@@ -67,12 +67,12 @@ def test_the_best_is_judged_by_seeds_that_the_search_has_not_seen(swept):
 
 
 def test_best_py_is_the_job_that_was_judged(swept, tmp_path):
-    """`train` takes it, and reaches what stands in the record, to the last digit."""
+    """`train` takes it, and reaches what stands in the record: to rounding, where it was part of a stack."""
     found, out, _ = swept
     assert found.job == f"{out / 'best.py'}:job"
     assert load(found.job).epochs == 3
     run = vivace.train(found.job, out=tmp_path / "run", seed=1)
-    assert run.metric == pytest.approx(found.finalists[0].spread.values[1])
+    assert run.metric == pytest.approx(found.finalists[0].spread.values[1], abs=0.02)
 
 
 def test_document_page_and_journal_are_written(swept):
@@ -107,6 +107,39 @@ def test_a_finished_sweep_goes_on_with_more_trials(swept):
     )
     assert [trial.number for trial in more.trials] == list(range(9))
     assert [t.metric for t in more.trials[:8]] == [t.metric for t in found.trials]
+
+
+def test_a_plan_is_proven_in_every_trial_and_left_where_it_is_not_the_same(tmp_path):
+    """Also where a width changes the shapes that it was found with."""
+    planned = f"{JOBS.parent / 'planned.py'}:job"
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.planted_narrow]\n")
+    found = vivace.sweep(
+        planned,
+        ["width=4,8,16"],
+        trials=3,
+        seeds=0,
+        workers=1,
+        plan=tmp_path / "plan.toml",
+        out=tmp_path / "out",
+    )
+    left = {trial.parameters["width"]: trial.plan_left for trial in found.trials}
+    assert left[4] == ""
+    assert left[8] == "a watched step was not the same"
+    assert "the model is 16 wide" in left[16]
+    assert {trial.state for trial in found.trials} == {"complete"}
+    assert any("the plan did not act to the end in 2 trials" in notice for notice in found.notices)
+    found = vivace.sweep(
+        planned,
+        ["lr=0.1,0.2"],
+        trials=2,
+        seeds=0,
+        workers=1,
+        plan=tmp_path / "plan.toml",
+        out=tmp_path / "kept",
+    )
+    assert any(
+        "acted in every trial, and its first steps were repeated" in notice for notice in found.notices
+    )
 
 
 def test_trials_that_fail_are_named_and_the_sweep_goes_on(tmp_path):
@@ -151,6 +184,27 @@ def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
 def test_what_cannot_be_swept_is_one_sentence(tmp_path, job, space, error, sentence):
     with pytest.raises(error, match=sentence):
         vivace.sweep(f"{JOBS}:{job}", space, trials=2, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("space", "transfer", "sentence"),
+    [
+        (["lr=0.1..1", "width=4,8"], "lr", "lr changes the shape of no weight"),
+        (["lr=0.1..1"], "width", "width is always 8: with --transfer give it a range"),
+        (["optimizer=sgd,adam"], "optimizer", "along a number, and optimizer may be 'sgd'"),
+    ],
+)
+def test_a_width_that_is_none_is_one_sentence(tmp_path, space, transfer, sentence):
+    with pytest.raises(InputError, match=sentence):
+        vivace.sweep(f"{JOBS}:job", space, trials=2, transfer=transfer, out=tmp_path / "out")
+
+
+def test_a_small_space_ends_the_sweep_and_it_says_so(tmp_path):
+    found = vivace.sweep(
+        f"{JOBS}:job", ["lr=0.1,0.2,0.3", "epochs=1"], trials=9, seeds=0, workers=1, out=tmp_path / "out"
+    )
+    assert sorted(trial.parameters["lr"] for trial in found.trials) == [0.1, 0.2, 0.3]
+    assert "all 3 combinations were tried: 9 were asked for" in found.notices
 
 
 @pytest.mark.parametrize("wrong", [{"trials": 0}, {"seeds": 1}, {"seed": -1}, {"workers": 0}])
@@ -204,8 +258,26 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
     assert len({trial.parameters["lr"] for trial in found.trials}) == 5
 
 
+ALWAYS = """
+from vivace.ledger import Ratio
+from vivace.sweeping.stacking import child
+
+child.too_large = lambda seconds: ""
+child.measured = lambda stack: (Ratio(2.0, 2.0, 2.0), 0.001)
+child.rows_at_once = lambda stack: len(stack.rows)
+StackedTrials = child.StackedTrials
+"""
+
+
+def always_stacked(folder, monkeypatch):
+    """Stacks are faster from here on, whatever else the machine does."""
+    (folder / "always_stacked.py").write_text(ALWAYS)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setattr(runs_module.stack_side, "ENTRY", "always_stacked:StackedTrials")
+
+
 def _stacked(out, log, resume=False):
-    """Two runs of `patient` in one stack, on threads enough that its clock counts waiting."""
+    """Two runs of `patient` in one stack."""
     return vivace.sweep(
         f"{JOBS}:patient",
         {"lr": "0.05..0.2", "log": str(log)},
@@ -218,10 +290,15 @@ def _stacked(out, log, resume=False):
     )
 
 
-def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_server):
+def _stacked_apart(out, log, folder):
+    always_stacked(Path(folder), pytest.MonkeyPatch())
+    _stacked(out, log)
+
+
+def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_server, monkeypatch):
     """To the last digit: see test_stacking.py."""
     out, log = tmp_path / "out", tmp_path / "log"
-    process = fork_server.Process(target=_stacked, args=(str(out), str(log)))
+    process = fork_server.Process(target=_stacked_apart, args=(str(out), str(log), str(tmp_path)))
     process.start()
     folders = [out / "trials" / f"trial_{number:04d}" for number in range(2)]
     deadline = time.monotonic() + 120
@@ -235,12 +312,39 @@ def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_serv
     begun = [json.loads((folder / "saved.jsonl").read_text().splitlines()[-1])["epoch"] for folder in folders]
     assert min(begun) > 1
     log.unlink()
+    always_stacked(tmp_path, monkeypatch)
     found = _stacked(out, log, resume=True)
     assert [(trial.state, trial.fused) for trial in found.trials] == [("complete", 2)] * 2
     assert len(log.read_text().splitlines()) == sum(60 - epoch + 1 for epoch in begun)
     for folder in folders:
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         assert [line["epoch"] for line in lines] == list(range(1, 61))
+
+
+def test_a_search_of_shapes_comes_to_most_of_them(tmp_path, monkeypatch):
+    """Runs of one shape are stacked, and yet sixty trials are no search of one width and one depth."""
+    space = {
+        "lr": FloatDistribution(1e-4, 0.1, log=True),
+        "width": CategoricalDistribution([32, 64, 128]),
+        "depth": IntDistribution(2, 6),
+    }
+    stacks = []
+
+    def fused(runs, together, shape, further):
+        stacks.append((shape, len(together) + further))
+        for asked in [*together, *runs.alike(shape, further)]:
+            away = abs(asked.parameters["depth"] - 4) + abs(asked.parameters["width"] - 64)
+            study.complete(asked.number, [-away], metric=-away)
+
+    monkeypatch.setattr(Runs, "_fuse", fused)
+    monkeypatch.setattr(Runs, "_try", lambda runs, asked: study.complete(asked.number, [-99.0], metric=-99.0))
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
+        given = {"packing": Packing(1, 1), "tell": lambda *_: None, "shaping": ["width", "depth"]}
+        Runs(study, folder, Source(JobFunction(f"{JOBS}:job")), Plan(), **given).search(60)
+    assert len(study.counted()) == 60
+    assert len({shape for shape, _ in stacks}) >= 9
+    assert sum(size for _, size in stacks) >= 55
 
 
 TRIVIAL = """
@@ -277,6 +381,37 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
     assert max(sizes[150:]) - max(sizes[:50]) < 16 * 2**20
 
 
+FULL = """
+from vivace.errors import FolderError
+
+
+class Full:
+    def __init__(self, job, threads):
+        pass
+
+    def train(self, parameters, plan, out, seed):
+        raise FolderError("'model.pt' cannot be written: No space left on device")
+"""
+
+
+def test_a_trial_that_meets_a_full_disk_ends_the_sweep_which_says_how_it_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "full_trial.py").write_text(FULL)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(runs_module.child_side, "ENTRY", "full_trial:Full")
+    with pytest.raises(
+        FolderError, match="No space left on device; the sweep stops here, and goes on with --res"
+    ):
+        vivace.sweep(
+            f"{JOBS}:job",
+            ["lr=0.1..1"],
+            trials=2,
+            seeds=0,
+            workers=1,
+            against="seconds",
+            out=tmp_path / "out",
+        )
+
+
 def test_the_folder_of_a_sweep_is_its_own(tmp_path):
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         assert folder.trial(3).name == "trial_0003"
@@ -293,9 +428,9 @@ def test_two_objectives_of_many_trials_have_importances(tmp_path):
 
 
 def test_seeds_of_a_resumed_sweep_are_not_trained_again(swept, tmp_path):
-    _, out, _ = swept
+    found, out, _ = swept
     shutil.copytree(out, tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seeds").glob("*/run.json")}
+    heard = []
     more = vivace.sweep(
         f"{JOBS}:job",
         ["lr=0.01..1:log", "width=4,8", "epochs=3"],
@@ -303,10 +438,26 @@ def test_seeds_of_a_resumed_sweep_are_not_trained_again(swept, tmp_path):
         seeds=2,
         out=tmp_path / "out",
         resume=True,
+        on_event=heard.append,
     )
-    assert all(one.spread is not None for one in more.finalists)
-    assert before
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert [one.spread for one in more.finalists] == [one.spread for one in found.finalists]
+    assert not [event for event in heard if event.kind == EventKind.SWEPT]
+
+
+def test_other_seeds_are_trained_as_one_and_each_is_the_run_alone(tmp_path, jobs, monkeypatch):
+    always_stacked(tmp_path, monkeypatch)
+    out, space = tmp_path / "out", {"lr": "0.05..0.2", "dropout": 0.3, "epochs": 2}
+    found = vivace.sweep(f"{JOBS}:job", space, trials=2, seeds=2, workers=1, out=out)
+    assert [trial.fused for trial in found.trials] == [2, 2]
+    folders = list((out / "seeds").iterdir())
+    assert len(folders) == 4
+    assert not [folder for folder in folders if (folder / "run.json").exists()]
+    for one in found.finalists:
+        assert set(one.spread.values) == {1, 2}
+        for seed, metric in one.spread.values.items():
+            own = tmp_path / f"alone_{one.number}_{seed}"
+            run = vivace.train(jobs.job(**one.parameters), out=own, seed=seed)
+            assert metric == pytest.approx(run.metric, abs=0.02)
 
 
 def test_a_trial_that_was_part_of_a_stack_can_be_run_alone(tmp_path):
@@ -315,9 +466,9 @@ def test_a_trial_that_was_part_of_a_stack_can_be_run_alone(tmp_path):
         for path, name in ((stacked, "metrics.jsonl"), (own, "plan.toml")):
             path.mkdir()
             (path / name).write_text("")
-        assert folder.alone(3) == stacked
+        assert folder.alone(stacked) == stacked
         assert not stacked.exists()
-        assert (folder.alone(4) / "plan.toml").exists()
+        assert (folder.alone(own) / "plan.toml").exists()
 
 
 def test_a_trial_that_is_told_to_stop_has_failed(jobs, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -47,9 +46,9 @@ class SweepFolder:
         """The run folder of a trial."""
         return own_folder(self.path / "trials") / f"trial_{number:04d}"
 
-    def alone(self, number: int) -> Path:
-        """The run folder of a trial in a process of its own: what it wrote as part of a stack goes."""
-        path = self.trial(number)
+    @staticmethod
+    def alone(path: Path) -> Path:
+        """A run folder for a process of its own: what the run wrote as part of a stack goes."""
         if not (path / PLAN).exists():
             shutil.rmtree(path, ignore_errors=True)
         return path
@@ -67,17 +66,6 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def metric_of(run: Path) -> float | None:
-    """What a run that came to its end says in its folder; None where none has."""
-    try:
-        document = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    ended = isinstance(document, dict) and not document.get("interrupted")
-    metric = document.get("metric") if ended else None
-    return float(metric) if isinstance(metric, int | float) else None
 
 
 def lighten(run: Path, *, model: bool) -> None:

@@ -10,7 +10,6 @@ from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.study import Asked, Study
 
 Shape = tuple[tuple[str, Any], ...]  # the parameters that decide how large weights are, by name
-TURNS = 2  # how often a place in a stack is filled, where runs of other shapes wait to be tried
 
 
 class Owner(Protocol):
@@ -36,21 +35,26 @@ class Owner(Protocol):
 
 
 class Fused:
-    """Trials of one stack, as the child tells of them."""
+    """Trials of one stack, as the child tells of them; `further` ones may follow in their places, None: any
+    number.
+    """
 
-    def __init__(self, owner: Owner, together: Sequence[Asked], shape: Shape, *, varied: bool) -> None:
+    def __init__(
+        self, owner: Owner, together: Sequence[Asked], shape: Shape, further: int | None = None
+    ) -> None:
         self.owner, self.shape = owner, shape
         self._members: dict[int, Asked] = {}
         self._curves: dict[int, dict[int, float]] = {}
         self._seconds: dict[int, float] = {}
         self._most: dict[int, int] = {}
         self._enter(together)
-        self._left = (TURNS - 1) * len(together) if varied else None  # places to fill again; None: all
+        self._left = further
 
     def told(self, asked: Asked) -> dict[str, Any]:
         """A trial as the child takes it."""
         out = self.owner.folder.trial(asked.number)
-        return {"number": asked.number, "parameters": asked.parameters, "out": str(out)}
+        seed = self.owner.study.setting.seed
+        return {"number": asked.number, "parameters": asked.parameters, "out": str(out), "seed": seed}
 
     def heard(self, question: dict[str, Any]) -> dict[str, Any]:
         """What an epoch brought; returns which trials are pruned, and which ones take free places."""

@@ -19,11 +19,11 @@ from vivace.events import Tell
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.sweeping import trial as child_side
-from vivace.sweeping.folder import LOG, SweepFolder, lighten, metric_of
+from vivace.sweeping.folder import LOG, SweepFolder, lighten
 from vivace.sweeping.fused import Fused, Shape
 from vivace.sweeping.packing import SILENCE_SECONDS, Packing
 from vivace.sweeping.record import record_of
-from vivace.sweeping.space import Parameters, told
+from vivace.sweeping.space import Parameters, size_of, told
 from vivace.sweeping.stacking import child as stack_side
 from vivace.sweeping.study import Asked, Study
 from vivace.words import number
@@ -35,8 +35,10 @@ MOST_FAILURES = 5  # at the beginning, without one result
 
 MOST_ROWS = 32  # of a stack
 GENERATIONS = 4  # of stacks, at least, in a sweep
+STACKS_A_SHAPE = 2  # as many at least, if their shapes were drawn evenly
 
 Work = Callable[[], None]
+Repeat = tuple[Asked, int]  # a configuration, and another seed
 
 
 class Runs:
@@ -74,7 +76,7 @@ class Runs:
             cluster.begin(child_side.ENTRY, source)
         self.best: tuple[float, int] | None = None
         self.decisions: list[dict[str, Any]] = []
-        self._wanted = 0
+        self.wanted = 0
         self._waiting: list[Asked] = []
         self._alone: set[int] = set()  # trials that no stack takes
         self._apart: set[Shape] = set()  # shapes whose runs are not faster, or not the same, as one
@@ -88,7 +90,7 @@ class Runs:
 
         Raises AnswerIsNo where the first ones all fail, FolderError where the folder cannot be written.
         """
-        self._wanted = wanted
+        self.wanted = wanted
         self._waiting += self.study.left_over()
         for trial in self.study.counted():
             if trial.values and (self.best is None or trial.values[0] > self.best[0]):
@@ -101,44 +103,102 @@ class Runs:
                     return None
                 shape = self._shape_of(asked)
                 if self.fusing and shape not in self._apart and asked.number not in self._alone:
-                    together = [asked, *self.alike(shape, self._most_rows() - 1)]
+                    rows, further = self._places()
+                    together = [asked, *self.alike(shape, rows - 1)]
                     if len(together) > 1:
-                        return partial(self._fuse, together, shape)
+                        return partial(self._fuse, together, shape, further)
                 return partial(self._try, asked)
 
         self._side_by_side(following)
 
-    def repeat(self, configurations: list[tuple[Asked, int]]) -> dict[tuple[int, int], float]:
-        """Train configurations under other seeds, each a pair; metrics by trial and seed, of those that
-        succeed. One that has ended in an earlier session is not trained again.
+    def repeat(self, configurations: list[Repeat]) -> dict[tuple[int, int], float]:
+        """Train configurations under other seeds; metrics by trial and seed, of those that succeed. One that
+        has ended in an earlier session is not trained again.
         """
-        waiting, found = list(configurations), dict[tuple[int, int], float]()
+        known = self.study.repeated()
+        waiting = [(asked, seed) for asked, seed in configurations if (asked.number, seed) not in known]
+        most = max(2, min(MOST_ROWS, -(-len(waiting) // self.packing.workers)))
 
-        def once(asked: Asked, seed: int) -> None:
-            out, state = self.folder.seed(asked.number, seed), "complete"
-            try:
-                metric = metric_of(out)
-                if metric is None:
-                    metric = self._train(asked, str(out), seed, lambda _: {"prune": False})["metric"]
-                found[asked.number, seed] = metric
-                lighten(out, model=False)
-                how = number(metric)
-            except FolderError:
-                raise
-            except VivaceError as error:
-                if self._stopping:
-                    return
-                shutil.rmtree(out, ignore_errors=True)
-                state, how = "failed", f"failed: {error}"
-            text = f"trial {asked.number} under seed {seed}{': ' if state == 'complete' else ' '}{how}"
-            self.tell("swept", {"number": asked.number, "state": state, "text": text, "seed": seed})
+        def following() -> Work | None:
+            if not waiting:
+                return None
+            first, *others = waiting
+            shape, together = self._shape_of(first[0]), [first]
+            if self.fusing and shape not in self._apart and first[0].number not in self._alone:
+                fit = (one for one in others if self._shape_of(one[0]) == shape)
+                together += islice((one for one in fit if one[0].number not in self._alone), most - 1)
+            waiting[:] = [one for one in waiting if one not in together]
+            if len(together) > 1:
+                return partial(self._repeat_as_one, together, shape)
+            return partial(self._repeat_alone, *first)
 
-        self._side_by_side(lambda: partial(once, *waiting.pop(0)) if waiting else None)
-        return found
+        self._side_by_side(following)
+        found = self.study.repeated()
+        wanted = [(asked.number, seed) for asked, seed in configurations]
+        return {pair: found[pair] for pair in wanted if pair in found}
+
+    def _repeat_as_one(self, together: list[Repeat], shape: Shape) -> None:
+        """Train these as one; those that cannot be part of that are run alone afterwards."""
+        left, known = dict(enumerate(together)), self._known(shape)
+
+        def heard(question: dict[str, Any]) -> dict[str, Any]:
+            for row in question["rows"]:
+                if row["error"] is not None:
+                    self._repeated(*left.pop(row["number"]), VivaceError.from_dict(row["error"]))
+                elif row["ended"]:
+                    self._repeated(*left.pop(row["number"]), row["metric"])
+            return {"prune": [], "join": []}
+
+        rows = [
+            {
+                "number": n,
+                "parameters": one.parameters,
+                "out": str(self.folder.seed(one.number, seed)),
+                "seed": seed,
+            }
+            for n, (one, seed) in left.items()
+        ]
+        try:
+            with self._child(stack_side.ENTRY) as child:
+                answer = child.converse("train", SILENCE_SECONDS, heard, trials=rows, known=known)
+            if known is None:
+                self.decided(answer["decision"], shape)
+        except FolderError:
+            raise
+        except VivaceError:
+            if self._stopping:
+                return
+        for asked, seed in list(left.values()):
+            self._repeat_alone(asked, seed)
+
+    def _repeat_alone(self, asked: Asked, seed: int) -> None:
+        try:
+            out = self.folder.alone(self.folder.seed(asked.number, seed))
+            answer = self._train(asked, str(out), seed, lambda _: {"prune": False})
+        except FolderError:
+            raise
+        except VivaceError as error:
+            if not self._stopping:
+                self._repeated(asked, seed, error)
+            return
+        self._repeated(asked, seed, answer["metric"])
+
+    def _repeated(self, asked: Asked, seed: int, how: float | VivaceError) -> None:
+        """A configuration under another seed has reached a metric, or failed."""
+        out = self.folder.seed(asked.number, seed)
+        if isinstance(how, VivaceError):
+            shutil.rmtree(out, ignore_errors=True)
+            state, text = "failed", f" failed: {how}"
+        else:
+            self.study.repeat(asked.number, seed, how)
+            lighten(out, model=False)
+            state, text = "complete", f": {number(how)}"
+        text = f"trial {asked.number} under seed {seed}{text}"
+        self.tell("swept", {"number": asked.number, "state": state, "text": text, "seed": seed})
 
     def _ask(self, like: Parameters | None = None) -> Asked | None:
         """A new trial, while fewer are counted or open than are wanted."""
-        if self.study.num_begun >= self._wanted:
+        if self.study.num_begun >= self.wanted:
             return None
         return self.study.ask(like)
 
@@ -177,9 +237,17 @@ class Runs:
     def _shape_of(self, asked: Asked) -> Shape:
         return tuple((name, asked.parameters[name]) for name in self.shaping)
 
-    def _most_rows(self) -> int:
-        """How many runs are stacked: few enough that the search learns from some before it asks for more."""
-        return max(2, min(MOST_ROWS, self._wanted // GENERATIONS))
+    def _places(self) -> tuple[int, int | None]:
+        """How many runs are stacked, and how many more may follow in their places; None: any number.
+
+        Few enough that the search learns from some before it asks for more, and that it comes to each shape.
+        """
+        if not self.shaping:
+            return max(2, min(MOST_ROWS, self.wanted // GENERATIONS)), None
+        shapes = size_of({name: self.study.space[name] for name in self.shaping})
+        share = max(2, int(self.wanted // max(GENERATIONS, STACKS_A_SHAPE * shapes)))
+        rows = max(2, min(MOST_ROWS, -(-share // 2)))
+        return rows, min(rows, share - rows)
 
     def _side_by_side(self, following: Callable[[], Work | None]) -> None:
         """Do one piece of work after another, `workers` at once; Ctrl-C and errors end all of them."""
@@ -196,6 +264,9 @@ class Runs:
                         one.result()
                     if self._hopeless is not None:
                         raise self._hopeless
+            except FolderError as error:
+                self._stop()
+                raise FolderError(f"{error}; the sweep stops here, and goes on with --resume") from None
             except BaseException:
                 self._stop()
                 raise
@@ -212,7 +283,7 @@ class Runs:
 
     def _try(self, asked: Asked) -> None:
         """Run one trial and tell the study how it ended."""
-        out, begin = self.folder.alone(asked.number), time.monotonic()
+        out, begin = self.folder.alone(self.folder.trial(asked.number)), time.monotonic()
         curve = self.study.curve(asked.number)
 
         def heard(found: dict[str, Any]) -> dict[str, Any]:
@@ -229,9 +300,9 @@ class Runs:
             return
         self.ended(asked, answer, curve, time.monotonic() - begin)
 
-    def _fuse(self, together: list[Asked], shape: Shape) -> None:
+    def _fuse(self, together: list[Asked], shape: Shape, further: int | None) -> None:
         """Train trials of one shape as one; what cannot be part of that is run alone afterwards."""
-        fused = Fused(self, together, shape, varied=bool(self.shaping))
+        fused = Fused(self, together, shape, further)
         try:
             with self._child(stack_side.ENTRY) as child:
                 answer = child.converse(
@@ -239,7 +310,6 @@ class Runs:
                     SILENCE_SECONDS,
                     fused.heard,
                     trials=[fused.told(asked) for asked in together],
-                    seed=self.seed,
                     known=self._known(shape),
                 )
             fused.end(answer)

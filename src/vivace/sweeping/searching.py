@@ -80,6 +80,7 @@ def run_sweep(
         stack.enter_context(ends_like_ctrl_c())  # Ray takes SIGTERM for itself when it connects
         tell("phase", {"name": "the job is looked at"})
         looked = _look(source, searched, fixed, machine.num_cores, folder)
+        _require_width(transfer, searched, looked["shaping"])
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against)
         study = Study(folder.journal, setting, searched)
         left = trials - len(study.counted()) + FINALISTS * seeds
@@ -99,9 +100,8 @@ def run_sweep(
         )
         interrupted, finalists = _run(study, runs, trials, seeds, tell)
         device = cluster.name if cluster else machine.device.name
-        seconds = time.monotonic() - begin
-        ends: dict[str, Any] = {"device": device, "seconds": seconds, "interrupted": interrupted}
-        found = _concluded(runs, function, finalists, looked, **ends)
+        ends: dict[str, Any] = {"device": device, "seconds": time.monotonic() - begin}
+        found = _concluded(runs, function, finalists, looked, interrupted=interrupted, **ends)
         _write(found, folder)
         return found
 
@@ -167,10 +167,21 @@ def _transferring(
     known = function.parameters
     if name not in known:
         raise InputError(f"the job's function has no parameter '{name}'{nearest(name, known)}")
-    values = probe.values_of(space[name]) if name in space else [fixed.get(name), known[name].default]
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        raise InputError(f"learning rates are carried over along a number, and {name} may be {values[0]!r}")
+    default = known[name].default
+    values = probe.values_of(space[name]) if name in space else [fixed.get(name, default), default]
+    values = [value for value in values if value is not known[name].empty]
+    wrong = [value for value in values if not isinstance(value, int | float) or isinstance(value, bool)]
+    if wrong:
+        raise InputError(f"learning rates are carried over along a number, and {name} may be {wrong[0]!r}")
+    if len(set(values)) == 1:
+        raise InputError(f"{name} is always {values[0]}: with --transfer give it a range, as {name}=32,64")
     return Transferred(job, name, min(values))
+
+
+def _require_width(name: str | None, space: Space, shaping: Sequence[str]) -> None:
+    """Raises InputError where what is to be transferred along would change nothing."""
+    if name in space and name not in shaping:
+        raise InputError(f"{name} changes the shape of no weight: give the width with --transfer")
 
 
 def _look(
@@ -289,6 +300,8 @@ def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
     if runs.cluster is not None:
         found += [runs.cluster.lost] if runs.cluster.lost else []
         found.append(f"trials were run by {runs.cluster.name}, each by itself: none were trained as one")
+    if runs.study.exhausted and len(records) < runs.wanted:
+        found.append(f"all {count(len(records), 'combination')} were tried: {runs.wanted} were asked for")
     left = [record for record in records if record.plan_left]
     if left:
         why = f"{left[-1].plan_left} (trial {left[-1].number})"

@@ -99,6 +99,9 @@ def _read(name: str, text: str, parameter: inspect.Parameter) -> Any:
         raise InputError(f"'{name}={text}' has an empty choice: write {_FORMS}")
     if len(set(map(repr, choices))) < len(choices):
         raise InputError(f"'{name}={text}' names a choice twice")
+    words = [choice for choice in choices if isinstance(choice, str)]
+    if words and _takes_numbers(parameter):
+        raise InputError(f"'{name}={text}': {name} is a number, and '{words[0]}' is none: write {_FORMS}")
     return choices[0] if len(choices) == 1 else CategoricalDistribution(choices)
 
 
@@ -118,6 +121,13 @@ def _between(name: str, text: str, told: str, logarithmic: bool, real: bool) -> 
 def _takes_reals(parameter: inspect.Parameter) -> bool:
     """Does the function's default or annotation say that a whole number stands for a real one?"""
     return isinstance(parameter.default, float) or parameter.annotation in (float, "float")
+
+
+def _takes_numbers(parameter: inspect.Parameter) -> bool:
+    """Does the function's annotation, or without one its default, say that texts are none of its values?"""
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation in (int, float, "int", "float")
+    return type(parameter.default) in (int, float)
 
 
 def _value(text: str) -> Any:
@@ -146,9 +156,28 @@ def size_of(space: Space) -> float:
     return math.prod(sizes)
 
 
+def values_in(found: BaseDistribution) -> Sequence[Any]:
+    """All values of a choice, or of a range in steps."""
+    if isinstance(found, CategoricalDistribution):
+        return found.choices
+    assert isinstance(found, IntDistribution | FloatDistribution)
+    assert found.step is not None
+    return [found.low + found.step * count for count in range(int(size_of({"": found})))]
+
+
 def to_dict(space: Space) -> dict[str, Any]:
     """The space as JSON types: what makes two sweeps the same."""
     return {name: distributions.distribution_to_json(found) for name, found in space.items()}
+
+
+def range_told(found: object) -> str:
+    """A distribution or a value as a person writes it: ``0.0001..0.1:log``, ``2..6`` or ``32,64,128``."""
+    if isinstance(found, CategoricalDistribution):
+        return ",".join(map(str, found.choices))
+    if not isinstance(found, IntDistribution | FloatDistribution):
+        return str(found)
+    step = "" if found.step in (None, 1) else f" in steps of {found.step}"
+    return f"{found.low}..{found.high}{_LOGARITHMIC if found.log else ''}{step}"
 
 
 def told(parameters: Mapping[str, Any]) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import json_to_distribution
 from optuna.pruners import BasePruner, HyperbandPruner, NopPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import JournalStorage
@@ -22,13 +24,15 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
-from vivace.sweeping.space import Parameters, Space, size_of
+from vivace.sweeping.space import Parameters, Space, range_told, size_of, values_in
 from vivace.tensors.randomness import derive
 
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
 REDUCTION = 3
-MOST_REPEATS = 20  # combinations in a row that were tried already
+MOST_REPEATS = 5  # combinations in a row that were tried already
 REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
+
+REPEATED = "repeated"  # metrics under other seeds, by "trial seed"
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -80,6 +84,18 @@ class Journal(JournalFileBackend):
             os.fsync(file.fileno())
 
 
+class Sampler(TPESampler):
+    """Optuna's TPE, told what is searched: else each new one looks through all trials for it."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        super().__init__(seed=seed)
+        self._told = dict(sorted(space.items()))
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
+        """What Optuna calls to know what it draws together: of one objective, all."""
+        return self._told if len(study.directions) == 1 else super().infer_relative_search_space(study, trial)
+
+
 class Study:
     """Asks for trials and is told of them, from any thread. One object for a journal at a time.
 
@@ -97,6 +113,7 @@ class Study:
         self.prunes = setting.epochs >= REDUCTION and len(setting.objectives) == 1
         self._lock = threading.RLock()
         self._trials: dict[int, optuna.trial.Trial] = {}
+        self.path = path
         mend(path)
         with writing(path):
             self._journal = Journal(path)
@@ -112,7 +129,6 @@ class Study:
                 load_if_exists=True,
             )
             self._require_same()
-        self.path = path
         begun = [
             t for t in self.trials() if t.user_attrs.get("code") != REPEATS and t.state != TrialState.WAITING
         ]
@@ -157,14 +173,18 @@ class Study:
             return found
 
     def ask(self, like: Parameters | None = None) -> Asked | None:
-        """A new trial, `like` with these values; None where every combination has been tried."""
+        """A new trial, `like` with these values; None where every combination has been tried.
+
+        Where the sampler draws again and again what has been tried, the first combination that has not.
+        """
         with self._lock, writing(self.path):
-            for _ in range(MOST_REPEATS):
-                if len(self._tried) >= size_of(self.space):
+            for drawn in range(MOST_REPEATS + 1):
+                untried = self._untried(like or {})
+                if untried is None:
                     return None
                 self._study.sampler = self._sampler(len(self.trials()))
-                if like:
-                    self._study.enqueue_trial(like)
+                if values := like if drawn < MOST_REPEATS else untried:
+                    self._study.enqueue_trial(values)
                 trial = self._study.ask()
                 found = Asked(trial.number, self._suggested(trial))
                 if (key := key_of(found.parameters)) not in self._tried:
@@ -175,6 +195,24 @@ class Study:
                 trial.set_user_attr("code", REPEATS)
                 self._study.tell(trial, state=TrialState.FAIL)
             return None
+
+    @property
+    def exhausted(self) -> bool:
+        """Have all combinations been begun?"""
+        return len(self._tried) >= size_of(self.space)
+
+    def _untried(self, like: Parameters) -> Parameters | None:
+        """The first combination with the values of `like` that has not been begun, None where none is left;
+        `like` alone where there is no end of them.
+        """
+        space = {name: one for name, one in self.space.items() if name not in like}
+        if math.isinf(size_of(space)):
+            return like
+        for values in itertools.product(*map(values_in, space.values())):
+            found = {**like, **dict(zip(space, values, strict=True))}
+            if key_of({**self.setting.fixed, **found}) not in self._tried:
+                return found
+        return None
 
     def report(self, number: int, epoch: int, metric: float) -> bool:
         """What a trial reached after an epoch, counted from 1; returns whether it is pruned here."""
@@ -208,6 +246,21 @@ class Study:
         with self._lock, writing(self.path):
             for name, value in facts.items():
                 self._trials[number].set_user_attr(name, value)
+
+    def repeat(self, number: int, seed: int, metric: float) -> None:
+        """What the configuration of a trial reached under another seed."""
+        with self._lock, writing(self.path):
+            self._study.set_user_attr(REPEATED, {**self._repeated, f"{number} {seed}": metric})
+            self._journal.sync()
+
+    def repeated(self) -> dict[tuple[int, int], float]:
+        """By trial and seed what has been noted with `repeat`, in earlier sessions too."""
+        pairs = ((key.split(), metric) for key, metric in self._repeated.items())
+        return {(int(number), int(seed)): metric for (number, seed), metric in pairs}
+
+    @property
+    def _repeated(self) -> dict[str, float]:
+        return dict(self._study.user_attrs.get(REPEATED, {}))
 
     def trials(self) -> list[FrozenTrial]:
         """All of them, as they are now."""
@@ -247,7 +300,7 @@ class Study:
         return {**self.setting.fixed, **found}
 
     def _sampler(self, number: int) -> BaseSampler:
-        return TPESampler(seed=derive(self.setting.seed, "trial", number) % 2**32)
+        return Sampler(self.space, derive(self.setting.seed, "trial", number) % 2**32)
 
     def _pruner(self) -> BasePruner:
         if not self.prunes:
@@ -259,13 +312,27 @@ class Study:
         if before is None:
             self._study.set_user_attr("setting", mine)
             return
-        other = [name for name, value in mine.items() if before.get(name) != value]
-        if other:
-            name = other[0]
-            raise InputError(
-                f"the sweep in '{self.setting.job}' cannot go on: its {name} was {before.get(name)}, now "
-                f"{mine[name]}; give the same, or choose a new folder with --out"
-            )
+        was, now = _by_words(before), _by_words(mine)
+        for name in {**was, **now}:
+            one, other = was.get(name, "not given"), now.get(name, "not given")
+            if one != other:
+                raise InputError(
+                    f"the sweep in '{self.path.parent}' cannot go on: {name} was {range_told(one)}, now "
+                    f"{range_told(other)}; give the same, or choose a new folder with --out"
+                )
+
+
+def _by_words(setting: Mapping[str, Any]) -> dict[str, object]:
+    """What makes a sweep the one that it is, by what a person calls it."""
+    return {
+        "its job": setting["job"],
+        **setting["fixed"],
+        **{name: json_to_distribution(found) for name, found in setting["space"].items()},
+        "its seed": setting["seed"],
+        "its number of epochs": setting["epochs"],
+        "what the metric is weighed against": ", ".join(setting["objectives"][1:]) or "nothing",
+        "--transfer": setting["transfer"] or "not given",
+    }
 
 
 def _suggest(trial: optuna.trial.Trial, name: str, found: Any) -> Any:
@@ -299,9 +366,7 @@ def writing(path: Path) -> Any:
     try:
         yield
     except OSError as error:
-        raise FolderError(
-            f"'{path}' cannot be written ({error.strerror}): the sweep stops here, and goes on with --resume"
-        ) from None
+        raise FolderError(f"'{path}' cannot be written: {error.strerror}") from None
 
 
 def is_number(value: object) -> bool:

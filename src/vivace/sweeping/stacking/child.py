@@ -61,22 +61,20 @@ class StackedTrials:
         self.keepers: dict[int, Keeper] = {}
         self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
 
-    def train(
-        self, trials: list[dict[str, Any]], seed: int, known: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def train(self, trials: list[dict[str, Any]], known: dict[str, Any] | None = None) -> dict[str, Any]:
         """Train trials as one until all have ended, if that is faster; the parent is asked after each epoch.
 
-        A trial is ``{number, parameters, out}``. `known` is what was decided of an earlier stack of this
-        shape, which is not timed again. Returns ``{decision, refused, failed}``: trials that were not trained
-        here by the reason, and those that could not be built by their error.
+        A trial is ``{number, parameters, out, seed}``. `known` is what was decided of an earlier stack of
+        this shape, which is not timed again. Returns ``{decision, refused, failed}``: trials that were not
+        trained here by the reason, and those that could not be built by their error.
         """
-        rows = self._opened(trials, seed)
+        rows = self._opened(trials)
         decision = self._decided(rows, known)
         if decision.fused:
             assert self.stack is not None
             self.kept_at, self.keeping_seconds = time.monotonic(), FIRST_GUESS_SECONDS * len(self.stack.rows)
             while self.stack.rows:
-                self._epoch(self.stack, decision, seed)
+                self._epoch(self.stack, decision)
                 self._keep_all(self.stack)
         return {
             "decision": dataclasses.asdict(decision),
@@ -84,13 +82,13 @@ class StackedTrials:
             "failed": {str(number): error for number, error in self.failed.items()},
         }
 
-    def _opened(self, trials: Sequence[dict[str, Any]], seed: int) -> list[Row]:
+    def _opened(self, trials: Sequence[dict[str, Any]]) -> list[Row]:
         """The rows of one structure among trials, which is that of the first row there ever was."""
         rows = []
         for trial in trials:
             number, parameters = trial["number"], trial["parameters"]
             try:
-                row = Row(number, parameters, self.job(**parameters), self.machine, seed)
+                row = Row(number, parameters, self.job(**parameters), self.machine, trial["seed"])
                 structure = structure_of(row)
                 if self.structure not in (None, structure):
                     raise Refused("its model, loss or optimizer is built otherwise than those of the others")
@@ -160,7 +158,7 @@ class StackedTrials:
         if slots:
             stack.remove(slots)
 
-    def _epoch(self, stack: Stack, decision: Decision, seed: int) -> None:
+    def _epoch(self, stack: Stack, decision: Decision) -> None:
         """Train an epoch of every row, tell the parent, and do as it says."""
         begin, losses = time.monotonic(), None
         every_step = stack.rows[0].job.scheduler_every == "step"
@@ -184,7 +182,7 @@ class StackedTrials:
         self.refused, self.failed = {}, {}
         answer = ask_parent(question)
         leaving = [one["number"] for one in told if one["ended"] or one["error"]] + answer["prune"]
-        self._change(stack, leaving, self._opened(answer["join"], seed))
+        self._change(stack, leaving, self._opened(answer["join"]))
 
     def _change(self, stack: Stack, leaving: Sequence[int], joining: list[Row]) -> None:
         """Rows leave, and others take their places."""
