@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.errors import Refused
@@ -145,7 +146,7 @@ def _seen(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
     if not type(module).forward.__module__.startswith("torch."):
         return call
 
-    def run(*inputs: Any, **named: Any) -> Any:
+    def run(_: nn.Module, *inputs: Any, **named: Any) -> Any:
         return call(*inputs, **named)
 
-    return run
+    return MethodType(run, module)
