@@ -17,7 +17,8 @@
 #
 # No .venv: python3 (or PYTHON=...) with torch, torchvision and scikit-learn. What Vivace needs beside them and
 # is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR; torchao too,
-# without which nothing is tried in float8.
+# without which nothing is tried in float8. `python benchmarks/gpu/ahead.py wheels`, run before on any machine with
+# the same torch, compiles Vivace's kernels into that folder too: minutes that no GPU has to wait.
 #
 # Where GPUs are lent by the command, DIR comes back with each; bring it along with the next:
 #
@@ -53,6 +54,7 @@ if [ -n "$wheels" ]; then
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \
         --target "$site" "$wheels"/*.whl
     export PYTHONPATH="$PYTHONPATH:$site"
+    [ ! -f "$wheels/kernels.tar.gz" ] || "$python" benchmarks/gpu/ahead.py "$wheels" --unpack
 fi
 "$python" benchmarks/gpu/needs.py
 export PYTHONUNBUFFERED=1

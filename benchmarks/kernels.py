@@ -1,9 +1,11 @@
 """Compile Vivace's Triton kernels ahead of time for GPUs that need not be there: what each takes of a chip.
 
-    python benchmarks/kernels.py [sm_80 sm_90 gfx942 ...]
+    python benchmarks/kernels.py [sm_80 sm_90 sm_100 sm_120 gfx942 ...]
 
 Registers, spills and shared memory come from the assembler's own report, the width of memory accesses from
-its machine code. Writes a record; exit code 1 where a kernel does not compile, or spills.
+its machine code. `issue_share` is a model: of the time that an H200's memory takes for a kernel's bytes, at
+the rate measured there, the share in which instructions are issued, one a clock and scheduler. Near 1 they
+set the pace, and not the memory. Writes a record; exit code 1 where a kernel does not compile, or spills.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +40,14 @@ from vivace.techniques.untried.fused_batchnorm.kernels import (
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 WIDTHS = {"64", "128", "U8", "S8", "U16", "S16"}  # of an access in NVIDIA's machine code; the others have 32
+# An H200: processors by schedulers, the clock that its 989 TFLOP/s are told for, bytes/s as measured there.
+ISSUED_A_SECOND, BYTES_A_SECOND = 132 * 4 * 1.83e9, 4.3e12
+LANES = 32
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF = ("x_ptr", "residual_ptr", "y_ptr", "gradient_ptr", "residual_gradient_ptr", "x_gradient_ptr")
 HALF += ("again_ptr", "other_ptr", "other_gradient_ptr")
@@ -165,13 +173,28 @@ def facts_of(kernel: Any, constants: dict[str, Any], target: str) -> dict[str, A
     except Exception as error:  # the next kernel must come
         return {"error": str(error).strip().splitlines()[-1][:300]}
     facts = {"shared_bytes": compiled.metadata.shared, "warps": compiled.metadata.num_warps}
-    if target.startswith("sm"):
-        return facts | of_nvidia(compiled.asm["cubin"])
-    return facts | of_amd(compiled.asm["amdgcn"])
+    if not target.startswith("sm"):
+        return facts | of_amd(compiled.asm["amdgcn"])
+    modelled = target == "sm_90"  # an H200 is one
+    return facts | of_nvidia(compiled.asm["cubin"], bytes_of_tile(kernel, constants) / warps * modelled)
 
 
-def of_nvidia(cubin: bytes) -> dict[str, Any]:
-    """Registers, local memory (where spills go), and how many global accesses of each width there are."""
+def bytes_of_tile(kernel: Any, constants: dict[str, Any]) -> float:
+    """What a tile of a large kernel reads and writes of feature maps and their masks; 0 for other kernels."""
+    absent = {name for name, value in constants.items() if value is None}
+    absent |= set() if constants.get("RESIDUAL", True) else {"residual_ptr"}
+    absent |= {"other_gradient_ptr"} if "other_ptr" in absent else set()
+    maps = [name for name in kernel.arg_names if name in HALF and name not in absent]
+    masked = "mask_ptr" in kernel.arg_names and constants["ACTIVATION"].startswith("relu")
+    is_large = maps and kernel is not product_forward.statistics_mm
+    return tiles.TILE * (2 * len(maps) + masked / 8) if is_large else 0.0
+
+
+def of_nvidia(cubin: bytes, moved: float) -> dict[str, Any]:
+    """Registers, local memory (where spills go), and how many global accesses of each width there are.
+
+    Where a warp moves so many bytes of a tile, and not 0, also `issue_share`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder, "kernel.cubin")
         binary.write_bytes(cubin)
@@ -179,23 +202,30 @@ def of_nvidia(cubin: bytes) -> dict[str, Any]:
             subprocess.run([OBJDUMP, option, binary], capture_output=True, text=True, check=True).stdout
             for option in ("--dump-resource-usage", "--dump-sass")
         )
-    found = re.findall(r"\b(LDGSTS|LDG|STG)\.E((?:\.\w+)*)", code)  # the first goes into shared memory
-    bits = [(kind, WIDTHS.intersection(options.split("."))) for kind, options in found]
-    widths = collections.Counter(f"{kind}{min(one).lstrip('US') if one else 32}" for kind, one in bits)
-    return {
+    every = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)]
+    jumps = [(at, re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)) for at, text in every]
+    loops = [range(int(to[1], 16), at + 1) for at, to in jumps if to and int(to[1], 16) < at]
+    whole, looped = [text for _, text in every], [t for at, t in every if any(at in loop for loop in loops)]
+    found = {
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
-        "barriers_in_loops": _barriers_in_loops(code),
+        "barriers_in_loops": sum("BAR.SYNC" in text for text in looped),
         "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),
-        "accesses_by_bits": dict(sorted(widths.items())),
+        "accesses_by_bits": dict(sorted(_accesses(whole).items())),
     }
+    if moved:
+        # A loop may do several tiles at a turn; what belongs to channels is read outside of it.
+        again = sum(int(re.sub(r"\D", "", key)) / 8 * LANES * n for key, n in _accesses(looped).items())
+        issued = len(looped if again else [text for text in whole if "NOP" not in text])
+        share = issued / ISSUED_A_SECOND * BYTES_A_SECOND / (again or moved)
+        found["issue_share"] = round(share, 2)
+    return found
 
 
-def _barriers_in_loops(code: str) -> int:
-    """Barriers of the whole program between a jump backwards and where it leads."""
-    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)
-    jumps = [(int(at, 16), re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)) for at, text in lines]
-    loops = [range(int(to[1], 16), at) for at, to in jumps if to]
-    return sum("BAR.SYNC" in text and any(int(at, 16) in loop for loop in loops) for at, text in lines)
+def _accesses(lines: Iterable[str]) -> collections.Counter[str]:
+    """Global accesses by kind and bits."""
+    found = re.findall(r"\b(LDGSTS|LDG|STG)\.E((?:\.\w+)*)", "\n".join(lines))  # the first into shared memory
+    bits = [(kind, WIDTHS.intersection(options.split("."))) for kind, options in found]
+    return collections.Counter(f"{kind}{min(one).lstrip('US') if one else 32}" for kind, one in bits)
 
 
 def of_amd(code: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ SECONDS = {
     "exporting/test_layers": 90,
     "compressing/test_further": 90,
     "verifying/test_masks_and_noise": 85,
+    "benchmarks/test_kernels": 75,
     "verifying/test_ranks": 70,
     "sweeping/test_sweep": 65,
     "verifying/test_verify": 65,

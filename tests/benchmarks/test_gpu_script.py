@@ -128,6 +128,21 @@ def test_bad_input_is_one_sentence(tmp_path):
     assert "there is no folder" in done.stderr
 
 
+@pytest.mark.parametrize("brought", [False, True])
+def test_kernels_among_the_wheels_are_unpacked_before_anything_runs(tmp_path, brought):
+    """A Python that only notes what it is asked to run stands for the machine's."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    python.chmod(0o755)
+    (tmp_path / "a.whl").touch()
+    if brought:
+        (tmp_path / "kernels.tar.gz").touch()
+    assert run("--wheels", tmp_path, python=python).returncode == 0
+    asked = [line.split()[0] for line in log.read_text().splitlines()]
+    unpacking = ["benchmarks/gpu/ahead.py"] if brought else []
+    assert asked == ["-m", *unpacking, "benchmarks/gpu/needs.py", "benchmarks/gpu"]
+
+
 def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
     book = module("book")
     part = book.Book(tmp_path, "speed", 60, FACTS)

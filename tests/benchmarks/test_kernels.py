@@ -15,11 +15,16 @@ MOST_REGISTERS = {
     "batch_norm_backward_apply": 112,
     "statistics_mm": 255,  # one program: its numbers on the way hide what memory takes
 }
-BARRIERS = {"statistics_mm": 6}  # in a loop: for the inputs in shared memory, and the result's way out
+# On newer chips three programs of the statistics fit, not four.
+MORE_REGISTERS = {"sm_100": {"batch_norm_statistics": 80}, "sm_120": {"batch_norm_statistics": 72}}
+# In a loop: for the inputs in shared memory, and the result's way out, on sm_100 through a memory of its own.
+BARRIERS = {"sm_100": 55}
+PRODUCT_BARRIERS = 6
+MOST_ISSUED = 0.95  # of the time that an H200's memory takes; beyond, instructions would set the pace
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])
 def test_kernels_keep_to_what_a_processor_has(monkeypatch, target):
     pytest.importorskip("triton")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -31,15 +36,19 @@ def test_kernels_keep_to_what_a_processor_has(monkeypatch, target):
     for name in ("kernels", "_record"):
         sys.modules.pop(name, None)
     assert "batch_norm_backward_sums two_norms_relu_read_twice" in found
+    most = MOST_REGISTERS | MORE_REGISTERS.get(target, {})
     for name, facts in found.items():
+        kernel = name.partition(" ")[0]
         assert "error" not in facts, (name, facts)
         assert facts["spilled_bytes"] == 0, (name, facts)
-        assert facts["registers"] <= MOST_REGISTERS[name.partition(" ")[0]], (name, facts)
-        assert facts["barriers_in_loops"] <= BARRIERS.get(name.partition(" ")[0], 0), (name, facts)
-        if name.startswith("statistics_mm"):
-            assert {"LDGSTS128", "STG128"} <= set(facts["accesses_by_bits"]), (name, facts)
+        assert facts["registers"] <= most[kernel], (name, facts)
+        bits = set(facts["accesses_by_bits"])
+        if kernel == "statistics_mm":
+            assert {"LDG128"} <= bits or {"LDGSTS128", "STG128"} <= bits, (name, facts)
+            assert facts.get("barriers_in_loops", 0) <= BARRIERS.get(target, PRODUCT_BARRIERS), (name, facts)
             continue
+        assert not facts.get("barriers_in_loops"), (name, facts)
+        assert facts.get("issue_share", 0) <= MOST_ISSUED, (name, facts)
         wide = {"LDG128"} | ({"STG128"} if "apply" in name else set())
-        assert wide <= set(facts["accesses_by_bits"]), (name, facts)
         # Bits of masks and numbers of a channel are the only others.
-        assert set(facts["accesses_by_bits"]) <= {"LDG128", "STG128", "LDG8", "STG8", "STG32"}, (name, facts)
+        assert wide <= bits <= {"LDG128", "STG128", "LDG8", "STG8", "STG32"}, (name, facts)

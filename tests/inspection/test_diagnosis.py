@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from vivace.inspection import gather
 from vivace.inspection.diagnosis import diagnose, torch_trains_on, version_of
-from vivace.inspection.facts import Facts, TorchBuild
+from vivace.inspection.facts import NOT_ASKED, Facts, TorchBuild
 from vivace.inspection.nvidia import Gpu, Nvidia, visible
 from vivace.machine import Device
 
@@ -17,6 +18,7 @@ CPU_ONLY = TorchBuild("2.15.0+cpu")
 ROCM = TorchBuild("2.15.0+rocm7", hip="7.0")
 XPU = TorchBuild("2.15.0+xpu", xpu="2025.2")
 BUS = (("nvidia", "0000:01:00.0"),)
+NO_NVML = "NVML Shared Library Not Found"
 INTEL = (("intel", "0000:03:00.0"),)
 AMD = Device("cuda", "AMD Instinct MI300X", 192 * 2**30, ("gfx942",))
 
@@ -64,12 +66,12 @@ CASES = {
         "restart the machine",
     ),
     "container without the card": (
-        broken("NVML Shared Library Not Found", bus=BUS, nvidia_module="580.1"),
+        broken(NO_NVML, bus=BUS, nvidia_module="580.1"),
         "container was not given it",
         "--gpus all",
     ),
     "no driver": (
-        broken("NVML Shared Library Not Found", bus=BUS),
+        broken(NO_NVML, bus=BUS),
         "its driver is not loaded",
         "modprobe nvidia",
     ),
@@ -84,13 +86,18 @@ CASES = {
         "may not open /dev/nvidiactl",
         "group",
     ),
+    "container without the library that names GPUs": (
+        broken(NO_NVML, nodes=frozenset({"nvidiactl"})),
+        "(NVML), which names the GPUs, is not here",
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
     "driver does not answer": (
         broken("Unknown Error", bus=BUS, nvidia_module="580.1", nodes=frozenset({"nvidiactl"})),
         "580.1 does not answer: Unknown Error",
         "nvidia-smi",
     ),
     "WSL without a driver": (
-        broken("NVML Shared Library Not Found", nodes=frozenset({"dxg"})),
+        broken(NO_NVML, nodes=frozenset({"dxg"})),
         "Windows offers a GPU",
         "wsl --shutdown",
     ),
@@ -164,8 +171,8 @@ def test_a_mismatch_is_named_with_its_next_step(facts, problem, step):
 @pytest.mark.parametrize(
     "facts",
     [
-        Facts(CUDA_13, Nvidia(error="NVML Shared Library Not Found")),
-        Facts(None, Nvidia(error="NVML Shared Library Not Found")),
+        Facts(CUDA_13, Nvidia(error=NO_NVML)),
+        Facts(None, Nvidia(error=NO_NVML)),
         Facts(CUDA_13, bus=(("intel", "0000:00:02.0"),)),
         Facts(CUDA_13, bus=(("amd", "0000:00:08.0"),)),
         with_driver(),
@@ -184,6 +191,22 @@ def test_a_mismatch_is_named_with_its_next_step(facts, problem, step):
 )
 def test_a_machine_in_order_has_no_finding(facts):
     assert diagnose(facts, {"shared_memory_bytes": 2**33, "open_files": 65536}) == ()
+
+
+BROKEN = [name for name, (facts, *_) in CASES.items() if facts.nvidia.error and facts.nvidia != NOT_ASKED]
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_gpu_that_the_driver_does_not_name_is_missed_aloud(monkeypatch, case):
+    """Each verb tells what keeps a job from the GPU, unless it was hidden on purpose."""
+    facts, problem, _ = CASES[case]
+    monkeypatch.setattr(gather, "gather_facts", lambda: facts)
+    told = gather.inspect().passed_over
+    assert told.startswith("training on the processor, not on the NVIDIA GPU: ")
+    assert problem in told
+    hidden = dataclasses.replace(facts, hiding={"CUDA_VISIBLE_DEVICES": ""})
+    monkeypatch.setattr(gather, "gather_facts", lambda: hidden)
+    assert gather.inspect().passed_over == ""
 
 
 def test_narrow_limits_are_findings():

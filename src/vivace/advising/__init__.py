@@ -2,5 +2,5 @@
 
 from vivace.advising.advice import Advice as Advice
 from vivace.advising.command import answer as answer
-from vivace.advising.command import answer_on_software as answer_on_software
+from vivace.advising.command import on_software as on_software
 from vivace.advising.ranking import advise as advise

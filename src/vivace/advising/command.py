@@ -52,7 +52,7 @@ def answer(
     return advice.exit_code
 
 
-def answer_on_software(
+def on_software(
     subject: str | None,
     card: str | None,
     options: dict[str, Any],

@@ -508,7 +508,7 @@ def advise(
     Exit code 1 if none meets budget and deadline, or no record tells of the job.
     """
     with screen(as_json, quiet, debug, device) as shown:
-        from vivace.advising import answer, answer_on_software
+        from vivace.advising import answer, on_software
 
         options = {
             "epochs": epochs,
@@ -529,9 +529,7 @@ def advise(
             "out": out,
         }
         if software or records is not None:
-            shown.exit_code = answer_on_software(
-                job, on, options, records, shown, asked=software, details=details
-            )
+            shown.exit_code = on_software(job, on, options, records, shown, asked=software, details=details)
         else:
             shown.exit_code = answer(job, on, options, shown, details=details)
 

@@ -98,7 +98,11 @@ def _cuda(facts: Facts) -> Backend:
             f", CUDA up to {facts.nvidia.cuda[0]}.{facts.nvidia.cuda[1]}" if facts.nvidia.cuda else ""
         )
         return Backend("cuda", tuple(g.device.name for g in shown), serves, reason=reason)
-    if not facts.on_bus("nvidia") and not facts.nvidia_module and "dxg" not in facts.nodes:
+    if (
+        not facts.on_bus("nvidia")
+        and not facts.nvidia_module
+        and facts.nodes.isdisjoint(("dxg", "nvidiactl"))
+    ):
         return Backend("cuda", reason="no NVIDIA GPU")
     return Backend("cuda", reason=f"the driver does not answer: {facts.nvidia.error}")
 

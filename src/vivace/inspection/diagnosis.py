@@ -38,6 +38,11 @@ def torch_trains_on(facts: Facts, device: Device, vendor: str) -> bool:
     return bool(facts.torch.hip) and "kfd" in facts.nodes - facts.closed_nodes
 
 
+def nvidia_is_out_of_reach(facts: Facts) -> bool:
+    """Is there an NVIDIA GPU that the driver does not name? `diagnose` then says why, first of all."""
+    return any(True for _ in _nvidia_driver(facts))
+
+
 def version_of(text: str) -> tuple[int, int]:
     """Major and minor of a version; 0 for what is not there."""
     numbers = [int(word) for word in re.findall(r"\d+", text)[:2]]
@@ -46,7 +51,8 @@ def version_of(text: str) -> tuple[int, int]:
 
 def _nvidia_driver(facts: Facts) -> Iterator[Finding]:
     """The card is there and its driver does not answer."""
-    error, present = facts.nvidia.error, facts.on_bus("nvidia") or facts.nvidia_module
+    error = facts.nvidia.error
+    present = facts.on_bus("nvidia") or facts.nvidia_module or "nvidiactl" in facts.nodes
     if not error:
         return
     if "dxg" in facts.nodes and "libcuda" not in facts.libraries:
@@ -72,6 +78,11 @@ def _nvidia_driver(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "an NVIDIA GPU is on the bus, and its driver is not loaded",
             "install NVIDIA's driver, or load it: sudo modprobe nvidia",
+        )
+    elif present and "Not Found" in error:
+        yield Finding(
+            "NVIDIA's management library (NVML), which names the GPUs, is not here",
+            "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; else install the whole driver",
         )
     elif present:
         yield Finding(

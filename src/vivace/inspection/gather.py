@@ -14,7 +14,7 @@ from pathlib import Path
 from vivace import torch_internals
 from vivace.errors import InputError
 from vivace.inspection.backends import backends
-from vivace.inspection.diagnosis import diagnose, torch_trains_on, version_of
+from vivace.inspection.diagnosis import diagnose, nvidia_is_out_of_reach, torch_trains_on, version_of
 from vivace.inspection.facts import Facts, gather_facts
 from vivace.inspection.limits import gather_limits, read
 from vivace.inspection.limits import usable_cores as usable_cores
@@ -35,6 +35,7 @@ CPU_FEATURES = (
     "bf16",
     "sve",
 )
+HIDES_ALL = ("", "-1")  # in CUDA_VISIBLE_DEVICES
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)  # that Vivace was tried with
 
@@ -79,13 +80,17 @@ def require_torch() -> None:
 
 def _gpus(facts: Facts) -> list[Device]:
     """The GPUs that a process sees, and whether a job can train on them."""
-    shown = [gpu.device for gpu in visible(facts.nvidia.gpus, facts.hiding.get("CUDA_VISIBLE_DEVICES"))]
+    choice = facts.hiding.get("CUDA_VISIBLE_DEVICES")
+    shown = [gpu.device for gpu in visible(facts.nvidia.gpus, choice)]
     if any("mig" in device.features for device in shown):
         shown = shown[:1]  # CUDA shows a process one instance
     found = [(device, "nvidia") for device in shown]
     if not facts.amd_is_hidden:
         found += [(device, "amd") for device in facts.amd_gpus]
-    not_yet = [Device("xpu", "Intel GPU", 0, served=False)] * facts.intel_gpus
+    not_yet = []
+    if nvidia_is_out_of_reach(facts) and choice not in HIDES_ALL:
+        not_yet.append(Device("cuda", "NVIDIA GPU", 0, served=False))
+    not_yet += [Device("xpu", "Intel GPU", 0, served=False)] * facts.intel_gpus
     not_yet += [Device("mps", "Apple GPU", 0, served=False)] * facts.apple_gpus
     return [
         *(dataclasses.replace(one, served=torch_trains_on(facts, one, vendor)) for one, vendor in found),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.errors import Refused
 from vivace.job import Batch
@@ -13,6 +14,9 @@ from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.operators import MATRIX_CLASSES
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Compile(Technique):
         how: Any = {"options": compiler.options_of(self.mode) | own} if own else {"mode": self.mode}
         # Hooks gather a block's weights around its forward, and are not to be traced.
         name = "forward" if sharded else COMPILED_CALL
-        plain = [m.forward if sharded else plain_call(m) for m in modules]
+        plain = [m.forward if sharded else _seen(m, plain_call(m)) for m in modules]
         compiled = [torch.compile(one, dynamic=self.dynamic, **how) for one in plain]
 
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
@@ -132,3 +136,17 @@ class Compile(Technique):
         shares = profile.operator_shares
         fusible = sum(share for name, share in shares.items() if name not in MATRIX_CLASSES)
         return (0.8, 1 / (1 - 0.7 * min(1.0, fusible) - 0.1 * (1 - min(1.0, fusible))))
+
+
+def _seen(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's call, of a class of torch's own from a function that is not torch's.
+
+    torch 2.11 looks past frames of its own files, so that of an `nn.Sequential` nothing would be compiled.
+    """
+    if not type(module).forward.__module__.startswith("torch."):
+        return call
+
+    def run(_: nn.Module, *inputs: Any, **named: Any) -> Any:
+        return call(*inputs, **named)
+
+    return MethodType(run, module)
