@@ -85,6 +85,10 @@ WORDS = {
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
         "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
         "error": "Predicted against measured length of a whole training with the plan, largest error",
+        "beside": "{count} jobs tuned beside {load} processes that compute all the time, `--budget fast`: "
+        "plans at least 0.95 times as fast as those found alone",
+        "right": "{right} of {count}",
+        "wrong": "; not: {names}",
         "total": "`{job}` trained whole: without the plan, with it",
         "accuracy": "{count} recipes trained to the end, whole time: the plan over strict fp32, "
         "geometric mean",
@@ -166,6 +170,10 @@ WORDS = {
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
         "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
         "error": "使用方案的完整训练：预测时长与实测时长的最大误差",
+        "beside": "{count} 个任务在另有 {load} 个进程持续计算时以 `--budget fast` 调优："
+        "速度不低于独自调优所得方案 0.95 倍的",
+        "right": "{count} 个中的 {right} 个",
+        "wrong": "；未达到：{names}",
         "total": "完整训练 `{job}`：不用方案、使用方案",
         "faults": "训练可能遇到的 {count} 类故障，每类由相应的测试验证",
         "accuracy": "{count} 个任务完整训练：方案相对严格 fp32 的总用时加速，几何平均",
@@ -411,6 +419,15 @@ def totals(record: dict, file: str) -> Iterator[Row]:
         yield words["total"].format(job=name), f"{strict:.1f} s, {plan:.1f} s"
 
 
+def busy(record: dict, file: str) -> Iterator[Row]:
+    """Plans that were found while others used the machine, held against those found alone."""
+    words, count = WORDS[file], record["of"]
+    names = ", ".join(f"`{name}`" for name, job in record["jobs"].items() if not job["right"])
+    told = words["right"].format(right=record["right"], count=count)
+    told += words["wrong"].format(names=names) if names else ""
+    yield words["beside"].format(count=count, load=record["load"]), told
+
+
 def accuracy(record: dict, file: str) -> Iterator[Row]:
     """Whole trainings under the plan against strict fp32: time, and whether the metric is the same."""
     words = WORDS[file]
@@ -501,6 +518,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "conv_gemm": conv_gemm,
     "compress": compress,
     "totals": totals,
+    "busy": busy,
     "accuracy": accuracy,
     "faults": faults,
     "scripts": script,
