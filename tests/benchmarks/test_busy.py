@@ -1,12 +1,9 @@
 """Tuning beside others: what counts as the right plan, and that the others are really there."""
 
-import types
-
 import busy
 import psutil
 import pytest
 
-from vivace.ledger import Outcome, Ratio
 from vivace.plan import Plan
 
 GOOD, FAIR = Plan.from_dict({"channels_last": {}}), Plan.from_dict({"host_allocator": {}})
@@ -27,13 +24,11 @@ def test_right_is_what_is_as_fast_as_the_plan_that_was_found_alone(
 ):
     plans = [GOOD, beside]
 
-    def tune(reference, *, budget, out):
-        outcome = Outcome.FASTER
-        return types.SimpleNamespace(
-            plan=plans.pop(0), outcome=outcome, speedup=Ratio(2.0, 1.9, 2.1), seconds=120.0, trials=[]
-        )
+    def tuned(reference, budget, out):
+        told = {"outcome": "faster", "speedup": {"estimate": 2.0}, "seconds": 120.0, "trials": []}
+        return told | {"plan": plans.pop(0).to_dict()}
 
-    monkeypatch.setattr(busy.vivace, "tune", tune)
+    monkeypatch.setattr(busy, "tuned", tuned)
     monkeypatch.setattr(busy, "busy", lambda load: busy.contextlib.nullcontext())
     monkeypatch.setattr(busy, "speed", lambda _, plan: {"estimate": speeds[plan]})
     row = busy.row_of("gpt", tmp_path, "fast", 4)
