@@ -81,6 +81,12 @@ def test_a_technique_whose_settings_are_empty_is_shown(ledger, tune_folder):
     assert all(name in shown(tune_folder(ledger)) for name in result["plan"])
 
 
+@pytest.mark.parametrize("loss", [1.6e308, 9e307, 2.2e-313, 1e-200, -1e300])
+def test_a_loss_at_the_ends_of_what_floats_hold_is_no_error(loss, ledger, tune_folder):
+    (index,) = [i for i, record in enumerate(ledger) if "curves" in record]
+    assert "<html" in shown(tune_folder(changed(ledger, (index, "curves", "reference", 0), loss)))
+
+
 @pytest.mark.fault(41)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

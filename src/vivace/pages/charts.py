@@ -39,6 +39,8 @@ _NICE_RATIOS = (
     100.0,
 )
 
+SMALLEST = 1e-150  # that is not drawn as zero
+
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
@@ -278,8 +280,8 @@ def lines(
     Losses that fall far are drawn on a logarithmic axis; `origin` draws from zero; `ticks` are places across
     that are labelled in place of round ones.
     """
-    places = [real(step) for step in steps]
-    values = [v for line in (*series.values(), *band) for v in map(real, line) if v is not None]
+    places = [_drawn(step) for step in steps]
+    values = [v for line in (*series.values(), *band) for v in map(_drawn, line) if v is not None]
     known = [place for place in places if place is not None]
     if not values or not known:
         return None
@@ -452,11 +454,19 @@ def _points(
     places: Sequence[float | None], values: Sequence[Any], across: Scale, up: Scale
 ) -> list[tuple[int, int] | None]:
     points: list[tuple[int, int] | None] = []
-    for place, value in zip(places, map(real, values), strict=False):
+    for place, value in zip(places, map(_drawn, values), strict=False):
         missing = place is None or value is None
         points.append(None if missing else _point(place or 0.0, value or 0.0, across, up))
     every = math.ceil(len(points) / MOST_POINTS) or 1
     return points[::every] + (points[-1:] if every > 1 else [])
+
+
+def _drawn(value: Any) -> float | None:
+    """A number that has a place on an axis: none beyond what the axis's own arithmetic can hold."""
+    found = real(value)
+    if found is None or abs(found) > 1 / SMALLEST:
+        return None
+    return found if abs(found) > SMALLEST else 0.0
 
 
 def _point(place: float, value: float, across: Scale, up: Scale) -> tuple[int, int]:
@@ -500,7 +510,7 @@ def axis_of(name: str, values: Sequence[Any], tell: Callable[[Any], str]) -> Coo
     """The axis of values: numbers by size, logarithmic where all are above 0 and far apart; else one place
     for each value, in order of their texts.
     """
-    numbers = [found for found in map(real, values) if found is not None]
+    numbers = [found for found in map(_drawn, values) if found is not None]
     if len(numbers) < len(values):
         kinds = sorted({tell(value) for value in values})
         scale = linear(0.0, float(max(1, len(kinds) - 1)))

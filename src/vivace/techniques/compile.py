@@ -143,7 +143,7 @@ def _seen(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
 
     torch 2.11 looks past frames of its own files, so that of an `nn.Sequential` nothing would be compiled.
     """
-    if not type(module).forward.__module__.startswith("torch."):
+    if not (getattr(type(module).forward, "__module__", "") or "").startswith("torch."):
         return call
 
     def run(_: nn.Module, *inputs: Any, **named: Any) -> Any:
