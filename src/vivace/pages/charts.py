@@ -461,7 +461,7 @@ def _points(
     return points[::every] + (points[-1:] if every > 1 else [])
 
 
-def _drawn(value: Any) -> float | None:
+def _drawn(value: object) -> float | None:
     """A number that has a place on an axis: none beyond what the axis's own arithmetic can hold."""
     found = real(value)
     if found is None or abs(found) > 1 / SMALLEST:

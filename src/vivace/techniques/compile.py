@@ -146,7 +146,7 @@ def _seen(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
     if not (getattr(type(module).forward, "__module__", "") or "").startswith("torch."):
         return call
 
-    def run(_: nn.Module, *inputs: Any, **named: Any) -> Any:
+    def run(_: nn.Module, *inputs: object, **named: object) -> Any:
         return call(*inputs, **named)
 
     return MethodType(run, module)
