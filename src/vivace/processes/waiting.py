@@ -9,7 +9,7 @@ from pathlib import Path
 
 LOOK_SECONDS = 0.1
 BUSY_SHARE = 0.3  # of our cores, computing for others
-# Turns, about half a millisecond. GNU's OpenMP takes 300,000, and so keeps a core for longer than the kernel
+# Turns. GNU's OpenMP takes 300,000, and so keeps a core for longer than the kernel
 # leaves one to anybody, while the thread that it waits for has none.
 SHORT = {"GOMP_SPINCOUNT": "10000"}
 OWN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # where the person has decided
