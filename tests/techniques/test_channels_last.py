@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
@@ -26,6 +27,36 @@ def test_weights_and_batches_are_reordered_and_weights_are_set_back():
         assert inputs.is_contiguous(memory_format=torch.channels_last)
         assert labels.dim() == 1
     assert weight.is_contiguous()
+
+
+@pytest.mark.parametrize(("channels", "pixels"), [(1, 8), (3, 8)])
+def test_all_maps_and_their_gradients_lie_in_one_order(channels, pixels):
+    """Also those of grey images, whose memory is in either order: a layer that gets both is slow."""
+    images, labels = torch.randn(4, channels, pixels, pixels), torch.zeros(4, dtype=torch.int64)
+    blocks = [
+        nn.Sequential(nn.Conv2d(of, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for of in (channels, 8)
+    ]
+    model = nn.Sequential(*blocks, nn.Upsample(scale_factor=4), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    norms = [block[1] for block in blocks]
+    found = []
+
+    def note(module, arguments, result):
+        found.append(result)
+        result.register_hook(found.append)
+
+    for norm in norms:
+        norm.register_forward_hook(note)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    before = [p.stride() for p in model.parameters()]
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    with attach(Plan([ChannelsLast()]), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step((images, labels))
+    like = torch.empty(4, 8, pixels, pixels).to(memory_format=torch.channels_last)
+    assert [map.stride() for map in found] == [like.stride()] * 4
+    assert [p.stride() for p in model.parameters()] == before
 
 
 def test_refuses_a_model_without_images():
