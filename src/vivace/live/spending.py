@@ -87,9 +87,8 @@ class Spending:
 
     def begins(self, step_seconds: float, seconds_left: float = math.inf) -> bool:
         """May the first of a search be spent, and is enough left of the run for the rest of it?"""
-        begin = BEGIN_STEPS * step_seconds
-        is_worth = self.is_free or seconds_left >= PATIENCE * (LEAST_SECONDS + begin)
-        return is_worth and self.affords(IMPORT_SECONDS + begin, step_seconds)
+        is_worth = self.is_free or seconds_left >= least_seconds(step_seconds)
+        return is_worth and self.affords(IMPORT_SECONDS + BEGIN_STEPS * step_seconds, step_seconds)
 
     def steps_until(self, seconds: float, step_seconds: float) -> int:
         """Steps until so many seconds more may be spent, about, and at least 1."""
@@ -106,6 +105,11 @@ class Spending:
 
 def _start(step_seconds: float) -> float:
     return max(START_SECONDS, search_seconds(step_seconds))
+
+
+def least_seconds(step_seconds: float) -> float:
+    """What must be left of a run, for a search to be begun."""
+    return PATIENCE * (LEAST_SECONDS + BEGIN_STEPS * step_seconds)
 
 
 def search_seconds(step_seconds: float) -> float:
