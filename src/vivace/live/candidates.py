@@ -14,7 +14,7 @@ from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
-OF_CALLS = ("channels_last", "bf16_autocast")  # act on the call of a model
+OF_CALLS = ("channels_last", "bf16_autocast", "compile")  # act on the call of a model
 
 
 def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> list[list[Technique]]:

@@ -65,9 +65,11 @@ class Loop:
     ) -> None:
         self.errand, self.tell, self.total_steps = errand, tell, total_steps
         self.clock = clock or Clock()
-        is_free = errand.search_seconds is not None
         self.spending = Spending(
-            self.clock, is_free=is_free, coming=self._seconds_to_come, waited=errand.launch_seconds
+            self.clock,
+            free_seconds=errand.search_seconds,
+            coming=self._seconds_to_come,
+            waited=errand.launch_seconds,
         )
         self.length = Length()
         self.guard = Guard(self._give_up)
