@@ -1,4 +1,4 @@
-"""A model is compiled on copies of a step, once, in a run that is long enough, and then acts on its own steps."""
+"""A model is compiled on copies of a step, once, in a long enough run, and then acts on its own steps."""
 
 import pytest
 import torch
