@@ -448,7 +448,7 @@ def verify(
 ) -> None:
     """Is it the same model under a plan, or after an edit?
 
-    Exit code 1 if not.
+    Exit code 1 if not, or if that cannot be told.
     """
     with screen(as_json, quiet, debug, device, one_speaks=True, forks=True) as out:
         from vivace.command.progress import VerifyProgress

@@ -45,7 +45,7 @@ def compress(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="train further, such as 10min: for int8 where it loses too much, and pruned",
+            help="train further for so long, such as 10min: for int8 where it loses too much, and pruned",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
