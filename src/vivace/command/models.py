@@ -45,7 +45,7 @@ def compress(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="train further, such as 10min: for int8 where it loses too much, and pruned",
+            help="train further for so long, such as 10min: for int8 where it loses too much, and pruned",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
@@ -94,7 +94,10 @@ def export(
         Path | None, typer.Argument(metavar="DIR", help="--out of a compress or a train; or give --plan")
     ] = None,
     to: Annotated[
-        str, typer.Option(help="a runtime: onnx, openvino, aoti, torch; words: torch, transformers, ...")
+        str,
+        typer.Option(
+            help="of DIR: onnx, openvino, aoti, torch; of --plan: torch, transformers, lightning, accelerate"
+        ),
     ] = "torch",
     plan: Annotated[
         str | None, typer.Option(metavar="P", help="print a plan as the Python of torch or a trainer")
