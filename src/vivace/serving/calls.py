@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,15 @@ from vivace.job import Job
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, tensors
+from vivace.training.evaluation import finite
 
-MOST_BYTES = 2**30  # of inputs and outputs that are kept
+MOST_BYTES = 2**30  # of the batches that are kept, and of what the model returns for them
 INPUTS = "inputs.npz"
 FACTS = "calls.json"
+NEVER_CALLED = (
+    "the job's metric never calls the model that it is given (it may call one of its parts or methods "
+    "instead): write metric=(model, batches) so that it calls model(...)"
+)
 
 
 @dataclasses.dataclass
@@ -73,15 +79,49 @@ class Recording:
 def record(job: Job, model: nn.Module, most_batches: int | None = None) -> Recording:
     """Run the job's metric on its validation data, batch by batch, and keep what it calls the model with.
 
-    Raises JobError where the job has no metric or it fails, Refused where the metric never calls the model,
-    or calls it with other things on the second run (its calls must not depend on random numbers).
+    A metric that ends before its data do is taken at its word.
+
+    Raises JobError where the job has no metric, it fails or is no finite number, or there is no sample;
+    Refused where the metric does not call the model for each batch that it takes, before the next one.
     """
+    batches, whole = _batches(job, most_batches)
+    calls: list[list[Call]] = []
+    value = finite(job, _asked(job, model, _fitting(batches, calls), calls))
+    if not any(calls):
+        raise Refused(NEVER_CALLED)
+    while not calls[-1]:  # it took a batch, and ended
+        calls.pop()
+    if not all(calls):
+        raise Refused(
+            "the job's metric takes some batches without calling the model, or several before it does: write "
+            "it so that it calls model(...) on each batch before it takes the next"
+        )
+    returned = sum(_num_bytes(one.returned) for each in calls for one in each)
+    cut = len(calls) < len(batches) and returned > MOST_BYTES
+    return Recording(batches[: len(calls)], calls, value, whole and not cut)
+
+
+def first_call(job: Job, model: nn.Module) -> Call:
+    """The first call of the model that the job's metric makes. Raises as `record` does, but for a metric that
+    fails later: some cannot be told of one batch.
+    """
+    calls: list[list[Call]] = []
+    try:
+        _asked(job, model, _batches(job, 1)[0], calls)
+    except JobError:
+        if not any(calls):
+            raise
+    if not any(calls):
+        raise Refused(NEVER_CALLED)
+    return calls[0][0]
+
+
+def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[Call]]) -> object:
+    """What the job's metric returns; its calls of the model go to `calls`, by batch."""
     if job.metric is None:
         raise JobError(
             "the Job has no metric: what a smaller model loses needs metric=(model, batches) -> float"
         )
-    batches, whole = _batches(job, most_batches)
-    calls: list[list[Call]] = []
 
     def fed() -> Iterator[Any]:
         for batch in batches:
@@ -89,13 +129,21 @@ def record(job: Job, model: nn.Module, most_batches: int | None = None) -> Recor
             yield batch
 
     with _listening(model, calls), torch.no_grad(), Streams(derive(0, "metric")):
-        value = float(call(job, "metric", model, fed()))
-    if not any(calls):
-        raise Refused(
-            "the job's metric never calls the model that it is given (it may call one of its parts or "
-            "methods instead): write metric=(model, batches) so that it calls model(...)"
-        )
-    return Recording(batches, calls, value, whole)
+        return call(job, "metric", model, fed())
+
+
+def _fitting(batches: Sequence[Any], calls: Sequence[Sequence[Call]]) -> Iterator[Any]:
+    """The batches, until what the model returned for them is more than is kept."""
+    left = MOST_BYTES
+    for batch in batches:
+        if left < 0:
+            return
+        yield batch
+        left -= sum(_num_bytes(one.returned) for one in calls[-1])
+
+
+def _num_bytes(found: object) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(found))
 
 
 def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
@@ -111,9 +159,9 @@ def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
         if num_bytes > MOST_BYTES or (most is not None and len(found) == most):
             return found, False
         found.append(batch)
-        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
-    if not found:
-        raise JobError(f"the Job's {field}() gave no batch")
+        num_bytes += _num_bytes(batch)
+    if not any(map(batch_size, found)):
+        raise JobError(f"the Job's {field}() gave no {'sample' if found else 'batch'}")
     return found, True
 
 
@@ -176,7 +224,9 @@ class Calls:
 
     @classmethod
     def of(cls, recording: Recording) -> Calls:
-        """The calls of a recording. Raises Refused where one call has other inputs than another."""
+        """The calls of a recording. Raises Refused where one call has other arguments than another, tensors
+        apart, or has numbers that no other runtime takes.
+        """
         rows = [batch_size(batch) for batch in recording.batches]
         per_batch = [len(calls) for calls in recording.calls]
         of_call = [size for size, count in zip(rows, per_batch, strict=True) for _ in range(count)]
@@ -186,6 +236,7 @@ class Calls:
             raise Refused(
                 "the job's metric calls the model in several ways: with other inputs from call to call"
             )
+        _require_alike([one.given for each in recording.calls for one in each])
         dynamic = []
         for place in range(len(flat[0])):
             shapes = [tuple(inputs[place].shape) for inputs in flat]
@@ -195,7 +246,7 @@ class Calls:
             dynamic.append(tuple(sorted(varying)))
         if not any(0 in dims for dims in dynamic):
             raise Refused("no input of the model has a row for each sample of the batch")
-        arrays = [[tensor.detach().cpu().numpy() for tensor in inputs] for inputs in flat]
+        arrays = [[array_of(tensor, "is called with") for tensor in inputs] for inputs in flat]
         return cls(arrays, tuple(dynamic), tuple(per_batch), tuple(rows))
 
     def save(self, folder: Path) -> None:
@@ -219,16 +270,16 @@ class Calls:
         Raises Refused where the calls cannot be put together: other lengths than the batch's vary too.
         """
         if self.ragged:
-            largest = max(self.inputs, key=self._rows_of)
+            largest = max(self.inputs, key=self.rows_of)
             usable = [largest]
-            if self._rows_of(largest) < count:
+            if self.rows_of(largest) < count:
                 raise Refused(
                     f"a batch of {count} cannot be made, as your samples differ in length: the largest of "
-                    f"your batches has {self._rows_of(largest)}"
+                    f"your batches has {self.rows_of(largest)}"
                 )
         else:
             usable = self.inputs
-        rows = sum(map(self._rows_of, usable))
+        rows = sum(map(self.rows_of, usable))
         taken = [(start + number) % rows for number in range(count)]
         joined = []
         for place, dims in enumerate(self.dynamic):
@@ -237,11 +288,31 @@ class Calls:
         return joined
 
     @property
+    def fixed(self) -> list[tuple[str, tuple[int | None, ...]]]:
+        """Of each input the numbers and the lengths that do not vary, with None for those that do."""
+        return [
+            (str(array.dtype), tuple(None if d in dims else length for d, length in enumerate(array.shape)))
+            for array, dims in zip(self.inputs[0], self.dynamic, strict=True)
+        ]
+
+    def fit(self, others: Calls) -> bool:
+        """Does a model take these that is made for the others, whose lengths are fixed but for those that
+        vary?
+        """
+        if len(self.fixed) != len(others.fixed):
+            return False
+        pairs = list(zip(self.fixed, others.fixed, strict=True))
+        return all(a[0] == b[0] and len(a[1]) == len(b[1]) for a, b in pairs) and all(
+            there in (None, here) for a, b in pairs for here, there in zip(a[1], b[1], strict=True)
+        )
+
+    @property
     def ragged(self) -> bool:
         """Do lengths beside the batch's vary, as those of texts do?"""
         return any(set(dims) - {0} for dims in self.dynamic)
 
-    def _rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
+    def rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
+        """How many samples a call is on."""
         return next(len(array) for array, dims in zip(inputs, self.dynamic, strict=True) if 0 in dims)
 
     def cut(
@@ -258,8 +329,65 @@ class Calls:
             if left <= 0:
                 break
             found.append(self.cut(inputs, 0, left))
-            left -= self._rows_of(inputs)
+            left -= self.rows_of(inputs)
         return found
+
+
+def array_of(tensor: torch.Tensor, said: str) -> numpy.ndarray[Any, Any]:
+    """A tensor as other runtimes take it. Raises Refused where they have no such numbers."""
+    try:
+        return tensor.detach().cpu().numpy()
+    except (TypeError, RuntimeError):  # bfloat16, or a layout that is not dense
+        numbers = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).rpartition(".")[2]
+        raise Refused(
+            f"the model {said} a tensor of {numbers}, which cannot be handed to another runtime: let it "
+            "take and return dense fp32"
+        ) from None
+
+
+def _require_alike(given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    """Raises Refused where what a call has beside its tensors differs: a file holds it fixed."""
+    first = dict(_beside_tensors(given[0]))
+    for one in given[1:]:
+        other = dict(_beside_tensors(one))
+        names = [name for name in {**first, **other} if not _equal(first, other, name)]
+        if names or list(first) != list(other):
+            raise Refused(
+                f"the job's metric calls the model with another {(names or ['order of arguments'])[0]} from "
+                "call to call: a served model holds fixed all that is no tensor, so let the metric call "
+                "it in one way"
+            )
+
+
+def _beside_tensors(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, object]]:
+    """All that a call is given, by where it stands; of a tensor only that there is one."""
+    args, kwargs = given
+    for place, value in [*enumerate(args, 1), *kwargs.items()]:
+        yield from _leaves(value, f"argument {place}" if isinstance(place, int) else f"'{place}'")
+
+
+def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, (tuple, list)):
+        parts: list[tuple[object, object]] = list(enumerate(value))
+    elif isinstance(value, (dict, UserDict)):
+        parts = list(value.items())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = list(vars(value).items())
+    else:
+        yield name, torch.Tensor if isinstance(value, torch.Tensor) else value
+        return
+    yield name, type(value)
+    for key, part in parts:
+        yield from _leaves(part, f"{name}[{key!r}]")
+
+
+def _equal(ones: dict[str, object], others: dict[str, object], name: str) -> bool:
+    if name not in ones or name not in others:
+        return False
+    one, other = ones[name], others[name]
+    if isinstance(one, numpy.ndarray) or isinstance(other, numpy.ndarray):
+        return numpy.array_equal(one, other)  # type: ignore[arg-type]
+    return one is other or bool(one == other)
 
 
 def _rows(arrays: Sequence[numpy.ndarray[Any, Any]], taken: Sequence[int]) -> numpy.ndarray[Any, Any]:

@@ -13,7 +13,15 @@ from torch import nn
 
 from vivace.errors import JobError, Refused, VivaceError
 from vivace.job import Job
-from vivace.serving.calls import Calls, Recording, outputs_file, read_arrays, record, write_arrays
+from vivace.serving.calls import (
+    Calls,
+    Recording,
+    array_of,
+    outputs_file,
+    read_arrays,
+    record,
+    write_arrays,
+)
 from vivace.serving.envelope import names_of
 from vivace.serving.forms import REFERENCE
 from vivace.serving.margin import Change, by_groups, by_sample
@@ -22,10 +30,15 @@ from vivace.serving.trained import load_trained
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, split, tensors
+from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
 CALIBRATING_BATCHES = 8
 ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
+MOST_ALONE = 50_000  # samples whose metric is asked one by one, about 0.1 ms each
+
+Piece = tuple[Any, tuple[int, slice | None]]
+"""A batch or a part of it, the batch's number, and which of its rows these are."""
 
 
 class Judge:
@@ -39,14 +52,20 @@ class Judge:
         self._by_sample: list[float] | None = None
 
     def record(self) -> dict[str, Any]:
-        """Run the metric once on the model as it is, and write its calls and what they returned."""
+        """Run the metric once on the model as it is, and write its calls and what they returned.
+
+        Raises Refused where the model is in half precision: all is compared with fp32.
+        """
+        _require_fp32(self.model)
         self.recording = record(self.job, self.model)
         calls = Calls.of(self.recording)
         calls.save(self.folder)
         calibration = self.folder / CALIBRATION
         calibration.mkdir(exist_ok=True)
         self._theirs = [
-            [tensor.numpy() for tensor in one.outputs] for each in self.recording.calls for one in each
+            [array_of(tensor, "returns") for tensor in one.outputs]
+            for each in self.recording.calls
+            for one in each
         ]
         write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
@@ -69,8 +88,7 @@ class Judge:
         alike = dataclasses.replace(self.job, validation=None)
         try:
             found = Calls.of(record(alike, self.model, most_batches=CALIBRATING_BATCHES))
-            same = [a.dtype for a in found.inputs[0]] == [a.dtype for a in validation.inputs[0]]
-            if same and len(found.dynamic) == len(validation.dynamic):
+            if found.fit(validation):
                 found.save(folder)
                 return "training"
         except VivaceError:  # a metric need not take the batches that the loss takes
@@ -101,7 +119,7 @@ class Judge:
         if self._by_sample is None:
             assert self.recording is not None
             try:
-                found = self._each(self._theirs)
+                found = self._each(self._theirs) if self.recording.samples <= MOST_ALONE else []
             except (JobError, Refused):  # it needs more than one sample, or other samples beside it
                 found = []
             mean = sum(found) / len(found) if found else float("nan")
@@ -119,23 +137,32 @@ class Judge:
         return found
 
     def _jackknife(self, ours: Sequence[Any], margin: float, reference: float, whole: float) -> Change:
+        """By groups of pieces of the batches; of whole batches, where the metric cannot be told of pieces."""
         assert self.recording is not None
-        pieces: list[tuple[Any, tuple[int, slice]]] = []
+        pieces: list[Piece] = []
         size = max(1, self.recording.samples // (4 * GROUPS))
         for number, batch in enumerate(self.recording.batches):
             start = 0
             for piece in split(batch, size):
                 pieces.append((piece, (number, slice(start, start + batch_size(piece)))))
                 start += batch_size(piece)
+        try:
+            values = self._without_groups(ours, pieces, "samples")
+        except JobError:
+            batches: list[Piece] = [(b, (n, None)) for n, b in enumerate(self.recording.batches)]
+            values = self._without_groups(ours, batches, "batches")
+        return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
+
+    def _without_groups(self, ours: Sequence[Any], pieces: Sequence[Piece], what: str) -> list[list[float]]:
+        """The metric without each group of pieces, of a form and of the reference."""
         groups = min(GROUPS, len(pieces))
         if groups < 4:
-            raise Refused(f"{self.recording.samples} samples are too few to tell what the metric loses")
+            raise Refused(f"{len(pieces)} {what} are too few to tell what the metric loses")
         without = [[one for place, one in enumerate(pieces) if place % groups != g] for g in range(groups)]
-        values = [
+        return [
             [self._metric(outputs, [b for b, _ in kept], [w for _, w in kept]) for kept in without]
             for outputs in (ours, self._theirs)
         ]
-        return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
 
     def _metric(
         self, outputs: Sequence[Any], batches: list[Any], where: Sequence[tuple[int, slice | None]]
@@ -151,11 +178,22 @@ class Judge:
 
         try:
             with torch.no_grad(), Streams(derive(0, "metric")):
-                return float(call(self.job, "metric", stand_in, fed()))
+                return finite(self.job, call(self.job, "metric", stand_in, fed()))
         except JobError as error:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
                 raise error.__cause__ from None
             raise
+
+
+def _require_fp32(model: nn.Module) -> None:
+    """Raises Refused where weights are in half precision."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            numbers = str(parameter.dtype).removeprefix("torch.")
+            raise Refused(
+                f"the model's weights are {numbers} ('{name}'), and every form is compared with the model in "
+                "fp32: give a Job whose model() ends with .float(), with the same run"
+            )
 
 
 class Replay(nn.Module):
@@ -200,8 +238,15 @@ class Replay(nn.Module):
             )
         arrays = iter(self._outputs[self._starts[self._batch] + number])
         return map_tensors(
-            known.returned, lambda like: self._cut(torch.from_numpy(next(arrays)), size).to(like.dtype)
+            known.returned, lambda like: self._part(torch.from_numpy(next(arrays)), size).to(like.dtype)
         )
+
+    def _part(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        """Of an output what these rows have; no number where that is not known, as of a batch's mean loss."""
+        some = self._rows.stop is not None and len(range(size)[self._rows]) < size
+        if some and tensor.is_floating_point() and tensor.shape[:1] != (size,):
+            return torch.full_like(tensor, torch.nan)
+        return self._cut(tensor, size)
 
     def _cut(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         return tensor[self._rows] if tensor.dim() and tensor.shape[0] == size else tensor

@@ -104,7 +104,11 @@ def _openvino(path: str, numbers: str, threads: int, values: Names) -> Opened:
 def _torch(path: str, numbers: str, threads: int, values: Names) -> Opened:
     import torch
 
+    from vivace.torch_internals.compiler import know_int8
+
     torch.set_num_threads(threads)
+    if numbers == "int8":
+        know_int8()
     module = torch.export.load(path).module()
     if not values:
         return in_torch(module)

@@ -1,0 +1,227 @@
+"""What the metric calls the model with: metrics and models of many habits are recorded, or say why not."""
+
+import runpy
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from vivace.compressing.worker import Worker
+from vivace.errors import JobError, Refused
+from vivace.serving import calls, judge
+from vivace.serving.calls import Calls, first_call, outputs_file, read_arrays, record
+from vivace.serving.forms import BY_NAME, REFERENCE
+from vivace.serving.serve import in_torch
+from vivace.serving.trained import Trained
+
+SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "served.py"))
+made, small, pictures = SCENE["made"], SCENE["small"], SCENE["pictures"]
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """A function from a job to the judge of its model as it begins, and what that has recorded."""
+
+    def make(job):
+        facts = Trained("", "", 1, None, "accuracy", "0" * 64, {})
+        monkeypatch.setattr(judge, "load_trained", lambda job, run: (job.model().eval(), facts))
+        found = judge.Judge(job, "", str(tmp_path))
+        return found, found.record()
+
+    return make
+
+
+def recorded(metric, model=small, **parts):
+    return record(made(metric=metric, model=model, **parts), model().eval())
+
+
+def test_a_metric_that_ends_before_its_data_do():
+    def two_batches(model, batches):
+        values = []
+        for number, (images, _) in enumerate(batches):
+            if number == 2:
+                break
+            values.append(float(model(images).mean()))
+        return sum(values)
+
+    found = recorded(two_batches)
+    assert [len(each) for each in found.calls] == [1, 1]
+    assert found.samples == 64
+    assert found.whole
+    assert Calls.of(found).rows == (32, 32)
+
+
+def ahead(model, batches):
+    return sum(float(model(images).mean()) for images, _ in list(batches))
+
+
+def every_other(model, batches):
+    return sum(float(model(images).mean()) for number, (images, _) in enumerate(batches) if number != 1)
+
+
+@pytest.mark.parametrize("metric", [ahead, every_other])
+def test_a_metric_that_does_not_call_the_model_batch_by_batch_is_refused(metric):
+    with pytest.raises(Refused, match="on each batch before it takes the next"):
+        recorded(metric)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [(float("nan"), "is nan; it must be a finite number"), (None, "returned a NoneType")],
+)
+def test_a_metric_that_is_no_number(value, sentence):
+    def metric(model, batches):
+        for images, _ in batches:
+            model(images)
+        return value
+
+    with pytest.raises(JobError, match=sentence):
+        recorded(metric)
+
+
+def test_validation_data_without_a_sample():
+    empty = [(torch.zeros(0, 1, 6, 6), torch.zeros(0, dtype=torch.int64))]
+    with pytest.raises(JobError, match=r"validation\(\) gave no sample"):
+        recorded(SCENE["accuracy"], validation=lambda: empty)
+
+
+class Powered(nn.Module):
+    """Takes a number beside its tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images, power=1, flags=None):
+        return self.inner(images) ** power
+
+
+def test_arguments_that_are_no_tensors_must_stay_the_same():
+    def fixed(model, batches):
+        return sum(float(model(images, power=2, flags={"deep": [1, None]}).mean()) for images, _ in batches)
+
+    def growing(model, batches):
+        return sum(float(model(images, power=n).mean()) for n, (images, _) in enumerate(batches))
+
+    def deep(model, batches):
+        return sum(float(model(images, 1, {"k": [n, 2]}).mean()) for n, (images, _) in enumerate(batches))
+
+    assert len(Calls.of(recorded(fixed, Powered)).inputs) == 3
+    with pytest.raises(Refused, match="with another 'power' from call to call"):
+        Calls.of(recorded(growing, Powered))
+    with pytest.raises(Refused, match=r"with another argument 3\['k'\]\[0\] from call to call"):
+        Calls.of(recorded(deep, Powered))
+
+
+class InHalf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        return self.inner(images).bfloat16()
+
+
+def test_half_precision_is_refused_in_a_sentence(judged):
+    with pytest.raises(Refused, match="the model returns a tensor of bfloat16"):
+        judged(made(model=InHalf))
+    with pytest.raises(Refused, match=r"weights are float16 \('0.weight'\).*ends with .float\(\)"):
+        judged(made(model=lambda: small().half()))
+
+
+def test_a_metric_that_fails_on_one_batch_alone_still_tells_how_the_model_is_called():
+    def all_or_nothing(model, batches):
+        seen = sum(len(model(images)) for images, _ in batches)
+        if seen < 70:
+            raise ValueError("only one class is present")
+        return 1.0
+
+    job = made(metric=all_or_nothing)
+    assert first_call(job, small().eval()).inputs[0].shape == (32, 1, 6, 6)
+    with pytest.raises(JobError, match="no metric"):
+        first_call(made(metric=None), small().eval())
+
+
+def test_outputs_that_are_too_large_to_keep_end_the_recording(monkeypatch):
+    monkeypatch.setattr(calls, "MOST_BYTES", 20_000)  # all inputs have 11 kB, the outputs of a batch 128 kB
+    found = recorded(SCENE["accuracy"], lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 1000)))
+    assert len(found.batches) == len(found.calls) == 1
+    assert not found.whole
+
+
+def test_calls_of_another_size_do_not_fit():
+    found = Calls.of(recorded(SCENE["accuracy"]))
+    assert found.fit(found)
+    large = Calls([[numpy.zeros((4, 1, 9, 9), numpy.float32)]], ((0,),), (1,), (4,))
+    assert not large.fit(found)
+    assert not found.fit(large)
+    assert large.fit(Calls(found.inputs, ((0, 2, 3),), found.per_batch, found.rows))
+
+
+def test_ranges_of_int8_come_from_validation_data_where_training_data_have_another_size(judged):
+    def cropped():
+        return [(images[..., :5], labels) for images, labels in SCENE["data"]()]
+
+    def model():
+        return nn.Sequential(nn.AdaptiveAvgPool2d((6, 1)), nn.Flatten(), nn.Linear(6, 3))
+
+    assert judged(made(model=model))[1]["calibrated_on"] == "training"
+    assert judged(made(model=model, data=cropped))[1]["calibrated_on"] == "validation"
+
+
+class WithLoss(nn.Module):
+    """Returns the batch's loss beside the logits, as models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images, labels):
+        logits = self.inner(images)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def weighted_loss(model, batches):
+    total = count = 0
+    for images, labels in batches:
+        total -= len(images) * float(model(images, labels)["loss"])
+        count += len(images)
+    return total / count
+
+
+with_loss = made(
+    model=WithLoss,
+    metric=weighted_loss,
+    validation=lambda: torch.utils.data.DataLoader(pictures(70, 1), batch_size=10),
+)
+
+
+def test_a_batchs_own_loss_is_no_value_of_its_samples(judged, tmp_path):
+    """Each sample alone would be told its batch's mean: seven values would pass for seventy."""
+    found, facts = judged(with_loss)
+    calls.write_arrays(tmp_path / "near.npz", [[loss + 1e-3, logits] for loss, logits in found._theirs])
+    change = found.change(str(tmp_path / "near.npz"), 0.1)
+    assert change["method"] == "jackknife over 7 groups of samples"
+    assert change["value"] == pytest.approx(facts["metric"] - 1e-3)
+
+
+def test_what_has_no_row_for_each_sample_is_answered_call_by_call(judged, tmp_path):
+    """A compiled form has one batch size; the loss of its first piece is not that of the call."""
+    found, _ = judged(with_loss)
+    worker = Worker(with_loss, "", str(tmp_path), torch.get_num_threads())
+    worker.form, worker.batch = BY_NAME["compiled_fp32"], 1
+    worker.serve, _ = in_torch(calls.Flat(found.model, found.recording.calls[0][0].given))
+    worker.outputs(str(tmp_path / "answers.npz"))
+    expected = read_arrays(tmp_path / outputs_file(REFERENCE))
+    for ones, others in zip(expected, read_arrays(tmp_path / "answers.npz"), strict=True):
+        assert [a.shape for a in ones] == [b.shape for b in others]
+        assert all(numpy.allclose(a, b, atol=1e-5) for a, b in zip(ones, others, strict=True))
+
+
+def test_many_samples_are_judged_by_groups(judged, tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "MOST_ALONE", 69)
+    found, _ = judged(made())
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert "jackknife" in found.change(str(tmp_path / "same.npz"), 0.1)["method"]
