@@ -1,6 +1,7 @@
 """`vivace export`: a file for a runtime, which a fresh process proves to be the model, or not."""
 
 import dataclasses
+import errno
 import json
 import runpy
 import subprocess
@@ -208,6 +209,15 @@ def test_nothing_that_is_not_proven_is_left(run_folder, tmp_path, monkeypatch):
     with pytest.raises(ChildFailed, match="cannot serve"):
         vivace.export(run_folder, to="onnx", out=tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"export.log", "lock"}
+
+
+def test_a_full_disk_is_told_as_such(run_folder, tmp_path, monkeypatch):
+    def full(subject, source, folder, scratch):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(proving, "_proven", full)
+    with pytest.raises(FolderError, match="a disk is full"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
 
 
 def test_two_exports_do_not_share_a_folder(run_folder, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from vivace.compressing import worker as worker_module
 from vivace.compressing.worker import Worker
 from vivace.errors import JobError, Refused
 from vivace.serving import calls, judge
@@ -207,6 +208,37 @@ def test_a_batchs_own_loss_is_no_value_of_its_samples(judged, tmp_path):
     assert change["value"] == pytest.approx(facts["metric"] - 1e-3)
 
 
+def crops(model, batches):
+    right = total = 0
+    for images, labels in batches:
+        both = model(torch.cat([images, images.flip(3)])).unflatten(0, (2, -1)).mean(0)
+        right += int((both.argmax(1) == labels).sum())
+        total += len(labels)
+    return right / total
+
+
+def eight_batches(model, batches):
+    values = []
+    for number, (images, labels) in enumerate(batches):
+        if number == 8:
+            break
+        values.append(float((model(images).argmax(1) == labels).float().mean()) ** 2)
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize(
+    ("metric", "method"),
+    [(crops, "jackknife over 9 groups"), (eight_batches, "jackknife over 8 groups")],
+)
+def test_what_cannot_be_told_of_pieces_is_told_of_whole_batches(judged, tmp_path, metric, method):
+    loader = torch.utils.data.DataLoader(pictures(70, 1), batch_size=8)
+    found, facts = judged(made(metric=metric, validation=lambda: loader))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    change = found.change(str(tmp_path / "same.npz"), 0.5)
+    assert method in change["method"]
+    assert change["value"] == facts["metric"]
+
+
 def test_what_has_no_row_for_each_sample_is_answered_call_by_call(judged, tmp_path):
     """A compiled form has one batch size; the loss of its first piece is not that of the call."""
     found, _ = judged(with_loss)
@@ -218,6 +250,14 @@ def test_what_has_no_row_for_each_sample_is_answered_call_by_call(judged, tmp_pa
     for ones, others in zip(expected, read_arrays(tmp_path / "answers.npz"), strict=True):
         assert [a.shape for a in ones] == [b.shape for b in others]
         assert all(numpy.allclose(a, b, atol=1e-5) for a, b in zip(ones, others, strict=True))
+
+
+def test_memory_is_told_where_there_is_no_proc(monkeypatch):
+    def unknown(self, **_):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(worker_module.Path, "read_text", unknown)
+    assert worker_module._peak() > 2**20
 
 
 def test_many_samples_are_judged_by_groups(judged, tmp_path, monkeypatch):

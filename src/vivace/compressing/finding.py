@@ -22,7 +22,7 @@ from vivace.compressing.result import Compressed, Tried, choose
 from vivace.compressing.searching import Search
 from vivace.errors import InputError
 from vivace.events import OnEvent, Tell, teller
-from vivace.files import LOCK, output_folder, replace_text, take_lock
+from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -138,7 +138,7 @@ class _Compressing:
     def done(self, *, resume: bool) -> Compressed:
         """Search, and write down what was found."""
         folder = output_folder(self.wish.out, OWN)
-        with take_lock(folder, "compress"):
+        with take_lock(folder, "compress"), full_disk_told(folder):
             _prepare(folder, resume=resume)
             return self._found(folder)
 
@@ -183,6 +183,8 @@ class _Compressing:
             "weights": facts["trained"]["sha256"],
             "objective": wish.objective,
             "batch": self.batch,
+            "samples": facts["samples"],
+            "metric": facts["metric"],
             "margin": bench.margin,
             "threads": bench.threads,
             "machine": self.machine.fingerprint,

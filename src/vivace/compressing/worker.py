@@ -160,8 +160,9 @@ def _resident() -> int:
 
 
 def _peak() -> int:
-    """The largest resident size since `clear_refs`."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="ignore").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    """The largest resident size since `clear_refs`; the present one where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="ignore").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return _resident()

@@ -18,7 +18,7 @@ from vivace.errors import CheckpointError, ChildFailed, InputError, Refused
 from vivace.exporting.page import write_page
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
-from vivace.files import LOCK, output_folder, replace_text, take_lock
+from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -79,7 +79,11 @@ def export(
     if lacking:
         raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
     folder = output_folder(Path(out), OWN)
-    with take_lock(folder, "export"), tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
+    with (
+        take_lock(folder, "export"),
+        full_disk_told(folder),
+        tempfile.TemporaryDirectory(prefix="vivace-") as scratch,
+    ):
         _clear(folder, (*WRITTEN, LOG))
         try:
             found = _proven(subject, Source(wanted), folder, Path(scratch))

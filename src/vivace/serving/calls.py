@@ -120,7 +120,8 @@ def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[
     """What the job's metric returns; its calls of the model go to `calls`, by batch."""
     if job.metric is None:
         raise JobError(
-            "the Job has no metric: what a smaller model loses needs metric=(model, batches) -> float"
+            "the Job has no metric: metric=(model, batches) -> float tells how the model is called, and what "
+            "a smaller or faster one loses"
         )
 
     def fed() -> Iterator[Any]:
@@ -275,7 +276,7 @@ class Calls:
             if self.rows_of(largest) < count:
                 raise Refused(
                     f"a batch of {count} cannot be made, as your samples differ in length: the largest of "
-                    f"your batches has {self.rows_of(largest)}"
+                    f"your validation batches has {self.rows_of(largest)}, so let its loader give larger ones"
                 )
         else:
             usable = self.inputs

@@ -148,7 +148,7 @@ class Judge:
                 start += batch_size(piece)
         try:
             values = self._without_groups(ours, pieces, "samples")
-        except JobError:
+        except (JobError, Refused):  # as where it cuts samples into crops
             batches: list[Piece] = [(b, (n, None)) for n, b in enumerate(self.recording.batches)]
             values = self._without_groups(ours, batches, "batches")
         return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
@@ -169,20 +169,27 @@ class Judge:
     ) -> float:
         """The metric of a stand-in for the model that answers with the outputs, on these rows."""
         assert self.recording is not None
-        stand_in = Replay(self.model, self.recording, outputs)
+        stand_in, taken = Replay(self.model, self.recording, outputs), list[int]()
 
         def fed() -> Iterator[Any]:
             for batch, (number, rows) in zip(batches, where, strict=True):
                 stand_in.turn_to(number, rows)
+                taken.append(number)
                 yield batch
 
         try:
             with torch.no_grad(), Streams(derive(0, "metric")):
-                return finite(self.job, call(self.job, "metric", stand_in, fed()))
+                found = finite(self.job, call(self.job, "metric", stand_in, fed()))
         except JobError as error:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
                 raise error.__cause__ from None
             raise
+        if len(taken) < len(batches):
+            raise JobError(
+                f"the Job's {self.job.metric_name} is of {len(taken)} batches, however many there are, and "
+                "cannot be told of other parts of the data"
+            )
+        return found
 
 
 def _require_fp32(model: nn.Module) -> None:
