@@ -387,7 +387,7 @@ def _equal(ones: dict[str, object], others: dict[str, object], name: str) -> boo
         return False
     one, other = ones[name], others[name]
     if isinstance(one, numpy.ndarray) or isinstance(other, numpy.ndarray):
-        return numpy.array_equal(one, other)  # type: ignore[arg-type]
+        return bool(numpy.array_equal(numpy.asarray(one), numpy.asarray(other)))
     return one is other or bool(one == other)
 
 
