@@ -172,6 +172,103 @@ def test_ranges_of_int8_come_from_validation_data_where_training_data_have_anoth
     assert judged(made(model=model, data=cropped))[1]["calibrated_on"] == "validation"
 
 
+class Distributed(nn.Module):
+    """Returns an object beside its logits, or alone."""
+
+    def __init__(self, alone=False):
+        super().__init__()
+        self.inner, self.alone = small(), alone
+
+    def forward(self, images):
+        logits = self.inner(images)
+        found = torch.distributions.Categorical(logits=logits)
+        return found if self.alone else {"logits": logits, "found": found}
+
+
+def of_logits(model, batches):
+    found = [(model(images)["logits"].argmax(1) == labels).float() for images, labels in batches]
+    return float(torch.cat(found).mean())
+
+
+def of_object(model, batches):
+    return float(torch.cat([model(images)["found"].log_prob(labels) for images, labels in batches]).mean())
+
+
+def test_an_object_of_which_a_form_tells_nothing_is_not_taken_from_the_model(judged, tmp_path):
+    """The metric would be the model's own, whatever a form returned."""
+    found, _ = judged(made(model=Distributed, metric=of_logits))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert found.change(str(tmp_path / "same.npz"), 0.5)["kept"]
+    with pytest.raises(Refused, match="uses a Categorical that the model returns"):
+        judged(made(model=Distributed, metric=of_object))
+    with pytest.raises(Refused, match="returns no tensor, but a Categorical"):
+        judged(
+            made(
+                model=lambda: Distributed(alone=True), metric=lambda m, bs: sum(len(str(m(b[0]))) for b in bs)
+            )
+        )
+
+
+class Decoding(nn.Module):
+    """Returns plain labels beside its logits, as conditional random fields do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        logits = self.inner(images)
+        return logits, logits.argmax(1).tolist(), ()
+
+
+def of_labels(model, batches):
+    return sum(float(sum(model(images)[1])) for images, _ in batches)
+
+
+def test_numbers_that_are_no_tensors_are_not_taken_from_the_model(judged):
+    with pytest.raises(Refused, match=r"returns another 'output\[1\]\[\d+\]' from call to call"):
+        judged(made(model=Decoding, metric=of_labels))
+    one = pictures(4, 1).tensors
+    with pytest.raises(Refused, match=r"returns a int \('output\[1\]\[0\]'\)"):
+        judged(made(model=Decoding, metric=of_labels, validation=lambda: [one]))
+
+
+def test_a_part_of_the_model_that_is_called_beside_it_is_refused():
+    def by_parts(model, batches):
+        return sum(float(model(images).mean() + model[0](images).mean()) for images, _ in batches)
+
+    with pytest.raises(Refused, match="calls '0', a part of the model"):
+        recorded(by_parts)
+
+
+def test_a_metric_that_is_not_of_the_outputs_alone_is_refused(judged):
+    seen = []
+
+    def counting(model, batches):
+        seen.extend(float(model(images).mean()) for images, _ in batches)
+        return len(seen)
+
+    with pytest.raises(Refused, match="is 3, and 6 when it is told the same outputs again"):
+        judged(made(metric=counting))
+
+
+def test_a_metric_that_writes_into_its_batches(judged, tmp_path):
+    def in_place(model, batches):
+        right = total = 0
+        for images, labels in batches:
+            right += int((model(images.mul_(0.5)).argmax(1) == labels.sub_(1)).sum())
+            total += len(labels)
+        return right / total
+
+    found, facts = judged(made(metric=in_place))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    change = found.change(str(tmp_path / "same.npz"), 0.5)
+    assert change["value"] == facts["metric"]
+    assert "sample by sample" in change["method"]
+    halves = numpy.concatenate([arrays[0] for arrays in Calls.load(tmp_path).inputs])
+    assert numpy.array_equal(halves, 0.5 * pictures(70, 1).tensors[0].numpy())
+
+
 class WithLoss(nn.Module):
     """Returns the batch's loss beside the logits, as models of transformers do."""
 

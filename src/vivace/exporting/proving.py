@@ -28,6 +28,7 @@ from vivace.serving.envelope import Check, compare
 from vivace.serving.files import digest, parts
 from vivace.serving.forms import EXTRA
 from vivace.serving.layers import few_calls
+from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.proof import answers, pieces
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
@@ -145,7 +146,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         hashes={p.name: _sha256(p) for p in sorted((*folder.glob("model.*"), folder / WEIGHTS))},
         kept=kept,
         reason=reason,
-        samples=sum(rows),
+        samples=min(sum(rows), sum(map(calls.rows_of, calls.first(PROOF_SAMPLES)))),
         batches=tuple(sorted(set(rows))),
         checks=tuple(check.to_dict() for check in checks),
         layers=layers,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import JobError, Refused
 from vivace.job import Job
+from vivace.serving.values import array_of, require_alike
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, tensors
@@ -127,10 +127,16 @@ def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[
     def fed() -> Iterator[Any]:
         for batch in batches:
             calls.append([])
-            yield batch
+            yield map_tensors(batch, torch.clone)  # the metric may write into it
 
-    with _listening(model, calls), torch.no_grad(), Streams(derive(0, "metric")):
-        return call(job, "metric", model, fed())
+    with _listening(model, calls) as parts, torch.no_grad(), Streams(derive(0, "metric")):
+        value = call(job, "metric", model, fed())
+    if parts and any(calls):
+        raise Refused(
+            f"the job's metric calls '{parts[0]}', a part of the model, beside the model itself: what "
+            "another form does there cannot be seen, so let it call model(...) alone"
+        )
+    return value
 
 
 def _fitting(batches: Sequence[Any], calls: Sequence[Sequence[Call]]) -> Iterator[Any]:
@@ -167,16 +173,29 @@ def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
 
 
 @contextlib.contextmanager
-def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[None]:
+def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[list[str]]:
+    """Note the calls of the model; yields the names of parts with parameters that are called without it."""
+    inside, parts = [False], list[str]()
+
+    def enter(*_: object) -> None:
+        inside[0] = True
+
     def note(_: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
+        inside[0] = False
         if calls:  # a call before the first batch is asked for belongs to none
             calls[-1].append(Call((args, kwargs), returned))
 
-    handle = model.register_forward_hook(note, with_kwargs=True)
+    handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(note, with_kwargs=True)]
+    handles += [
+        module.register_forward_pre_hook(lambda *_, name=name: None if inside[0] else parts.append(name))
+        for name, module in model.named_modules()
+        if name and any(True for _ in module.parameters())
+    ]
     try:
-        yield
+        yield parts
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 class Flat(nn.Module):
@@ -237,7 +256,7 @@ class Calls:
             raise Refused(
                 "the job's metric calls the model in several ways: with other inputs from call to call"
             )
-        _require_alike([one.given for each in recording.calls for one in each])
+        require_alike([one.given for each in recording.calls for one in each])
         dynamic = []
         for place in range(len(flat[0])):
             shapes = [tuple(inputs[place].shape) for inputs in flat]
@@ -332,63 +351,6 @@ class Calls:
             found.append(self.cut(inputs, 0, left))
             left -= self.rows_of(inputs)
         return found
-
-
-def array_of(tensor: torch.Tensor, said: str) -> numpy.ndarray[Any, Any]:
-    """A tensor as other runtimes take it. Raises Refused where they have no such numbers."""
-    try:
-        return tensor.detach().cpu().numpy()
-    except (TypeError, RuntimeError):  # bfloat16, or a layout that is not dense
-        numbers = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).rpartition(".")[2]
-        raise Refused(
-            f"the model {said} a tensor of {numbers}, which cannot be handed to another runtime: let it "
-            "take and return dense fp32"
-        ) from None
-
-
-def _require_alike(given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
-    """Raises Refused where what a call has beside its tensors differs: a file holds it fixed."""
-    first = dict(_beside_tensors(given[0]))
-    for one in given[1:]:
-        other = dict(_beside_tensors(one))
-        names = [name for name in {**first, **other} if not _equal(first, other, name)]
-        if names or list(first) != list(other):
-            raise Refused(
-                f"the job's metric calls the model with another {(names or ['order of arguments'])[0]} from "
-                "call to call: a served model holds fixed all that is no tensor, so let the metric call "
-                "it in one way"
-            )
-
-
-def _beside_tensors(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Iterator[tuple[str, object]]:
-    """All that a call is given, by where it stands; of a tensor only that there is one."""
-    args, kwargs = given
-    for place, value in [*enumerate(args, 1), *kwargs.items()]:
-        yield from _leaves(value, f"argument {place}" if isinstance(place, int) else f"'{place}'")
-
-
-def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    if isinstance(value, (tuple, list)):
-        parts: list[tuple[object, object]] = list(enumerate(value))
-    elif isinstance(value, (dict, UserDict)):
-        parts = list(value.items())
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = list(vars(value).items())
-    else:
-        yield name, torch.Tensor if isinstance(value, torch.Tensor) else value
-        return
-    yield name, type(value)
-    for key, part in parts:
-        yield from _leaves(part, f"{name}[{key!r}]")
-
-
-def _equal(ones: dict[str, object], others: dict[str, object], name: str) -> bool:
-    if name not in ones or name not in others:
-        return False
-    one, other = ones[name], others[name]
-    if isinstance(one, numpy.ndarray) or isinstance(other, numpy.ndarray):
-        return bool(numpy.array_equal(numpy.asarray(one), numpy.asarray(other)))
-    return one is other or bool(one == other)
 
 
 def _rows(arrays: Sequence[numpy.ndarray[Any, Any]], taken: Sequence[int]) -> numpy.ndarray[Any, Any]:

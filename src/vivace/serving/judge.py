@@ -16,7 +16,6 @@ from vivace.job import Job
 from vivace.serving.calls import (
     Calls,
     Recording,
-    array_of,
     outputs_file,
     read_arrays,
     record,
@@ -27,6 +26,7 @@ from vivace.serving.forms import REFERENCE
 from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
+from vivace.serving.values import Untold, array_of, is_object, require_tensors
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, split, tensors
@@ -54,10 +54,12 @@ class Judge:
     def record(self) -> dict[str, Any]:
         """Run the metric once on the model as it is, and write its calls and what they returned.
 
-        Raises Refused where the model is in half precision: all is compared with fp32.
+        Raises Refused where the model is in half precision, as all is compared with fp32, or returns what
+        another form cannot.
         """
         _require_fp32(self.model)
         self.recording = record(self.job, self.model)
+        require_tensors([one.returned for each in self.recording.calls for one in each])
         calls = Calls.of(self.recording)
         calls.save(self.folder)
         calibration = self.folder / CALIBRATION
@@ -67,6 +69,7 @@ class Judge:
             for each in self.recording.calls
             for one in each
         ]
+        self._require_replayable()
         write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
         return {
@@ -82,6 +85,17 @@ class Judge:
             "model": type(self.model).__name__,
             "threads": torch.get_num_threads(),
         }
+
+    def _require_replayable(self) -> None:
+        """Raises Refused where the metric, of the model's own outputs, is not what it was."""
+        assert self.recording is not None
+        again = self._metric(self._theirs, self.recording.batches, [(b, None) for b in self._numbers])
+        before = self.recording.metric
+        if abs(again - before) > ADDITIVE * max(1.0, abs(before)):
+            raise Refused(
+                f"the job's metric is {before:.6g}, and {again:.6g} when it is told the same outputs again: "
+                "it must depend on the batches and on what model(...) returns alone"
+            )
 
     def _write_calibration(self, folder: Path, validation: Calls) -> str:
         """Calls on training data, from which int8 learns its ranges; what data they are of."""
@@ -175,7 +189,7 @@ class Judge:
             for batch, (number, rows) in zip(batches, where, strict=True):
                 stand_in.turn_to(number, rows)
                 taken.append(number)
-                yield batch
+                yield map_tensors(batch, torch.clone)  # the metric may write into it
 
         try:
             with torch.no_grad(), Streams(derive(0, "metric")):
@@ -244,9 +258,13 @@ class Replay(nn.Module):
                 "asked otherwise: that cannot be compared sample by sample"
             )
         arrays = iter(self._outputs[self._starts[self._batch] + number])
-        return map_tensors(
-            known.returned, lambda like: self._part(torch.from_numpy(next(arrays)), size).to(like.dtype)
-        )
+
+        def told(like: Any) -> Any:
+            if is_object(like):
+                return Untold(type(like).__name__)
+            return self._part(torch.from_numpy(next(arrays)), size).to(like.dtype)
+
+        return map_tensors(known.returned, told, is_object)
 
     def _part(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         """Of an output what these rows have; no number where that is not known, as of a batch's mean loss."""
