@@ -269,6 +269,22 @@ def test_a_metric_that_writes_into_its_batches(judged, tmp_path):
     assert numpy.array_equal(halves, 0.5 * pictures(70, 1).tensors[0].numpy())
 
 
+class Sampling(nn.Module):
+    """Draws random numbers in evaluation mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        return nn.functional.dropout(self.inner(images), 0.5, training=True)
+
+
+def test_a_model_that_answers_otherwise_each_time_is_refused(judged):
+    with pytest.raises(Refused, match="another 'output' each time that it is called with the same input"):
+        judged(made(model=Sampling))
+
+
 class WithLoss(nn.Module):
     """Returns the batch's loss beside the logits, as models of transformers do."""
 

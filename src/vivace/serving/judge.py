@@ -21,7 +21,7 @@ from vivace.serving.calls import (
     record,
     write_arrays,
 )
-from vivace.serving.envelope import names_of
+from vivace.serving.envelope import distance, names_of
 from vivace.serving.forms import REFERENCE
 from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
@@ -35,6 +35,7 @@ from vivace.training.evaluation import finite
 GROUPS = 20  # of the jackknife
 CALIBRATING_BATCHES = 8
 ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
+REPEATABLE = 1e-3  # of an output's size: what two calls may differ by
 MOST_ALONE = 50_000  # samples whose metric is asked one by one, about 0.1 ms each
 
 Piece = tuple[Any, tuple[int, slice | None]]
@@ -70,6 +71,7 @@ class Judge:
             for one in each
         ]
         self._require_replayable()
+        self._require_repeatable()
         write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
         return {
@@ -96,6 +98,22 @@ class Judge:
                 f"the job's metric is {before:.6g}, and {again:.6g} when it is told the same outputs again: "
                 "it must depend on the batches and on what model(...) returns alone"
             )
+
+    def _require_repeatable(self) -> None:
+        """Raises Refused where the model answers the same call otherwise, by far more than rounding."""
+        assert self.recording is not None
+        (first, *_), *_ = self.recording.calls
+        with torch.no_grad(), Streams(derive(0, "again")):
+            pair = [self._answers(*map_tensors(first.given, torch.clone)) for _ in range(2)]
+        for name, one, other in zip(names_of(first.returned), *pair, strict=True):
+            if distance([one], [other]) > REPEATABLE * distance([one], [numpy.zeros_like(one)]):
+                raise Refused(
+                    f"the model returns another '{name}' each time that it is called with the same input: "
+                    "another form of it cannot be compared; let it draw no random numbers in evaluation mode"
+                )
+
+    def _answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[numpy.ndarray[Any, Any]]:
+        return [array_of(tensor, "returns") for tensor in tensors(self.model(*args, **kwargs))]
 
     def _write_calibration(self, folder: Path, validation: Calls) -> str:
         """Calls on training data, from which int8 learns its ranges; what data they are of."""
