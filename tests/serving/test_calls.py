@@ -269,6 +269,46 @@ def test_a_metric_that_writes_into_its_batches(judged, tmp_path):
     assert numpy.array_equal(halves, 0.5 * pictures(70, 1).tensors[0].numpy())
 
 
+class Predicting(nn.Module):
+    """Has a method of its own that calls the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        return self.inner(images)
+
+    def predict(self, images):
+        return self(images).argmax(1)
+
+
+def of_a_method(model, batches):
+    found = [(model.predict(images) == labels).float() for images, labels in batches]
+    return float(torch.cat(found).mean())
+
+
+def test_a_method_of_the_model_is_told_what_the_form_returns(judged, tmp_path):
+    """Else the metric would be the model's own, whatever a form returned."""
+    found, facts = judged(made(model=Predicting, metric=of_a_method))
+    wrong = [[numpy.roll(array, 1, axis=1) for array in arrays] for arrays in found._theirs]
+    calls.write_arrays(tmp_path / "wrong.npz", wrong)
+    expected = [logits.argmax(1) for (logits,) in wrong]
+    labels = pictures(70, 1).tensors[1].numpy()
+    change = found.change(str(tmp_path / "wrong.npz"), 0.1)
+    assert change["value"] == pytest.approx(float((numpy.concatenate(expected) == labels).mean()))
+    assert change["value"] != facts["metric"]
+
+
+def test_a_model_that_is_called_from_elsewhere_is_refused(judged):
+    """By a metric that has kept it: a form's outputs would not be seen."""
+    kept = small()
+    with pytest.raises(Refused, match="in a way in which nothing can stand in for it"):
+        judged(
+            made(model=lambda: kept, metric=lambda _, batches: sum(float(kept(x).mean()) for x, _ in batches))
+        )
+
+
 class Sampling(nn.Module):
     """Draws random numbers in evaluation mode too."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +185,16 @@ def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[list[str]]
         if calls:  # a call before the first batch is asked for belongs to none
             calls[-1].append(Call((args, kwargs), returned))
 
+    def entering(name: str) -> Callable[..., None]:
+        def enter_part(*_: object) -> None:
+            if not inside[0]:
+                parts.append(name)
+
+        return enter_part
+
     handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(note, with_kwargs=True)]
     handles += [
-        module.register_forward_pre_hook(lambda *_, name=name: None if inside[0] else parts.append(name))
+        module.register_forward_pre_hook(entering(name))
         for name, module in model.named_modules()
         if name and any(True for _ in module.parameters())
     ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy
@@ -209,6 +211,7 @@ class Judge:
                 taken.append(number)
                 yield map_tensors(batch, torch.clone)  # the metric may write into it
 
+        guard = self.model.register_forward_pre_hook(_refuse)
         try:
             with torch.no_grad(), Streams(derive(0, "metric")):
                 found = finite(self.job, call(self.job, "metric", stand_in, fed()))
@@ -216,12 +219,22 @@ class Judge:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
                 raise error.__cause__ from None
             raise
+        finally:
+            guard.remove()
         if len(taken) < len(batches):
             raise JobError(
                 f"the Job's {self.job.metric_name} is of {len(taken)} batches, however many there are, and "
                 "cannot be told of other parts of the data"
             )
         return found
+
+
+def _refuse(*_: object) -> None:
+    """Raises Refused: the model itself is called where another stands in for it."""
+    raise Refused(
+        "the job's metric calls the model in a way in which nothing can stand in for it: write "
+        "metric=(model, batches) so that it calls the model that it is given, as model(...)"
+    )
 
 
 def _require_fp32(model: nn.Module) -> None:
@@ -238,8 +251,9 @@ def _require_fp32(model: nn.Module) -> None:
 class Replay(nn.Module):
     """Stands for the model in the metric, and answers its calls with outputs that are there already.
 
-    All else that the metric may ask of a model, the model answers. Raises Refused where a call is another one
-    than was recorded, as where a metric feeds outputs back into the model.
+    All else that the metric may ask of a model, the model answers; methods of the model's own call the
+    stand-in. Raises Refused where a call is another one than was recorded, as where a metric feeds outputs
+    back into the model.
     """
 
     def __init__(self, model: nn.Module, recording: Recording, outputs: Sequence[Any]) -> None:
@@ -254,7 +268,10 @@ class Replay(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("original"), name)
+            found = getattr(super().__getattr__("original"), name)
+        if inspect.ismethod(found) and found.__self__ is self.original:
+            return MethodType(found.__func__, self)  # which may call self(...)
+        return found
 
     def turn_to(self, batch: int, rows: slice | None) -> None:
         """The calls from now on are those of these rows of a batch."""
