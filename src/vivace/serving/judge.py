@@ -38,7 +38,7 @@ GROUPS = 20  # of the jackknife
 CALIBRATING_BATCHES = 8
 ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
 REPEATABLE = 1e-3  # of an output's size: what two calls may differ by
-MOST_ALONE = 50_000  # samples whose metric is asked one by one, about 0.1 ms each
+MOST_ALONE = 20_000  # samples whose metric is asked one by one, half a millisecond each
 
 Piece = tuple[Any, tuple[int, slice | None]]
 """A batch or a part of it, the batch's number, and which of its rows these are."""

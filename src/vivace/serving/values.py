@@ -55,8 +55,8 @@ def require_tensors(returned: Sequence[object]) -> None:
     if torch.Tensor not in first.values():
         raise Refused(f"the model returns no tensor, but a {type(returned[0]).__name__}: {IN_CONTAINERS}")
     for name, value in first.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is PackedSequence or (number and len(returned) == 1):
+        varies = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        if value is PackedSequence or (varies and len(returned) == 1):
             kind = "PackedSequence" if value is PackedSequence else type(value).__name__
             raise Refused(f"the model returns a {kind} ('{name}'): {IN_CONTAINERS}")
     for one in returned[1:]:
