@@ -241,6 +241,12 @@ def test_a_part_of_the_model_that_is_called_beside_it_is_refused():
         recorded(by_parts)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_a_scripted_part_takes_no_hooks():
+    found = recorded(SCENE["accuracy"], lambda: nn.Sequential(torch.jit.script(small().eval())))
+    assert found.samples == 70
+
+
 def test_a_metric_that_is_not_of_the_outputs_alone_is_refused(judged):
     seen = []
 

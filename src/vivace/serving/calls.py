@@ -196,7 +196,7 @@ def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[list[str]]
     handles += [
         module.register_forward_pre_hook(entering(name))
         for name, module in model.named_modules()
-        if name and any(True for _ in module.parameters())
+        if name and any(True for _ in module.parameters()) and not isinstance(module, torch.jit.ScriptModule)
     ]
     try:
         yield parts
