@@ -172,6 +172,12 @@ def test_ranges_of_int8_come_from_validation_data_where_training_data_have_anoth
     assert judged(made(model=model, data=cropped))[1]["calibrated_on"] == "validation"
 
 
+def test_ranges_of_int8_come_from_256_samples_however_small_the_batches(judged, tmp_path):
+    loader = torch.utils.data.DataLoader(pictures(300, 0), batch_size=10)
+    assert judged(made(data=lambda: loader))[1]["calibrated_on"] == "training"
+    assert sum(Calls.load(tmp_path / "calibration").rows) == 260
+
+
 class Distributed(nn.Module):
     """Returns an object beside its logits, or alone."""
 

@@ -76,15 +76,16 @@ class Recording:
         return sum(map(batch_size, self.batches))
 
 
-def record(job: Job, model: nn.Module, most_batches: int | None = None) -> Recording:
+def record(job: Job, model: nn.Module, samples: int | None = None) -> Recording:
     """Run the job's metric on its validation data, batch by batch, and keep what it calls the model with.
 
-    A metric that ends before its data do is taken at its word.
+    A metric that ends before its data do is taken at its word. With `samples`, no batch is taken once there
+    are so many.
 
     Raises JobError where the job has no metric, it fails or is no finite number, or there is no sample;
     Refused where the metric does not call the model for each batch that it takes, before the next one.
     """
-    batches, whole = _batches(job, most_batches)
+    batches, whole = _batches(job, samples)
     calls: list[list[Call]] = []
     value = finite(job, _asked(job, model, _fitting(batches, calls), calls))
     if not any(calls):
@@ -153,21 +154,21 @@ def _num_bytes(found: object) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(found))
 
 
-def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
-    """Validation batches in the order of `train`, as many as `MOST_BYTES` hold."""
+def _batches(job: Job, samples: int | None) -> tuple[list[Any], bool]:
+    """Validation batches in the order of `train`, as many as `MOST_BYTES` hold, and `samples` need."""
     field = "validation" if job.validation is not None else "data"
     with Streams(derive(0, "data")):
         loader = call(job, field)
-    found, num_bytes = list[Any](), 0
+    found, num_bytes, count = list[Any](), 0, 0
     source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage.of(job))
     for batch in source:
         if batch is None:
             continue
-        if num_bytes > MOST_BYTES or (most is not None and len(found) == most):
+        if num_bytes > MOST_BYTES or (samples is not None and count >= samples):
             return found, False
         found.append(batch)
-        num_bytes += _num_bytes(batch)
-    if not any(map(batch_size, found)):
+        num_bytes, count = num_bytes + _num_bytes(batch), count + batch_size(batch)
+    if not count:
         raise JobError(f"the Job's {field}() gave no {'sample' if found else 'batch'}")
     return found, True
 

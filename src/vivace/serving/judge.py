@@ -25,6 +25,7 @@ from vivace.serving.calls import (
 )
 from vivace.serving.envelope import distance, names_of
 from vivace.serving.forms import REFERENCE
+from vivace.serving.int8 import SAMPLES
 from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
@@ -35,7 +36,6 @@ from vivace.tensors.trees import batch_size, map_tensors, split, tensors
 from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
-CALIBRATING_BATCHES = 8
 ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
 REPEATABLE = 1e-3  # of an output's size: what two calls may differ by
 MOST_ALONE = 20_000  # samples whose metric is asked one by one, half a millisecond each
@@ -121,7 +121,7 @@ class Judge:
         """Calls on training data, from which int8 learns its ranges; what data they are of."""
         alike = dataclasses.replace(self.job, validation=None)
         try:
-            found = Calls.of(record(alike, self.model, most_batches=CALIBRATING_BATCHES))
+            found = Calls.of(record(alike, self.model, SAMPLES))
             if found.fit(validation):
                 found.save(folder)
                 return "training"
