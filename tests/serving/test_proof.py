@@ -1,6 +1,8 @@
 """A fresh process that cannot tell is an error of its own, and never a traceback."""
 
 import subprocess
+import sys
+from importlib.util import find_spec
 
 import numpy
 import pytest
@@ -59,3 +61,22 @@ def test_operators_of_compiled_code_are_told_by_the_numbers_that_they_are_given(
         torch.addmm(whole, whole, whole)
 
     assert effect(BY_NAME["compiled_bf16"], None, tmp_path, run) == {"bf16": 2, "fp32": 1}
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="OpenVINO is not installed")
+@pytest.mark.parametrize(
+    "call", ["opened('openvino', 'no.xml', 'fp32', 1)", "names_in('openvino', 'no.xml')"]
+)
+def test_openvino_sends_nothing_home_when_a_file_is_opened(tmp_path, call):
+    """It does so when it is imported, where it finds the package for that."""
+    script = f"""
+import sys
+from vivace.serving.serve import names_in, opened
+try:
+    {call}
+except RuntimeError:
+    pass
+assert "openvino" in sys.modules
+assert sys.modules["openvino_telemetry"] is None
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
