@@ -105,7 +105,9 @@ def export(
     job: Annotated[
         str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the file and its model card; left out, runs/export")
+    ] = None,
     device: OnlyProcessor = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -128,6 +130,8 @@ def export(
         if (source is None) == (plan is None):
             raise InputError("export takes either the folder of a trained model or --plan with a plan file")
         if plan is not None:
+            if job is not None or out is not None:
+                raise InputError("a plan is printed, of no job and into no folder: leave --job and --out out")
             text = in_words(plan, to)
             shown.document({"to": to, "python": text})
             shown.text(text)
@@ -136,7 +140,7 @@ def export(
         require_torch()  # before anything imports it
         from vivace.exporting.proving import export as write
 
-        result = write(source, to=to, job=job, out=out)
+        result = write(source, to=to, job=job, out=out or "runs/export")
         shown.document(result.to_dict())
         if details:
             shown.show(lambda console: draw_rows(COLUMNS, rows(result), console))

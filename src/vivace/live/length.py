@@ -1,8 +1,8 @@
 """How long a script's own loops say that they are going to be: ``for epoch in range(args.epochs)``.
 
 The `for` statements around the step are read as they stand in the source, with the values that their names
-have. Nothing of the script's is called but the length of a list and the size of a tensor. Lightning's loop is a
-`while`, and is asked for its epochs.
+have. Nothing of the script's is called but the length of a list and the size of a tensor. Lightning's loop
+is a `while`, and is asked for its epochs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from vivace.serving.material import Material
+from vivace.serving.serve import without_telemetry
 
 
 def parts(path: Path) -> list[Path]:
@@ -57,11 +57,6 @@ def onnx_program(material: Material) -> Any:
             dynamo=True,
             verbose=False,
         )
-
-
-def without_telemetry() -> None:
-    """Let OpenVINO and NNCF send nothing home: without the package that would, they do not."""
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 def to_openvino(onnx: Path, path: Path) -> None:
