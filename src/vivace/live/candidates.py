@@ -35,6 +35,12 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     return [group for group in found if group and not any(t.name in own for t in group)]
 
 
+def compiling(own: Collection[str]) -> Technique | None:
+    """What compiles the model's call, where that may be tried, after everything else."""
+    rounds = not torch.are_deterministic_algorithms_enabled()
+    return find("compile")() if rounds and "compile" not in own else None
+
+
 def adding(base: Plan, group: list[Technique]) -> Plan:
     """The plan with the techniques of a group that it does not hold."""
     for technique in group:

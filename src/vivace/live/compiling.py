@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-import torch
-
+from vivace.live.candidates import compiling
 from vivace.live.proof import Proof
 from vivace.live.spending import Spending
 from vivace.measuring.pace import TRACING_SECONDS, compiling_pace, compiling_seconds
 from vivace.observing.reference import Kernels
 from vivace.plan import Plan
-from vivace.technique import Technique
-from vivace.technique.registry import find
 
 
 class Compiling:
@@ -23,8 +20,7 @@ class Compiling:
     """
 
     def __init__(self, own: Collection[str]) -> None:
-        rounds = not torch.are_deterministic_algorithms_enabled()  # else the person wants equal bits
-        self._technique: Technique | None = find("compile")() if rounds and "compile" not in own else None
+        self._technique = compiling(own)
         self.seconds = math.inf
 
     def foretell(self, proof: Proof, spending: Spending) -> None:
