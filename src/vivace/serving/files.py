@@ -69,14 +69,12 @@ def to_openvino(onnx: Path, path: Path) -> None:
 
 def exported(material: Material, model: Any = None) -> torch.export.ExportedProgram:
     """A model of the material's calls, by default its own, as a program free of the person's code."""
+    model = material.flat if model is None else model
+    is_graph = isinstance(model, torch.fx.GraphModule)  # whose inputs have names each, and are no list
+    shapes = material.shapes if is_graph else (material.shapes,)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of how a recurrent layer holds its weights
-        return torch.export.export(
-            material.flat if model is None else model,
-            material.example,
-            dynamic_shapes=(material.shapes,),
-            strict=False,
-        )
+        return torch.export.export(model, material.example, dynamic_shapes=shapes, strict=False)
 
 
 def to_torch(program: torch.export.ExportedProgram, path: Path) -> None:
