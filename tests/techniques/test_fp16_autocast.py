@@ -80,3 +80,18 @@ def test_bfloat16_comes_first_where_a_gpu_runs_both_at_one_rate():
     profile = plain_profile()
     fp16, bf16 = (find(name).gain(profile, machine) for name in ("fp16_autocast", "bf16_autocast"))
     assert bf16[1] > fp16[1]
+
+
+def test_gradients_that_would_stay_scaled_are_refused():
+    """Clipping would see them, 65,536 times too large, and leave nothing of the others."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def opened():
+        plan = vivace.Plan.from_dict(PLAN)
+        return vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean())
+
+    with pytest.raises(vivace.Refused, match="fp16_autocast: the optimizer leaves out '0.weight'"):
+        opened()
+    model[0].requires_grad_(False)
+    opened().close()

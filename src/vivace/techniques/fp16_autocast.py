@@ -49,6 +49,9 @@ class Fp16Autocast(Technique):
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        reason = "whose gradients would stay scaled: freeze it (requires_grad_(False)), or use bf16_autocast"
+        left_out = _left_out(build)
+        build.require(not left_out, f"the optimizer leaves out '{left_out}', {reason}")
         autocast(build, torch.float16)
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.facts.skipped_steps = 0
@@ -104,3 +107,11 @@ class Fp16Autocast(Technique):
             return (1 / (1 + 4 * products), 1.0)
         rest = 1 - products
         return (1 / (1 + 0.5 * products + 0.3 * rest), 1 / (products / 8 + rest / 1.9))
+
+
+def _left_out(build: Build) -> str:
+    """The name of a weight that gets gradients and is not updated; empty where there is none."""
+    assert build.optimizer is not None
+    updated = {id(weight) for group in build.optimizer.param_groups for weight in group["params"]}
+    named = build.model.named_parameters()
+    return next((name for name, p in named if p.requires_grad and id(p) not in updated), "")
