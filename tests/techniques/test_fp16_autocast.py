@@ -91,7 +91,7 @@ def test_gradients_that_would_stay_scaled_are_refused():
         plan = vivace.Plan.from_dict(PLAN)
         return vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean())
 
-    with pytest.raises(vivace.Refused, match="fp16_autocast: the optimizer leaves out '0.weight'"):
+    with pytest.raises(vivace.Refused, match=r"fp16_autocast: the optimizer leaves out '0\.weight'"):
         opened()
     model[0].requires_grad_(False)
     opened().close()
