@@ -130,3 +130,16 @@ def test_a_run_has_the_same_metric_and_nothing_to_tell(tmp_path, one_thread):
     runs = [vivace.train(made, plan, out=tmp_path / plan.id) for plan in (Plan(), Plan([Uint8Transfer()]))]
     assert runs[0].metric == runs[1].metric
     assert runs[1].notices == ()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_two_loaders_are_finished_each_in_its_own_way(session, together):
+    ways = NORMALIZE, transforms.Normalize((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    data = [FakeData(8, (3, 8, 8), 4, transforms.Compose([transforms.ToTensor(), way])) for way in ways]
+    loaders = [DataLoader(one, batch_size=4) for one in data]
+    wanted = [next(iter(loader))[0] for loader in loaders]
+    passes = [session.batches(loader) for loader in loaders]
+    if not together:
+        passes = [session.batches(loader) for loader in loaders]  # a later pass over the first one
+    for expected, batches in zip(wanted, passes, strict=True):
+        assert torch.equal(session.place(next(batches))[0], expected)

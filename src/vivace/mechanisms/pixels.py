@@ -172,9 +172,15 @@ class Sender:
     def batches(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
         if loader not in self.rebuilt:
-            self.sending = self.rebuilt[loader] = sending(self.build, loader, self.augment)
-            self.build.notes[self.name] = {"moved": list(self.sending.cut.moved), "bytes": 0}
-        return following(self.rebuilt[loader].loader)
+            found = self.rebuilt[loader] = sending(self.build, loader, self.augment)
+            self.build.notes[self.name] = {"moved": list(found.cut.moved), "bytes": 0}
+        return self._sent(following, self.rebuilt[loader])
+
+    def _sent(self, following: Callable[[Any], Iterable[Any]], found: _Sending) -> Iterator[Any]:
+        """Batches, with what finishes them at hand: several loaders may be read in turn."""
+        for batch in following(found.loader):
+            self.sending = found
+            yield batch
 
     def place(self, following: Callable[[Any], Any], batch: Batch) -> Any:
         """The seam `place`. A batch that did not come through the session stays as it is."""
