@@ -4,10 +4,12 @@ import dataclasses
 from collections import defaultdict
 
 import numpy
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from vivace.errors import Refused
 from vivace.tensors.modules import patched
 from vivace.tensors.optimizers import switch_optimizer
 from vivace.tensors.trees import batch_size, joined, map_tensors, split, tensors
@@ -28,6 +30,15 @@ def test_a_packed_sequence_keeps_its_lengths_as_they_are():
     assert torch.equal(found.batch_sizes, packed.batch_sizes)
     assert torch.equal(found.sorted_indices, packed.sorted_indices)
     nn.LSTM(4, 2).double()(found)
+
+
+def test_packed_sequences_are_counted_and_neither_cut_nor_joined():
+    """Their rows are steps in time; joined by rows, every second batch would be left out."""
+    batch = pack_padded_sequence(torch.randn(3, 2, 4), torch.tensor([3, 2])), torch.zeros(2)
+    assert batch_size(batch) == 2
+    assert joined([batch, batch]) is None
+    with pytest.raises(Refused, match="a packed sequence cannot be cut into pieces"):
+        split(batch, 1)
 
 
 def test_a_module_that_two_models_share_is_its_own_again():
