@@ -1,7 +1,7 @@
 """Trees of tensors, modules that models share, and optimizers that get more to do."""
 
 import dataclasses
-from collections import defaultdict
+from collections import UserDict, defaultdict
 
 import numpy
 import pytest
@@ -21,6 +21,19 @@ def test_a_dictionary_of_another_kind_stays_one():
     assert found.default_factory is list
     assert [float(one[0]) for one in tensors(found)] == [2.0, 1.0]
     assert float(batch["x"][0]) == 1.0
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_dictionary_of_a_persons_own_keeps_what_else_it_holds(kind):
+    class Own(kind):
+        def __init__(self, x, source):
+            super().__init__(x=x)
+            self.source = source
+
+    batch = Own(torch.ones(2), "a file")
+    found = map_tensors(batch, lambda tensor: tensor + 1)
+    assert (type(found), found.source) == (Own, "a file")
+    assert (float(found["x"][0]), float(batch["x"][0])) == (2.0, 1.0)
 
 
 def test_a_packed_sequence_keeps_its_lengths_as_they_are():

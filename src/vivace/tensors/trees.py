@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import itertools
-from collections import UserDict, defaultdict
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -37,11 +37,14 @@ def map_tensors(
         return type(batch)(*(map_tensors(item, function, whole) for item in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(map_tensors(item, function, whole) for item in batch)
-    if isinstance(batch, defaultdict):
-        entries = {key: map_tensors(value, function, whole) for key, value in batch.items()}
-        return defaultdict(batch.default_factory, entries)
     if isinstance(batch, (dict, UserDict)):  # such as transformers' BatchEncoding
-        return type(batch)({key: map_tensors(value, function, whole) for key, value in batch.items()})
+        entries = {key: map_tensors(value, function, whole) for key, value in batch.items()}
+        if type(batch) is dict:  # torch.compile follows no copy of one
+            return entries
+        mapped: Any = copy.copy(batch)  # with the attributes that it has beside its entries
+        for key, value in entries.items():
+            mapped[key] = value
+        return mapped
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         found = copy.copy(batch)  # and not `replace`: a __post_init__ would act on its own results
         for name in _fields(batch):
