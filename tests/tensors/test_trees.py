@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from vivace.errors import Refused
 from vivace.tensors.modules import patched
 from vivace.tensors.optimizers import switch_optimizer
-from vivace.tensors.trees import batch_size, joined, map_tensors, split, tensors
+from vivace.tensors.trees import batch_size, digest, joined, map_tensors, split, tensors
 
 
 def test_a_dictionary_of_another_kind_stays_one():
@@ -34,6 +34,12 @@ def test_a_dictionary_of_a_persons_own_keeps_what_else_it_holds(kind):
     found = map_tensors(batch, lambda tensor: tensor + 1)
     assert (type(found), found.source) == (Own, "a file")
     assert (float(found["x"][0]), float(batch["x"][0])) == (2.0, 1.0)
+
+
+def test_numbers_that_are_conjugated_when_they_are_read_have_a_digest():
+    spectrum = torch.fft.rfft(torch.randn(2, 8)).conj()
+    for lazy, plain in ((spectrum, spectrum.resolve_conj()), (spectrum.imag, spectrum.imag.resolve_neg())):
+        assert digest([lazy]) == digest([plain.clone()])
 
 
 def test_a_packed_sequence_keeps_its_lengths_as_they_are():

@@ -208,6 +208,7 @@ def _of_tensor(tensor: torch.Tensor) -> str:
     plain = tensor.detach().cpu()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
+    plain = plain.resolve_conj().resolve_neg()
     content = plain.contiguous().flatten().view(torch.uint8) if plain.numel() else plain
     head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
-    return hashlib.sha256(head + content.resolve_conj().numpy().tobytes()).hexdigest()[:20]
+    return hashlib.sha256(head + content.numpy().tobytes()).hexdigest()[:20]
