@@ -1,8 +1,8 @@
 """fold_eval: in evaluation without gradients, and nowhere else; never out of date."""
 
 import copy
-import pickle
 import dataclasses
+import pickle
 
 import pytest
 import torch
