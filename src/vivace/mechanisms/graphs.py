@@ -278,8 +278,8 @@ class _InPlace(Replacement):
         self.module, self.function, self.settings = module, function, settings
         self.own = module.forward
 
-    def __call__(self, *arguments: object) -> Any:
-        return self.function(self.module, self.own, *self.settings, *arguments)
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        return self.function(self.module, self.own, *self.settings, *arguments, **named)
 
 
 def put_in_place(
