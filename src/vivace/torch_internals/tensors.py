@@ -106,11 +106,6 @@ read_number: Operator = named(
 )
 """The operator by which one number of a tensor becomes one of Python's."""
 
-below_autograd: Callable[[], Any] = named(
-    "torch._C._AutoDispatchBelowAutograd", lost="graphs cannot be acted out on a CPU"
-)
-"""A context in which operators record nothing, not even changes in place."""
-
 _excluding: Callable[[Any, bool], Any] = named(
     "torch._C._SetExcludeDispatchKeyGuard", lost="checkpoint cannot keep the results of products"
 )
