@@ -1,4 +1,6 @@
 import dataclasses
+import gc
+import multiprocessing
 from typing import ClassVar
 
 import pytest
@@ -143,3 +145,14 @@ def test_two_loaders_are_finished_each_in_its_own_way(session, together):
         passes = [session.batches(loader) for loader in loaders]  # a later pass over the first one
     for expected, batches in zip(wanted, passes, strict=True):
         assert torch.equal(session.place(next(batches))[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+def test_persistent_workers_end_with_the_session():
+    loader = DataLoader(dataset(NORMALIZE), batch_size=16, num_workers=1, persistent_workers=True)
+    session = start(pictures(), Plan([Uint8Transfer()]), inspect())
+    assert len(list(session.batches(loader))) == 2
+    (worker,) = multiprocessing.active_children()
+    session.close()
+    gc.collect()
+    assert worker not in multiprocessing.active_children()

@@ -167,7 +167,7 @@ class Sender:
         build.wrap(Seam.BATCHES, self.batches)
         build.wrap(Seam.PLACE, self.place)
         build.wrap(Seam.VALIDATION, self.validation)
-        build.on_close(self.rebuilt.clear)
+        build.on_close(self._let_go)
 
     def batches(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
@@ -198,6 +198,11 @@ class Sender:
                 yield found.finished(batch, self.build.device, lambda _: None)
 
         return finished()
+
+    def _let_go(self) -> None:
+        """The last references: persistent workers end with their loader."""
+        self.rebuilt.clear()
+        self.sending = None
 
     def _note(self, num_bytes: int) -> None:
         self.build.notes[self.name]["bytes"] += num_bytes
