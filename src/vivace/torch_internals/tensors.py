@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -146,6 +146,11 @@ _ATTENTION = (
 _raw = attribute(
     torch.autograd.profiler.profile, "kineto_results", lost="what a step really does cannot be observed"
 )
+
+
+def storage_ids(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Those of the tensors' storages; a sparse tensor has none."""
+    return {storage_id(one.untyped_storage()) for one in tensors if one.layout == torch.strided}
 
 
 def in_backward() -> bool:
