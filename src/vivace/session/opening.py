@@ -216,8 +216,12 @@ def items_of(built: object) -> list[tuple[Any, Any]]:
         return list(built.items())
     if isinstance(built, (list, tuple)):
         return list(enumerate(built))
-    fields = dataclasses.is_dataclass(built) and not isinstance(built, type)
-    return list(vars(built).items()) if fields or isinstance(built, SimpleNamespace) else []
+    if isinstance(built, SimpleNamespace):
+        return list(vars(built).items())
+    if not dataclasses.is_dataclass(built) or isinstance(built, type):
+        return []
+    fields = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
+    return list((fields | getattr(built, "__dict__", {})).items())  # one with slots has no __dict__
 
 
 def training_device(machine: Machine) -> torch.device:
