@@ -220,8 +220,9 @@ def items_of(built: object) -> list[tuple[Any, Any]]:
         return list(vars(built).items())
     if not dataclasses.is_dataclass(built) or isinstance(built, type):
         return []
-    fields = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
-    return list((fields | getattr(built, "__dict__", {})).items())  # one with slots has no __dict__
+    names = [field.name for field in dataclasses.fields(built) if hasattr(built, field.name)]
+    found = {name: getattr(built, name) for name in names}
+    return list((found | getattr(built, "__dict__", {})).items())  # one with slots has no __dict__
 
 
 def training_device(machine: Machine) -> torch.device:
