@@ -95,3 +95,10 @@ def test_gradients_that_would_stay_scaled_are_refused():
         opened()
     model[0].requires_grad_(False)
     opened().close()
+
+
+def test_complex_weights_are_refused():
+    model = torch.nn.ParameterList([torch.ones(2), torch.ones(2, dtype=torch.complex64)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused, match="fp16_autocast: a weight is complex"):
+        vivace.attach(vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=torch.add)

@@ -49,6 +49,8 @@ class Fp16Autocast(Technique):
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        complex_too = any(weight.is_complex() for weight in build.model.parameters())
+        build.require(not complex_too, "a weight is complex, whose gradient torch cannot unscale")
         reason = "whose gradients would stay scaled: freeze it (requires_grad_(False)), or use bf16_autocast"
         left_out = _left_out(build)
         build.require(not left_out, f"the optimizer leaves out '{left_out}', {reason}")
