@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from vivace.errors import JobError
-from vivace.session.opening import first_batches, parts_of
+from vivace.session.opening import first_batches, models_of, parts_of
+from vivace.testing import TINY_JOBS
 
 
 def test_a_loader_without_batches():
@@ -23,3 +24,11 @@ def test_models_in_a_dataclass_with_slots_are_found():
 
     pair = Pair(nn.Linear(1, 1), nn.Linear(1, 1))
     assert parts_of(pair, nn.Module) == [pair.one, pair.other]
+
+
+@pytest.mark.parametrize("layer", [nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False)])
+def test_a_model_whose_shapes_are_not_known_yet_is_named(layer):
+    job = TINY_JOBS["mlp"]()
+    reason = r"'1\.(weight|running_mean)' has no shape yet, as it is of a lazy layer"
+    with pytest.raises(JobError, match=reason):
+        models_of(job, nn.Sequential(nn.Flatten(), layer))
