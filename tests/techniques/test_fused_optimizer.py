@@ -124,3 +124,21 @@ def test_a_state_in_another_memory_order_than_its_weight_is_put_into_it(meanwhil
             session.step(images)
         weights.append(model.weight.detach())
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_inside_of_a_larger_tensor_is_refused():
+    """As of a network for colours that becomes one for grey images; fused kernels change its neighbours."""
+    pretrained = torch.nn.Conv2d(3, 8, 3).weight.detach()
+    model = torch.nn.Conv2d(1, 8, 3)
+    model.weight = torch.nn.Parameter(pretrained[:, :1])
+
+    def opened(kind):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = vivace.Plan.from_dict({"fused_optimizer": {"kind": kind}})
+        return vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean())
+
+    opened("foreach").close()
+    with pytest.raises(vivace.Refused, match=r"of the shape \(8, 1, 3, 3\) is a part of a larger tensor"):
+        opened("fused")
+    model.weight = torch.nn.Parameter(pretrained[:, :1].clone())
+    opened("fused").close()

@@ -109,6 +109,16 @@ def aligned(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
         align_state(seen)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Do its numbers fill a stretch of memory, each in a place of its own?"""
+    filled = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != filled:
+            return not tensor.numel()
+        filled *= size
+    return True
+
+
 def _order(tensor: torch.Tensor) -> list[int]:
     """The strides that matter: a dimension of one element has none."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
