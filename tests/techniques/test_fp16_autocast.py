@@ -102,3 +102,20 @@ def test_complex_weights_are_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(vivace.Refused, match="fp16_autocast: a weight is complex"):
         vivace.attach(vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=torch.add)
+
+
+def test_a_step_that_failed_behind_its_gradients_stops_no_later_one(tiny):
+    job, calls = tiny("mlp"), []
+
+    def fails_once(model):
+        calls.append(float(torch.nn.utils.get_total_norm(p.grad for p in model.parameters())))
+        if len(calls) == 1:
+            raise RuntimeError("no more memory")
+
+    with job.open(PLAN, on_gradients=fails_once) as session:
+        with pytest.raises(RuntimeError, match="no more memory"):
+            session.step(job.batches[0])
+        session.step(job.batches[0])
+        session.step(job.batches[1])
+    assert calls[1] == pytest.approx(calls[0], rel=1e-3)
+    assert session.build.facts.skipped_steps == 0

@@ -58,19 +58,27 @@ class Fp16Autocast(Technique):
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.facts.skipped_steps = 0
 
-        def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
-            following(scaler.scale(loss))  # type: ignore[arg-type]
-
         proxy = ScaledOptimizer(build)
+        unscaled: list[bool] = []  # where a step failed behind its gradients, the scaler waits for its end
+
+        def end() -> None:
+            unscaled.clear()
+            scaler.update()
+
+        def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
+            if unscaled:
+                end()
+            following(scaler.scale(loss))  # type: ignore[arg-type]
 
         def finish(following: Callable[[], None]) -> None:
             following()
             scaler.unscale_(proxy)  # type: ignore[arg-type]
+            unscaled.append(True)
 
         def update(following: Callable[[], None]) -> None:
             proxy.expect(following)
             scaler.step(proxy)  # type: ignore[arg-type]  # waits for the device, unless the optimizer skips
-            scaler.update()
+            end()
 
         build.wrap(Seam.BACKWARD, backward)
         build.wrap(Seam.FINISH, finish)
