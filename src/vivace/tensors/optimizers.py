@@ -94,7 +94,7 @@ def aligned(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Inside, the state of every optimizer, also of one that nobody has named, is aligned before its first
     step, and before the next one after a state was loaded; on leaving once more.
     """
-    seen: dict[torch.optim.Optimizer, object] = dict.fromkeys(optimizers)
+    seen = dict.fromkeys(optimizers, object())  # with the state that was aligned
 
     def align(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if seen.get(optimizer) is not optimizer.state:
