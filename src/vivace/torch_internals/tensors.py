@@ -67,6 +67,11 @@ storage_id: Callable[[torch.UntypedStorage], int] = attribute(
 )
 """Identifies a storage as long as it lives; on fake and meta tensors too, where no address does."""
 
+_coo_parts = [
+    attribute(torch.Tensor, name, lost="the memory of sparse tensors is not known")
+    for name in ("_indices", "_values")
+]
+
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attribute(
     torch.Tensor, "_base", lost="views of weights count as activations"
 )
@@ -146,6 +151,17 @@ _ATTENTION = (
 _raw = attribute(
     torch.autograd.profiler.profile, "kineto_results", lost="what a step really does cannot be observed"
 )
+
+
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a tensor consists of in memory: itself, or the places and numbers of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return [read(tensor)() for read in _coo_parts]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
 
 
 def storage_ids(tensors: Iterable[torch.Tensor]) -> set[int]:
