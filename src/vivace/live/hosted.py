@@ -82,9 +82,10 @@ class Hosted:
 
     def close(self) -> None:
         """Undo everything, last change first."""
-        for build in (self.of_update, self.of_call):
-            while build.close_callbacks:
-                build.close_callbacks.pop()()
+        try:
+            self.of_update.close()
+        finally:
+            self.of_call.close()
 
 
 def compiles(plan: Plan) -> bool:
