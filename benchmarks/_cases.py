@@ -9,6 +9,7 @@ from vivace import words as told
 from vivace.recipes import RECIPES
 
 MOST = 6  # reasons of a kind that are listed
+RENAMED = {"conv1x1_gemm": "conv_gemm"}  # techniques, since records were made
 WORDS: dict[str, dict[str, Any]] = {
     "cases.md": {
         "head": "# Cases\n\nWritten by `scripts/bench table` from the records; do not edit. What helped each "
@@ -59,8 +60,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "leave": "With such a job: train it as it is; under the plan a whole training was {ratio:.2f}x "
         "({low:.2f}-{high:.2f}) as fast, which is no gain beyond noise.",
         "doubt": "With such a job: do not take this plan without `vivace verify --metric` and more seeds.",
-        "never": "never",
-        "of": "{seconds} ({reached} of {seeds})",
+        "of": "reached by {reached} of {seeds}",
     },
     "cases.zh-CN.md": {
         "head": "# 案例\n\n由 `scripts/bench table` 根据记录生成，请勿手动修改。每个任务：什么有效，"
@@ -95,13 +95,12 @@ WORDS: dict[str, dict[str, Any]] = {
         "equal": "方案的指标在容差内相同（p = {p:.2g}）。",
         "unequal": "**未能证明**方案的指标相同（差 {estimate:+.4f}，{low:+.4f} 至 {high:+.4f}；p = "
         "{p:.2g}）。",
-        "take": "类似的任务：先运行 `vivace tune`，再用该方案 `vivace train`；完整训练快 {ratio:.2f} 倍"
+        "take": "类似的任务：先运行 `vivace tune`，再用该方案 `vivace train`；完整训练的速度是 {ratio:.2f} 倍"
         "（{low:.2f}-{high:.2f}）。",
         "leave": "类似的任务：照原样训练；采用方案后的完整训练为 {ratio:.2f} 倍（{low:.2f}-{high:.2f}）"
         "，未超出噪声。",
         "doubt": "类似的任务：在用更多种子运行 `vivace verify --metric` 之前，不要采用该方案。",
-        "never": "未达到",
-        "of": "{seconds}（{reached} / {seeds}）",
+        "of": "{seeds} 次中 {reached} 次达到",
     },
 }
 
@@ -184,10 +183,9 @@ def table(metric: str, found: dict[str, Any], words: dict[str, Any]) -> str:
     for way, name in words["ways"].items():
         one = found["ways"][way]
         reached, seeds = one["reached"], sum(row["way"] == way for row in found["rows"])
-        seconds = one["seconds_to_target"]
-        until = words["never"] if seconds is None else told.duration(seconds)
+        until = told.duration(one["seconds_to_target"])
         if reached < seeds:
-            until = words["of"].format(seconds=until, reached=reached, seeds=seeds)
+            until = words["of"].format(reached=reached, seeds=seeds)
         value = one["metric"]
         rows.append(
             [
@@ -209,7 +207,7 @@ def lessons(found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
     yield from failures(found, words)
     saved = found["ways"]["strict"]["seconds"] - found["ways"]["plan"]["seconds"]
     seconds = told.duration(found["tune_seconds"])
-    if saved > 0:
+    if found["plan"] and found["speed"]["strict"]["low"] > 1 and saved > 0:
         yield words["cost"].format(seconds=seconds, runs=-int(-found["tune_seconds"] // saved))
     else:
         yield words["cost_nothing"].format(seconds=seconds)
@@ -230,7 +228,8 @@ def failures(found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
         for trial in single:
             if trial["status"] == status:
                 names = by_reason.setdefault(trial["reason"], [])
-                names += [name for name in trial["techniques"] if name not in names]
+                now = [RENAMED.get(name, name) for name in trial["techniques"]]
+                names += [name for name in now if name not in names]
         if by_reason:
             told_reasons = [
                 f"{', '.join(f'`{name}`' for name in names)} ({reason})"

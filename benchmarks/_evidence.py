@@ -61,7 +61,8 @@ WORDS = {
         "errs": "{median:.0%} (18% demanded), {card} {worst:.0%} (35% demanded); by TFLOPS {tflops:.0%}; "
         "{inside:.0%} in the interval (75-85% demanded)",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
-        "gpu_memory": "The same against torch's CUDA allocator, {pairs} pairs: in 3 % (reserved: 8 %)",
+        "gpu_memory": "A step's predicted peak memory beside that of torch's CUDA allocator, run without a "
+        "GPU, {pairs} pairs of network and plan: within 3 %; what it reserves within 8 %",
         "blocks": "`{job}`: more time a step at {shares} % of the activation memory, by decisions for blocks",
         "exact": "`{job}`: the same, by whatever changes no bit",
         "rounding": "`{job}`: the same, rounding allowed",
@@ -146,7 +147,8 @@ WORDS = {
         "errs": "{median:.0%}（要求 18%），{card} {worst:.0%}（要求 35%）；只看 TFLOPS：{tflops:.0%}；"
         "{inside:.0%} 在区间内（要求 75–85%）",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
-        "gpu_memory": "同上，对照 PyTorch 的 CUDA 分配器（无 GPU），{pairs} 组：误差在 3 % 以内（保留：8 %）",
+        "gpu_memory": "一步训练峰值内存的预测，对照 PyTorch 的 CUDA 分配器（无 GPU），"
+        "{pairs} 组网络与方案：误差在 3% 以内；其保留的内存在 8% 以内",
         "blocks": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（仅对各模块作选择，逐位相同）",
         "exact": "`{job}`：同上，允许任何逐位相同的方法",
         "rounding": "`{job}`：同上，允许舍入误差",

@@ -45,13 +45,14 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    passed = sum(test["outcome"] == "passed" for test in row["tests"].values())
+    outcomes = [test["outcome"] for test in row["tests"].values()]
+    passed, skipped = (outcomes.count(outcome) for outcome in ("passed", "skipped"))
     cells = (
         str(row["row"]),
         row["fault"],
         row["expected"],
         row["result"],
         figures(row["figures"]),
-        f"{passed} of {len(row['tests'])}",
+        f"{passed} of {len(outcomes)}" + (f", {skipped} skipped" if skipped else ""),
     )
     return f"| {' | '.join(cells)} |"

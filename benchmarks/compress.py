@@ -39,7 +39,7 @@ from vivace.processes.launch import Child, Source
 from vivace.serving.calls import Calls
 from vivace.serving.forms import BY_NAME
 from vivace.serving.making import in_process
-from vivace.serving.serve import Opened, in_torch, opened
+from vivace.serving.serve import Opened, in_torch, opened, without_telemetry
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parent / "runs" / "bench-compress"
@@ -251,8 +251,6 @@ def by_onnxruntime(hand: Hand, folder: Path) -> Opened:
 
 def by_openvino(hand: Hand, folder: Path) -> Opened:
     """NNCF's post-training quantization in OpenVINO as it comes."""
-    from vivace.serving.files import without_telemetry
-
     without_telemetry()
     import nncf
     import openvino

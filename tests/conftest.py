@@ -185,7 +185,7 @@ def _threads_as_before():
 def _no_pace():
     """What tests compile, many at a time, says nothing of how fast this machine compiles."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vivace.tuning.pace.cache_folder", lambda: Path(os.devnull))
+        patch.setattr("vivace.measuring.pace.cache_folder", lambda: Path(os.devnull))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -10,11 +11,11 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from vivace.errors import FolderError
+from vivace.errors import FolderError, is_full_disk
 
 LOCK = "lock"
 FULL_BYTES = 2**20  # a disk on which a write failed and no more is free
@@ -60,6 +61,20 @@ def open_own(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise FolderError(f"'{path}' is not a file: remove it")
     return descriptor
+
+
+@contextlib.contextmanager
+def full_disk_told(folder: Path) -> Iterator[None]:
+    """Let a command that writes into its folder, and temporary files, say so where a disk is full.
+
+    Raises FolderError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        raise FolderError(f"a disk is full, that of '{folder}' or of '{tempfile.gettempdir()}'") from None
 
 
 def read_own(path: Path) -> bytes:

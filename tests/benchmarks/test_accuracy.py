@@ -197,8 +197,16 @@ def test_a_case_says_what_helped_what_did_not_and_what_to_do(file):
     assert "`ddp` (one device is here)" in page
     assert "entities" not in page  # not trained to its end yet
     assert _cases.WORDS[file]["take"][:12] in page
-    assert _cases.WORDS[file]["doubt"] in _cases.page([record(shift=-0.05)], [], file)
-    assert _cases.WORDS[file]["leave"][:24] in _cases.page([record(plan_seconds=100.0)], [], file)
+    worse, left = (
+        _cases.page([record(**of)], [], file) for of in ({"shift": -0.05}, {"plan_seconds": 100.0})
+    )
+    assert _cases.WORDS[file]["doubt"] in worse
+    assert _cases.WORDS[file]["of"].format(reached=0, seeds=SEEDS) in worse
+    assert _cases.WORDS[file]["leave"][:24] in left
+    free = _cases.WORDS[file]["cost_nothing"].format(
+        seconds="1 min 30 s"
+    )  # no gain beyond noise pays it back
+    assert (free in page, free in left) == (False, True)
     assert _cases.WORDS[file]["none"] in _cases.page([], [], file)
     failed = record()
     failed["recipes"]["digits"] = {"margin": 0.01, "rows": [], "failed": "the disk is full"}

@@ -86,4 +86,6 @@ def test_the_page_holds_every_row_and_what_is_left():
     assert "| 7 | a flood | dry | partly | 1,200 kills | 1 of 2 |" in text
     assert "of 1 rows 1 partly. In all 1,200 kills, 0 bytes lost, in 2 tests" in text
     assert "- 7, a flood: the cellar." in text
+    row["tests"]["b"]["outcome"] = "skipped"
+    assert "| 1 of 2, 1 skipped |" in _faults.page([record])
     assert "No record yet" in _faults.page([])

@@ -113,6 +113,11 @@ def test_a_trial_that_wanted_memory_says_so():
     assert " ".join(lines).endswith("channels_last, while the GPU's memory was full 3 times")
 
 
+def test_a_notice_is_in_letters_that_every_terminal_has():
+    (line,) = shown(TrainProgress(), ("notice", {"text": "rank 1 is 5.03\u00d7 slower (4.50\u20135.60)"}))
+    assert line == "rank 1 is 5.03x slower (4.50-5.60)"
+
+
 def test_without_a_terminal_a_long_epoch_tells_a_line_a_minute(monkeypatch):
     monkeypatch.setattr(progress_module, "A_LINE_SECONDS", 0.0)
     begun = ("begin", {"step": 0, "epochs": 3, "steps": 96, "steps_per_epoch": 32})

@@ -37,6 +37,9 @@ def test_another_search_is_not_gone_on_with(tmp_path):
     Journal(tmp_path / "forms.jsonl", ASKED).begin()
     with pytest.raises(InputError, match="has batch 1, not 8: resume it with what was asked then"):
         Journal(tmp_path / "forms.jsonl", {**ASKED, "batch": 8}).recall()
+    Journal(tmp_path / "forms.jsonl", {**ASKED, "metric": 0.93}).begin()
+    with pytest.raises(InputError, match=r"has metric 0\.93, not 0\.95"):
+        Journal(tmp_path / "forms.jsonl", {**ASKED, "metric": 0.95}).recall()
     (tmp_path / "forms.jsonl").write_text("[1]\n")
     with pytest.raises(InputError, match="not what vivace compress wrote"):
         Journal(tmp_path / "forms.jsonl", ASKED).recall()

@@ -11,7 +11,8 @@ import vivace
 from vivace.compressing import bench, finding
 from vivace.compressing.answering import answer
 from vivace.compressing.page import front
-from vivace.errors import InputError
+from vivace.errors import FolderError, InputError
+from vivace.files import take_lock
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
 from vivace.serving.files import digest
@@ -185,6 +186,16 @@ def test_bad_input(trained, tmp_path, options, sentence):
     with pytest.raises(InputError, match=sentence):
         vivace.compress(reference, out=tmp_path / "out", **{"run": run, **options})
     assert not Path(tmp_path / "out").exists()
+
+
+def test_two_searches_do_not_share_a_folder(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"job": "x.py:job", "steps": 1}))
+    folder = tmp_path / "out"
+    (folder / "forms").mkdir(parents=True)
+    (folder / "forms" / "onnx_fp32.onnx").write_text("the other's")
+    with take_lock(folder, "compress"), pytest.raises(FolderError, match="another compress is running"):
+        vivace.compress("x.py:job", run=tmp_path, out=folder)
+    assert (folder / "forms" / "onnx_fp32.onnx").exists()
 
 
 def test_auto_is_a_tenth_of_the_training():

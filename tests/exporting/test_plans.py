@@ -140,3 +140,6 @@ def test_the_command_prints_python_alone(tmp_path):
     assert wrong.returncode == 2
     assert "not 'keras'" in wrong.stderr
     assert not wrong.stdout
+    ignored = subprocess.run([*words, "--out", "there"], capture_output=True, text=True, timeout=300)
+    assert ignored.returncode == 2
+    assert "leave --job and --out out" in ignored.stderr

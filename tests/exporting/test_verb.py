@@ -1,6 +1,11 @@
 """`vivace export`: a file for a runtime, which a fresh process proves to be the model, or not."""
 
+import dataclasses
+import errno
 import json
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import vivace
-from vivace.errors import AnswerIsNo, CheckpointError, InputError
+from vivace.errors import AnswerIsNo, CheckpointError, ChildFailed, FolderError, InputError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
 from vivace.exporting.source import subject_of
+from vivace.files import take_lock
 from vivace.serving.envelope import Check
 
 
@@ -85,12 +91,12 @@ def test_a_metric_that_may_be_lost_is_not_kept():
     assert "metric" in reason
 
 
-def compressed(tmp_path, reference, run, *, margin, status):
+def compressed(tmp_path, reference, run, *, margin, status, name="openvino_bf16"):
     """The folder of a compression with one form, without measuring."""
     folder = tmp_path / f"compressed-{margin}"
     folder.mkdir()
     one = {
-        "name": "openvino_bf16",
+        "name": name,
         "status": status,
         "reason": "too slow",
         "ratio": {"estimate": 2.0},
@@ -182,6 +188,92 @@ def test_bad_input(trained, tmp_path):
         vivace.export(run, to="tflite", out=tmp_path / "a")
     with pytest.raises(InputError, match="neither of a vivace compress"):
         vivace.export(tmp_path, to="onnx", out=tmp_path / "b")
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run's folder, as far as it is read before anything is loaded."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "x.py").write_text("")
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"job": str(tmp_path / "x.py:job"), "steps": 1}))
+    return tmp_path / "run"
+
+
+def test_nothing_that_is_not_proven_is_left(run_folder, tmp_path, monkeypatch):
+    def dies(subject, source, folder, scratch):
+        for name in ("model.onnx", "weights.safetensors", "export.log"):
+            (folder / name).write_text("")
+        raise ChildFailed("a fresh process cannot serve 'model.onnx'")
+
+    monkeypatch.setattr(proving, "_proven", dies)
+    with pytest.raises(ChildFailed, match="cannot serve"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"export.log", "lock"}
+
+
+def test_a_full_disk_is_told_as_such(run_folder, tmp_path, monkeypatch):
+    def full(subject, source, folder, scratch):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(proving, "_proven", full)
+    with pytest.raises(FolderError, match="a disk is full"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+
+
+def test_two_exports_do_not_share_a_folder(run_folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.onnx").write_text("the other's")
+    with take_lock(tmp_path / "out", "export"), pytest.raises(FolderError, match="another export is running"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+    assert (tmp_path / "out" / "model.onnx").read_text() == "the other's"
+
+
+def test_the_call_names_every_input():
+    inputs = tuple({"name": f"input_{k}", "dtype": "float32", "shape": [None, 3]} for k in range(2))
+    calls = {
+        runtime: dict(answer(carded(form, runtime=runtime, inputs=inputs)).parts)["call"]
+        for form, runtime in (("onnx_fp32", "onnx"), ("openvino_bf16", "openvino"), ("aoti_fp32", "aoti"))
+    }
+    assert calls["onnx"].endswith('.run(None, {"input_0": input_0, "input_1": input_1})')
+    assert calls["openvino"].endswith('"bf16"})({"input_0": input_0, "input_1": input_1})')
+    assert calls["aoti"].endswith("(input_0, input_1)")
+
+
+def test_a_compiled_form_is_to_be_compiled_again():
+    """Its speed was measured so; as the program is written, it is slower than the model as it is."""
+    parts = dict(answer(carded("eager_bf16")).parts)
+    assert "compile" not in parts["call"]
+    assert "before it" not in parts
+    parts = dict(answer(carded("compiled_bf16")).parts)
+    assert parts["before it"] == "torch._inductor.config.freezing = True"
+    assert "torch.compile(torch.export.load(" in parts["call"]
+    assert "import" in dict(answer(carded("compiled_int8")).parts)["before it"]
+
+
+def carded(form, runtime="torch", **changes):
+    """A model card of a form that was proven."""
+    scene = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "found.py"))
+    found = dataclasses.replace(scene["exported"](), **changes)
+    return dataclasses.replace(found, form=form, runtime=runtime, numbers=form.rpartition("_")[2])
+
+
+def test_what_the_card_says_of_a_compiled_form_in_int8_runs(trained, tmp_path):
+    """In a process that knows the file and the card alone; it answers as the proof's own process does."""
+    reference, run = trained("job")
+    folder = compressed(tmp_path, reference, run, margin=0.5, status="kept", name="compiled_int8")
+    found = vivace.export(folder, to="torch", out=tmp_path / "out")
+    assert found.kept, found.reason
+    parts = dict(answer(found).parts)
+    lines = [
+        "import torch",
+        *parts["before it"].split("; "),
+        "input_0 = torch.arange(36.0).reshape(1, 1, 6, 6) / 36",
+        'plain = torch.export.load("model.pt2").module()(input_0)',
+        parts["call"].replace("torch.no_grad(): ", "torch.no_grad(): found = "),
+        "assert torch.allclose(found[0], plain[0], atol=0.1) and not found[0].requires_grad",
+    ]
+    script = "\n".join(lines)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "out", check=True, timeout=600)
 
 
 def test_a_missing_package_is_named(trained, tmp_path, monkeypatch):

@@ -334,7 +334,7 @@ def test_spending_is_what_it_says(turned):
     assert spent.steps_until(1.2, 0.001) > 1000
     assert not spent.pays(1.0, 640.0)
     assert spent.pays(1.0, 650.0)
-    assert Spending(turned.clock, is_free=True).affords(1e9, 1.0)
+    assert Spending(turned.clock, free_seconds=60.0).affords(1e9, 1.0)
 
 
 def test_a_promise_must_be_twice_what_it_costs_and_may_cost_a_quarter_of_it(turned):
@@ -352,7 +352,7 @@ def test_a_promise_must_be_twice_what_it_costs_and_may_cost_a_quarter_of_it(turn
     assert spent.allowed(0.001) - before == pytest.approx(spending.HOPED_SHARE * spent.hoped, rel=1e-3)
     spent.promises(1e9, 1.0, 1e9)  # however much: no more than the run has earned
     assert spent.allowed(0.001) - before <= 101.0 / spending.HOPED_PATIENCE
-    assert Spending(turned.clock, is_free=True).promises(1.0, 1e9, 0.0)
+    assert Spending(turned.clock, free_seconds=60.0).promises(1.0, 1e9, 0.0)
 
 
 def test_what_a_plan_makes_the_first_time_does_not_count_against_it(timed):

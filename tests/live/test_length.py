@@ -5,6 +5,7 @@ import functools
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vivace.live.length import Length
 
@@ -77,10 +78,25 @@ def open_end(step):
         number += 1
 
 
+def epochs_of_slices(step):
+    ids, length = torch.zeros(2, 125), 5
+    for _epoch in range(3):
+        for _first in range(0, ids.size(1) - length, length):
+            step()
+
+
+def epochs_of_unknown_length(step):
+    for _epoch in range(6):
+        number = 0
+        while number < 50:
+            step()
+            number += 1
+
+
 OF_PASSES = (epochs_of_settings, epochs_of_a_table)
 
 
-@pytest.mark.parametrize("train", [epochs_of_settings, epochs_of_a_table, steps_alone])
+@pytest.mark.parametrize("train", [epochs_of_settings, epochs_of_a_table, steps_alone, epochs_of_slices])
 def test_loops_over_ranges_say_how_long_they_are(train):
     said, count = looked(train)
     assert set(said[1:]) == {count}
@@ -90,6 +106,14 @@ def test_what_is_said_is_never_more_than_comes():
     said, count = looked(trained_by_methods)
     assert max(said) <= count
     assert said[2] > count / 2
+
+
+def test_an_epoch_is_as_long_as_those_before_it():
+    said, count = looked(epochs_of_unknown_length)
+    after_two = [number for number, steps in zip(said, range(8, count, 8), strict=False) if 120 < steps < 250]
+    assert count * 0.7 < min(after_two)
+    assert max(said) <= count
+    assert said[-1] < count * 1.05  # the last epoch promises no other
 
 
 def test_what_says_nothing_is_not_guessed():
@@ -107,7 +131,6 @@ def test_code_without_a_source_says_nothing():
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 def test_lightning_says_its_epochs():
     lightning = pytest.importorskip("lightning.pytorch")
-    torch = pytest.importorskip("torch")
 
     class Module(lightning.LightningModule):
         def __init__(self, step):

@@ -235,8 +235,8 @@ def test_a_wrong_update_never_acts(led, monkeypatch):
     """A plan that steps otherwise is seen where the update alone is kept."""
     original = Hosted.__init__
 
-    def wrong(self, plan, root, optimizer, machine):
-        original(self, plan, root, optimizer, machine)
+    def wrong(self, plan, root, optimizer, machine, **keywords):
+        original(self, plan, root, optimizer, machine, **keywords)
         if "fused_optimizer" in plan.names:
             for group in optimizer.param_groups:
                 group["lr"] *= 1.02

@@ -35,6 +35,11 @@ def test_what_was_found_too_late_claims_no_seconds():
     assert not answer.figure
     assert "too late" in answer.sentence
     assert "One compared step" in answer.same
+    given = {**FASTER, "tried": [{"plan": {}, "answer": "given"}]}
+    answer = answer_of({**given, "saved_seconds": 0.1}, "python a.py")
+    assert "Too short a run for the plan" in answer.sentence
+    answer = answer_of({**given, "saved_seconds": -9.0}, "python a.py")
+    assert "9 s longer for being looked at: the plan's start took longer" in answer.sentence
     others = answer_of({**FASTER, "saved_seconds": None}, "python a.py")
     assert others.figure == "1.50\N{MULTIPLICATION SIGN} as fast"
     assert "no seconds are claimed" in others.sentence

@@ -144,3 +144,14 @@ def test_room_that_was_not_used_is_free_again_and_empty(store):
     assert (again.offset, bytes(again.view)) == (room.offset, bytes(1000))
     assert store.publish(KEYS[1], again)
     assert bytes(store.get(KEYS[1], 1000)) == bytes(1000)
+
+
+def test_a_full_disk_leaves_no_file_open_that_others_wait_for(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(Refused, match="No space left on device"):
+        SharedStore(1 << 20, tmp_path / "store")
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import vivace
 from vivace.inspection import inspect
-from vivace.observing.observe import kept_by_graphs, observe
+from vivace.observing.observe import kept_by_graphs, live_bytes, observe
 from vivace.observing.reference import PARTS, profile_reference
 from vivace.plan import Plan
 from vivace.session.opening import attach, start
@@ -235,3 +235,18 @@ def test_the_limit_of_loading_is_said_beforehand(monkeypatch):
     assert reference._loading_limit({**parts, "data": 0.02}, 100, loader).endswith(": one core feeds it")
     assert reference._loading_limit(parts, 100, torch.utils.data.DataLoader(range(8), num_workers=1)) == ""
     assert reference._loading_limit(parts, 100, [1, 2]) == ""
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("places", [12, 13])
+def test_sparse_tensors_count_by_what_they_consist_of(places):
+    rows, columns, numbers = torch.arange(7), torch.arange(6), torch.ones(6)
+    edges = torch.sparse_csr_tensor(rows, columns, numbers, (6, 6), check_invariants=True)
+    if places == 12:
+        edges = torch.sparse_coo_tensor(
+            torch.stack([columns, columns]), numbers, (6, 6), check_invariants=True
+        )
+    model = nn.Linear(8, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(Plan(), model=model, optimizer=optimizer, loss=lambda m, b: m(b[0]).mean()) as session:
+        assert live_bytes(session, (torch.ones(6, 8), edges)) == 4 * (8 + 48 + 6) + 8 * places

@@ -1,12 +1,15 @@
 """Outputs that differ by rounding are kept; others, wrong shapes and numbers that are not finite are not."""
 
+import dataclasses
+
 import numpy
 import pytest
 import torch
 from torch import nn
 
 from vivace.serving.calls import Flat
-from vivace.serving.envelope import ROUNDOFF, compare, names_of, run, shadows
+from vivace.serving.envelope import ROUNDOFF, compare, distance, names_of, run, shadows
+from vivace.tensors.trees import tensors
 
 
 class Two(nn.Module):
@@ -74,6 +77,54 @@ def test_what_cannot_be_compared(model, calls):
     assert "not finite" in checks[1].problem
     (check,) = judged(model, calls, lambda expected: expected[:-1])
     assert "2 calls were answered of 3" in check.problem
+
+
+def test_another_number_of_outputs_is_told(model, calls):
+    checks = judged(model, calls, lambda expected: [arrays[:1] for arrays in expected])
+    assert [check.problem for check in checks] == ["the model returns 2 tensors, and 1 came back"]
+
+
+class Masked(nn.Module):
+    """Some outputs are minus infinity, as those of a mask are, and none where there is no number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = Two().layers
+
+    def forward(self, x):
+        logits = self.layers(x)
+        mask = torch.tensor([0.0, 0.0, 0.0, 0.0, -torch.inf])
+        return logits + mask, torch.where(x[:, :5] > 0, logits, torch.nan)
+
+
+def test_a_masks_infinities_are_compared_as_such(calls):
+    model = Flat(Masked(), ((torch.ones(1, 20),), {}))
+    assert all(numpy.isfinite(width) and width > 0 for width in shadows(model, calls, ROUNDOFF["fp32"]))
+    assert [c.kept for c in judged(model, calls, lambda expected: expected)] == [True, True]
+    checks = judged(model, calls, lambda expected: [[a * 1.001, b * 1.001] for a, b in expected])
+    assert [check.kept for check in checks] == [False, False]
+    checks = judged(model, calls, lambda expected: [[-a, numpy.nan_to_num(b)] for a, b in expected])
+    assert [(check.kept, check.largest) for check in checks] == [(False, numpy.inf)] * 2
+
+
+def test_the_imaginary_part_counts():
+    one = numpy.array([1 + 1j, 2.0])
+    assert distance([one], [one]) == 0.0
+    assert distance([one], [one.conj()]) == pytest.approx(1.0)
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: torch.Tensor
+    mean: torch.Tensor = dataclasses.field(init=False)
+
+
+def test_every_tensor_has_a_name():
+    found = Answer(torch.ones(2))
+    for returned in (found, {"a": found, "b": None}):
+        assert len(names_of(returned)) == len(list(tensors(returned))) == 1
+    found.mean = torch.ones(1)
+    assert names_of(found) == ["output.logits", "output.mean"]
 
 
 def test_outputs_are_called_as_a_person_would_index_them():

@@ -103,6 +103,12 @@ def test_margins():
     assert parse_margin("10%", -2.0) == pytest.approx(0.2)
 
 
+def test_a_share_of_nothing():
+    assert parse_margin("0.005", 0.0) == 0.005
+    with pytest.raises(InputError, match=r"the metric is 0, of which 0\.5% is nothing"):
+        parse_margin("0.5%", 0.0)
+
+
 @pytest.mark.parametrize("margin", ["half", "-1%", "0", "nan", ""])
 def test_bad_margins(margin):
     with pytest.raises(InputError, match="margin"):

@@ -305,3 +305,26 @@ def test_a_step_that_failed_half_way_adds_nothing_to_the_next():
         session.step(second)
     for name, weight in wanted.state_dict().items():
         assert torch.allclose(weight, mine.state_dict()[name], atol=1e-6)
+
+
+def test_gradients_that_somebody_left_are_no_part_of_a_step():
+    """Such as those of the loop before, or of a metric that attacks the model."""
+    mine, wanted, batches = network(), network(), loader()
+    by_hand(wanted, optimizer_of(wanted), batches)
+    optimizer = optimizer_of(mine)
+    with vivace.attach(Plan(), model=mine, optimizer=optimizer, loss=loss) as session:
+        for batch in batches:
+            loss(mine, batches[-1]).backward()
+            session.step(batch)
+    assert same(wanted.state_dict(), mine.state_dict())
+
+
+def test_what_fails_while_closing_leaves_nothing_else_open():
+    session = vivace.attach(Plan(), model=network(), optimizer=optimizer_of(network()), loss=loss)
+    closed = []
+    session.build.on_close(lambda: closed.append("first"))
+    session.build.on_close(lambda: 1 / 0)
+    session.build.on_close(lambda: closed.append("last"))
+    with pytest.raises(ZeroDivisionError):
+        session.close()
+    assert closed == ["last", "first"]

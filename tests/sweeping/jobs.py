@@ -183,6 +183,16 @@ def crowded(lr: float = 0.1, lock: str = "") -> vivace.Job:
     return dataclasses.replace(job(lr), loss=held)
 
 
+def divided(lr: float = 0.1) -> vivace.Job:
+    """A job whose steps take the longer, the more threads divide them."""
+
+    def waiting(model, batch):
+        time.sleep(0.02 * torch.get_num_threads())
+        return loss(model, batch)
+
+    return dataclasses.replace(job(lr), loss=waiting)
+
+
 def restless(lr: float = 0.1) -> vivace.Job:
     """A model that cannot be stacked: it draws random numbers of its own."""
     plain = job(lr=lr)

@@ -44,6 +44,13 @@ def test_trials_that_hinder_each_other_run_one_after_another(packed, tmp_path):
     assert "2 side by side are not measured faster" in found.sentence
 
 
+def test_one_after_another_is_as_fast_as_it_can_be(packed):
+    """What divides badly among threads is told no gain that one thread alone would bring."""
+    found = packed("divided", most=2)
+    assert found.ratio.estimate < 2
+    assert (found.workers, found.threads) in ((1, 1), (2, 2))
+
+
 def test_memory_decides_before_speed(packed, monkeypatch):
     monkeypatch.setattr(packing, "free_memory", lambda: 2**20)
     found = packed("patient")

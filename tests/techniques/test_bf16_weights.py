@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 import vivace
 
@@ -233,3 +236,46 @@ def test_an_embedding_with_a_forward_of_its_own_is_refused():
         vivace.attach(
             vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
         )
+
+
+def test_weights_of_a_functional_call_are_those_that_are_used():
+    """Such as fast weights, or the mean of several models."""
+    inner = nn.Linear(12, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 1)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), *inner)
+    tokens = torch.randint(9, (16, 3))
+
+    def loss(model, batch):
+        doubled = {name: 2 * weight for name, weight in model.named_parameters()}
+        return torch.func.functional_call(model, doubled, (batch,)).square().mean()
+
+    found = []
+    for plan in ({}, {"bf16_weights": {}}):
+        mine, seen = copy.deepcopy(model), []
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        plan = vivace.Plan.from_dict(plan)
+        with vivace.attach(plan, model=mine, optimizer=optimizer, loss=loss) as session:
+            seen.append(float(session.step(tokens)))
+        found.append(torch.tensor(seen + [float(p.detach().norm()) for p in mine.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.01)
+
+
+def test_buffers_of_a_functional_call_are_those_that_are_used():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, x):
+            return self.inner(x) * self.scale
+
+    model, inputs = Scaled(), torch.ones(2, 4)
+
+    def loss(model, batch):
+        return torch.func.functional_call(model, {"scale": torch.full((1,), 4.0)}, (batch,)).mean()
+
+    wanted = float(loss(model, inputs).detach())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = vivace.Plan.from_dict({"bf16_weights": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        assert float(session.step(inputs)) == pytest.approx(wanted, rel=0.02)

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -135,3 +137,68 @@ def test_without_weights_nothing_that_a_script_holds_changes(channels):
     assert all("forward" not in vars(module) for module in model)
     handle.remove()
     torch.testing.assert_close(model(images), expected)
+
+
+def fused(clear):
+    """A convolution, and a step of a person's own that trains it."""
+    torch.manual_seed(0)
+    model, images = torch.nn.Conv2d(3, 8, 3), torch.randn(4, 3, 6, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+    def step(_):
+        clear(optimizer)
+        loss = model(images).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize(
+    "clear",
+    [
+        lambda optimizer: optimizer.zero_grad(),
+        lambda optimizer: optimizer.zero_grad(set_to_none=False),  # gradients in the order that they had
+        lambda optimizer: optimizer.load_state_dict(copy.deepcopy(PLAIN)) if PLAIN else None,
+    ],
+    ids=["states", "gradients", "loaded"],
+)
+def test_optimizers_that_nobody_has_named_follow_too(clear):
+    """Those of an own step: they walk through memory as well."""
+    weights = []
+    for plan in (Plan(), Plan([ChannelsLast()])):
+        model, optimizer, step = fused(clear)
+        PLAIN.clear()
+        for _ in range(2):
+            step(None)
+        PLAIN.update(copy.deepcopy(optimizer.state_dict()))
+        with attach(plan, step=step, models=[model]) as session:
+            for _ in range(2):
+                session.step(None)
+        PLAIN.clear()
+        for _ in range(2):
+            step(None)
+        weights.append(model.weight.detach().clone())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+
+
+PLAIN = {}  # the state of the optimizer before the session
+
+
+def test_a_model_that_has_this_order_keeps_it():
+    model = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    before = model.weight.stride()
+    attach(Plan([ChannelsLast()]), step=lambda batch: None, models=[model]).close()
+    assert model.weight.stride() == before
+
+
+def test_a_weight_that_is_computed_is_not_computed_once_more():
+    """Reading one that is normalised moves the estimate of its norm."""
+    model = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Conv2d(3, 8, 3))
+    before = copy.deepcopy(model.state_dict())
+    with attach(Plan([ChannelsLast()]), step=lambda batch: None, models=[model]):
+        assert model.parametrizations.weight.original.is_contiguous(memory_format=torch.channels_last)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.stride() == before[name].stride()

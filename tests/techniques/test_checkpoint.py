@@ -246,6 +246,52 @@ def test_a_graph_that_is_kept_serves_twice():
     assert blocky.differing(*gradients) == []
 
 
+class Neighbours(torch.nn.Module):
+    """Adds up the features of a graph's neighbours, by a sparse matrix that it holds or is given."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.layer, self.relu = torch.nn.Linear(8, 8), torch.nn.ReLU()
+        self.register_buffer("held", held)
+
+    def forward(self, x, given):
+        return self.relu(torch.sparse.mm(given if self.held is None else self.held, self.layer(x)))
+
+
+class Graph(torch.nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Neighbours(held) for _ in range(3))
+
+    def forward(self, x, given):
+        for block in self.blocks:
+            x = block(x, given)
+        return x
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(
+    "plan", [{"checkpoint": {}}, {"checkpoint": {"cheap": ["*"]}}, {"compress_activations": {}}]
+)
+def test_sparse_tensors_are_kept_as_they_are(plan, held):
+    """They have no storage of their own."""
+    torch.manual_seed(0)
+    adjacency, x = torch.eye(6).roll(1, 0).to_sparse(), torch.randn(6, 8)
+    original = Graph(adjacency if held else None)
+    losses = []
+    for each in ({}, plan):
+        model = copy.deepcopy(original)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss(model, batch):
+            return model(batch, adjacency).square().mean()
+
+        plan_of = vivace.Plan.from_dict(each)
+        with vivace.attach(plan_of, model=model, optimizer=optimizer, loss=loss) as session:
+            losses.append([float(session.step(x)) for _ in range(3)])
+    assert losses[1] == (losses[0] if "checkpoint" in plan else pytest.approx(losses[0], rel=0.02))
+
+
 def test_confirmation_names_blocks_and_bytes():
     seen = Observation(
         {}, {}, 0, 0.0, notes={"recomputed_blocks": 2, "released_bytes": {"a": 2**20, "b": 2**19}}

@@ -182,3 +182,21 @@ def test_a_convolution_with_a_forward_of_its_own_stays():
         with attach(plan, model=model, optimizer=optimizer, loss=mean) as session:
             found.append([float(session.step(torch.ones(2, 3, 4, 4))) for _ in range(3)])
     assert found[1] == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("name", ["conv_gemm", "padded_stem", "channels_last"])
+def test_a_convolution_may_be_given_its_input_by_name(name):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 4, 1)
+
+        def forward(self, images):
+            return self.convolution(input=images)
+
+    model, images = Named(), torch.randn(2, 3, 4, 4)
+    wanted = model(images)
+    more = {"weights": False} if name == "channels_last" else {}
+    plan = Plan.from_dict({name: more})
+    with attach(plan, step=lambda batch: None, models=[model]):
+        torch.testing.assert_close(model(images), wanted)

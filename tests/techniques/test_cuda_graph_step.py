@@ -327,3 +327,12 @@ def test_a_session_put_back_to_its_beginning_trains_as_a_new_one(steps_before):
 def test_the_contract_holds_a_captured_step():
     assert check(Plan.from_dict({"cuda_graph_step": {}}), "cnn") == ""
     assert check(Plan.from_dict(GRAPH), "mlp") == ""
+
+
+def test_a_group_without_weights_has_a_rate_too():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([{"params": [], "lr": 0.5}, {"params": [weight]}], lr=0.1)
+    graph = StepGraph(optimizer, Facts(), {})
+    with graph.rates_on_device():
+        assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.5, 0.1])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.1]

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -193,3 +194,19 @@ def test_it_is_refused_by_name_and_proposed_to_nobody():
     with pytest.raises(Refused, match="it changed nothing"):
         FoldEval().confirm(Observation({}, {}, 0, 0.0, notes={"folded_norms": set()}), None)
     assert FoldEval.candidates(None, None) == []
+
+
+@pytest.mark.parametrize("name", ["fold_eval", "padded_stem"])
+def test_a_model_that_is_pickled_meanwhile_holds_nothing_of_vivace(name):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    images = torch.randn(2, 3, 6, 6)
+    with vivace.attach(vivace.Plan.from_dict({name: {}}), step=lambda batch: None, models=[model]):
+        model.eval()(images)
+        pickled = pickle.dumps(model)
+        twin = copy.deepcopy(model)
+    assert b"vivace" not in pickled
+    with torch.no_grad():
+        wanted = model(images)
+        model[0].weight.zero_()
+        for other in (pickle.loads(pickled), twin):
+            torch.testing.assert_close(other(images), wanted)

@@ -80,3 +80,42 @@ def test_bfloat16_comes_first_where_a_gpu_runs_both_at_one_rate():
     profile = plain_profile()
     fp16, bf16 = (find(name).gain(profile, machine) for name in ("fp16_autocast", "bf16_autocast"))
     assert bf16[1] > fp16[1]
+
+
+def test_gradients_that_would_stay_scaled_are_refused():
+    """Clipping would see them, 65,536 times too large, and leave nothing of the others."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def opened():
+        plan = vivace.Plan.from_dict(PLAN)
+        return vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean())
+
+    with pytest.raises(vivace.Refused, match=r"fp16_autocast: the optimizer leaves out '0\.weight'"):
+        opened()
+    model[0].requires_grad_(False)
+    opened().close()
+
+
+def test_complex_weights_are_refused():
+    model = torch.nn.ParameterList([torch.ones(2), torch.ones(2, dtype=torch.complex64)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused, match="fp16_autocast: a weight is complex"):
+        vivace.attach(vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=torch.add)
+
+
+def test_a_step_that_failed_behind_its_gradients_stops_no_later_one(tiny):
+    job, calls = tiny("mlp"), []
+
+    def fails_once(model):
+        calls.append(float(torch.nn.utils.get_total_norm(p.grad for p in model.parameters())))
+        if len(calls) == 1:
+            raise RuntimeError("no more memory")
+
+    with job.open(PLAN, on_gradients=fails_once) as session:
+        with pytest.raises(RuntimeError, match="no more memory"):
+            session.step(job.batches[0])
+        session.step(job.batches[0])
+        session.step(job.batches[1])
+    assert calls[1] == pytest.approx(calls[0], rel=1e-3)
+    assert session.build.facts.skipped_steps == 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -99,3 +101,44 @@ def test_a_complex_weight_is_refused_where_no_kernel_takes_it():
         vivace.attach(vivace.Plan.from_dict({"fused_optimizer": {}}), **parts)
     with vivace.attach(vivace.Plan.from_dict({"fused_optimizer": {"kind": "foreach"}}), **parts) as session:
         session.step(torch.ones(3, 4, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_state_in_another_memory_order_than_its_weight_is_put_into_it(meanwhile):
+    """As of a checkpoint from before the model was laid channels-last: fused kernels walk through memory."""
+    weights, saved = [], {}
+    for plan in ({}, {"fused_optimizer": {}}):
+        torch.manual_seed(0)
+        model, images = torch.nn.Conv2d(3, 8, 3), torch.randn(4, 3, 6, 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(images).square().mean().backward()
+        optimizer.step()
+        saved = saved or copy.deepcopy(optimizer.state_dict())
+        model.to(memory_format=torch.channels_last)
+        plan = vivace.Plan.from_dict(plan)
+        loss = lambda model, batch: model(batch).square().mean()  # noqa: E731
+        with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+            session.step(images)
+            if meanwhile:
+                optimizer.load_state_dict(copy.deepcopy(saved))
+            session.step(images)
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_inside_of_a_larger_tensor_is_refused():
+    """As of a network for colours that becomes one for grey images; fused kernels change its neighbours."""
+    pretrained = torch.nn.Conv2d(3, 8, 3).weight.detach()
+    model = torch.nn.Conv2d(1, 8, 3)
+    model.weight = torch.nn.Parameter(pretrained[:, :1])
+
+    def opened(kind):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = vivace.Plan.from_dict({"fused_optimizer": {"kind": kind}})
+        return vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean())
+
+    opened("foreach").close()
+    with pytest.raises(vivace.Refused, match=r"of the shape \(8, 1, 3, 3\) is a part of a larger tensor"):
+        opened("fused")
+    model.weight = torch.nn.Parameter(pretrained[:, :1].clone())
+    opened("fused").close()

@@ -138,3 +138,17 @@ def test_it_is_offered_where_a_sample_decodes_a_jpeg():
         with start(tried, Plan(), inspect()) as session:
             profile = profile_reference(session, tried, batches)
         assert len(JpegDecoder.candidates(profile, inspect())) == offered
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+@pytest.mark.parametrize("plan", [{"jpeg_decoder": {}}, {"decoded_cache": {"budget_gib": 0.01}}])
+def test_workers_that_go_on_may_be_read_again_after_other_loaders(plan):
+    """As those of the training data after each evaluation."""
+    data, settings = Labelled([jpeg(seed) for seed in range(4)]), {"num_workers": 1}
+    training, *others = (DataLoader(data, persistent_workers=True, **settings) for _ in range(3))
+    with start(TINY_JOBS["mlp"](), Plan.from_dict(plan), inspect()) as session:
+        for _ in range(2):
+            assert len(list(session.batches(training))) == 4
+            for other in others:
+                assert len(list(session.validation(other))) == 4
+        assert not session.build.facts.validation_left_alone

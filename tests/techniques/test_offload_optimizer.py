@@ -94,3 +94,18 @@ def test_confirmation_names_the_bytes():
     assert OffloadOptimizer().confirm(seen, seen) == "1.50 MiB of optimizer state in the host's memory"
     with pytest.raises(vivace.Refused, match="keeps no state"):
         OffloadOptimizer().confirm(Observation({}, {}, 0, 0.0), seen)
+
+
+def test_an_optimizer_whose_state_finds_no_room_is_left_as_it_was(monkeypatch):
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.ones(4)
+    optimizer.step()
+
+    def full(*_, **__):
+        raise MemoryError("no page-locked memory")
+
+    monkeypatch.setattr(torch, "empty_like", full)
+    with pytest.raises(MemoryError):
+        HostedState(optimizer, torch.device("cpu"), 1)
+    optimizer.load_state_dict(optimizer.state_dict())

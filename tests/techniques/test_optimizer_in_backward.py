@@ -163,3 +163,20 @@ def test_weights_that_are_unfrozen_later_are_trained():
 
     wanted, found = weights({}), weights({"optimizer_in_backward": {}})
     assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())
+
+
+def test_a_backward_pass_between_steps_updates_nothing():
+    """Such as that of a metric that attacks the model."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict(PLAN)
+    inputs, before = torch.randn(4, 3), model.weight.detach().clone()
+
+    def loss(model, batch):
+        return model(batch).square().mean()
+
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        loss(model, inputs).backward()
+        assert torch.equal(model.weight, before)
+        session.step(inputs)
+        assert not torch.equal(model.weight, before)

@@ -1,3 +1,6 @@
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
-from vivace.techniques.untried.pinned_prefetch import one_ahead, pinning
+from vivace.techniques.untried.pinned_prefetch import _copies, one_ahead, pinning
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 PinnedPrefetch = registry.find("pinned_prefetch")
@@ -50,6 +53,18 @@ def test_a_dataloader_pins_while_it_is_read_for_a_gpu_and_is_given_back():
         assert loader.pin_memory
         each.__exit__(None, None, None)
     assert not loader.pin_memory
+
+
+def test_lengths_of_a_packed_sequence_stay_on_the_cpu(monkeypatch):
+    """No stream uses their memory."""
+    stream = SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1), torch.ones(1, 1)])
+    begin, complete = _copies(torch.device("cpu"))
+    assert torch.equal(complete(begin(packed)).batch_sizes, torch.tensor([2, 1]))
 
 
 @pytest.mark.gpu

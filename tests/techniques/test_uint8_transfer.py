@@ -1,4 +1,6 @@
 import dataclasses
+import gc
+import multiprocessing
 from typing import ClassVar
 
 import pytest
@@ -130,3 +132,27 @@ def test_a_run_has_the_same_metric_and_nothing_to_tell(tmp_path, one_thread):
     runs = [vivace.train(made, plan, out=tmp_path / plan.id) for plan in (Plan(), Plan([Uint8Transfer()]))]
     assert runs[0].metric == runs[1].metric
     assert runs[1].notices == ()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_two_loaders_are_finished_each_in_its_own_way(session, together):
+    ways = NORMALIZE, transforms.Normalize((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    data = [FakeData(8, (3, 8, 8), 4, transforms.Compose([transforms.ToTensor(), way])) for way in ways]
+    loaders = [DataLoader(one, batch_size=4) for one in data]
+    wanted = [next(iter(loader))[0] for loader in loaders]
+    passes = [session.batches(loader) for loader in loaders]
+    if not together:
+        passes = [session.batches(loader) for loader in loaders]  # a later pass over the first one
+    for expected, batches in zip(wanted, passes, strict=True):
+        assert torch.equal(session.place(next(batches))[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+def test_persistent_workers_end_with_the_session():
+    loader = DataLoader(dataset(NORMALIZE), batch_size=16, num_workers=1, persistent_workers=True)
+    session = start(pictures(), Plan([Uint8Transfer()]), inspect())
+    assert len(list(session.batches(loader))) == 2
+    (worker,) = multiprocessing.active_children()
+    session.close()
+    gc.collect()
+    assert worker not in multiprocessing.active_children()

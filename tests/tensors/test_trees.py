@@ -1,16 +1,18 @@
 """Trees of tensors, modules that models share, and optimizers that get more to do."""
 
 import dataclasses
-from collections import defaultdict
+from collections import UserDict, defaultdict
 
 import numpy
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from vivace.errors import Refused
 from vivace.tensors.modules import patched
 from vivace.tensors.optimizers import switch_optimizer
-from vivace.tensors.trees import batch_size, joined, map_tensors, split, tensors
+from vivace.tensors.trees import batch_size, digest, joined, map_tensors, split, tensors
 
 
 def test_a_dictionary_of_another_kind_stays_one():
@@ -21,6 +23,25 @@ def test_a_dictionary_of_another_kind_stays_one():
     assert float(batch["x"][0]) == 1.0
 
 
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_dictionary_of_a_persons_own_keeps_what_else_it_holds(kind):
+    class Own(kind):
+        def __init__(self, x, source):
+            super().__init__(x=x)
+            self.source = source
+
+    batch = Own(torch.ones(2), "a file")
+    found = map_tensors(batch, lambda tensor: tensor + 1)
+    assert (type(found), found.source) == (Own, "a file")
+    assert (float(found["x"][0]), float(batch["x"][0])) == (2.0, 1.0)
+
+
+def test_numbers_that_are_conjugated_when_they_are_read_have_a_digest():
+    spectrum = torch.fft.rfft(torch.randn(2, 8)).conj()
+    for lazy, plain in ((spectrum, spectrum.resolve_conj()), (spectrum.imag, spectrum.imag.resolve_neg())):
+        assert digest([lazy]) == digest([plain.clone()])
+
+
 def test_a_packed_sequence_keeps_its_lengths_as_they_are():
     packed = pack_padded_sequence(torch.randn(3, 2, 4), torch.tensor([2, 3]), enforce_sorted=False)
     found = map_tensors(packed, torch.Tensor.double)
@@ -28,6 +49,15 @@ def test_a_packed_sequence_keeps_its_lengths_as_they_are():
     assert torch.equal(found.batch_sizes, packed.batch_sizes)
     assert torch.equal(found.sorted_indices, packed.sorted_indices)
     nn.LSTM(4, 2).double()(found)
+
+
+def test_packed_sequences_are_counted_and_neither_cut_nor_joined():
+    """Their rows are steps in time; joined by rows, every second batch would be left out."""
+    batch = pack_padded_sequence(torch.randn(3, 2, 4), torch.tensor([3, 2])), torch.zeros(2)
+    assert batch_size(batch) == 2
+    assert joined([batch, batch]) is None
+    with pytest.raises(Refused, match="a packed sequence cannot be cut into pieces"):
+        split(batch, 1)
 
 
 def test_a_module_that_two_models_share_is_its_own_again():

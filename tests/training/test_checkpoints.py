@@ -10,6 +10,7 @@ import torch
 
 from vivace.errors import CheckpointError, FolderError
 from vivace.training.checkpoints import Checkpoints, Position, _digest
+from vivace.training.resuming import load_into
 
 
 @pytest.fixture
@@ -269,3 +270,20 @@ class TestFullDisk:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
         assert checkpoints.newest().position.step == 1
+
+
+def test_a_state_that_was_saved_in_another_memory_order_is_none_for_a_fused_optimizer():
+    """As after a run under `channels_last` that goes on under the reference."""
+    weights = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2, generator=generator))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
+        weight.grad = torch.randn(4, 3, 2, 2, generator=generator)
+        optimizer.step()
+        state = optimizer.state_dict()
+        momentum = state["state"][0]["momentum_buffer"].clone(memory_format=order)
+        load_into(optimizer, {**state, "state": {0: {"momentum_buffer": momentum}}}, "the optimizer")
+        optimizer.step()
+        weights.append(weight.detach())
+    assert torch.equal(*weights)

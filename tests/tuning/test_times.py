@@ -8,17 +8,15 @@ import pytest
 from vivace.inspection import store
 from vivace.ledger import Code, Ratio, Trial
 from vivace.measuring.budget import BUDGETS
+from vivace.measuring.pace import COMPILING_SECONDS, compiling_pace, compiling_seconds, learn_pace
 from vivace.plan import Plan
 from vivace.technique.registry import find
 from vivace.tuning.objective import Beside, Length
-from vivace.tuning.pace import compiling_pace, learn_pace
 from vivace.tuning.times import (
-    COMPILING_SECONDS,
     ROUNDS,
     Times,
     auto_budget,
     beforehand,
-    compiling_seconds,
     too_short,
 )
 from vivace.verifying.verdict import Verdict
@@ -73,7 +71,7 @@ def test_compiling_takes_about_what_it_took_on_two_cores(operators, seconds):
 
 def test_how_fast_this_machine_compiles_is_learned_from_the_tunings_of_other_jobs(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("vivace.tuning.pace.cache_folder", store.cache_folder)
+    monkeypatch.setattr("vivace.measuring.pace.cache_folder", store.cache_folder)
     assert compiling_pace("here") == 1.0
     cold, warm = trial(COMPILED, 40.0, warmup=33.0), trial(COMPANY, 12.0, warmup=3.0)
     for _ in range(2):
@@ -86,7 +84,7 @@ def test_how_fast_this_machine_compiles_is_learned_from_the_tunings_of_other_job
 
 
 def test_a_tuning_in_which_compiling_was_not_seen_teaches_no_pace(monkeypatch, tmp_path):
-    monkeypatch.setattr("vivace.tuning.pace.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("vivace.measuring.pace.cache_folder", lambda: tmp_path)
     failed = {"status": "failed", "reason": "it ended", "warmup_seconds": None, "ratio": None, "pairs": ()}
     cold = trial(COMPILED, 40.0, warmup=33.0)
     crashed = dataclasses.replace(cold, **failed)

@@ -40,11 +40,14 @@ TuneIt = Annotated[bool, typer.Option("--tune", help="find a plan on the run's o
 Engine = Annotated[
     str | None, typer.Option(metavar="ray", help="several ranks, on a Ray cluster, without torchrun")
 ]
+LaunchTime = Annotated[float | None, typer.Option(help="microseconds of a launch (inspect --measure)")]
+Allowed = Annotated[str, typer.Option(help="largest change of numbers: exact, rounding or semantics")]
 JobOrScript = Annotated[
     list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
 ]
 Deadline = Annotated[
-    str | None, typer.Option(metavar="TIME", help="stop with a checkpoint before so long a time, such as 2h")
+    str | None,
+    typer.Option(metavar="TIME", help="stop with a checkpoint before it ran so long, such as 2h"),
 ]
 
 
@@ -231,7 +234,7 @@ def tune(
     runs: Annotated[int, typer.Option(help="how often you will train it")] = 1,
     steps: Annotated[int | None, typer.Option(help="of one training, where its data have no length")] = None,
     memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
-    allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
+    allow: Allowed = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
     device: OnDevice = None,
     details: Details = False,
@@ -445,7 +448,7 @@ def verify(
 ) -> None:
     """Is it the same model under a plan, or after an edit?
 
-    Exit code 1 if not.
+    Exit code 1 if not, or if that cannot be told.
     """
     with screen(as_json, quiet, debug, device, one_speaks=True, forks=True) as out:
         from vivace.command.progress import VerifyProgress
@@ -479,7 +482,7 @@ def advise(
     target: Annotated[str | None, typer.Option(help="length in samples, such as 90M")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="most dollars")] = None,
     deadline: Annotated[str | None, typer.Option(help="most time, such as 12h or 3d")] = None,
-    probability: Annotated[float, typer.Option(help="with which both must be kept")] = 0.8,
+    probability: Annotated[float, typer.Option(help="chance with which both must be kept")] = 0.8,
     gpus: Annotated[str | None, typer.Option(help="cards by name, separated by commas")] = None,
     most: Annotated[int, typer.Option(help="most GPUs of an offer")] = 8,
     precision: Annotated[str, typer.Option(help="auto (mixed), profiled, fp32, tf32 or amp")] = "auto",
@@ -487,7 +490,7 @@ def advise(
         bool | None, typer.Option("--channels-last/--no-channels-last", help="images in that memory order")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="a plan, which says precision and memory order")] = None,
-    launch_us: Annotated[float | None, typer.Option(help="microseconds of a launch (vivace inspect)")] = None,
+    launch_us: LaunchTime = None,
     electricity: Annotated[float, typer.Option(help="US dollars a kWh")] = 0.25,
     prices: Annotated[Path | None, typer.Option(help="your own prices, over the shipped ones")] = None,
     catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,

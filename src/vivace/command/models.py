@@ -45,7 +45,7 @@ def compress(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="train further, such as 10min: for int8 where it loses too much, and pruned",
+            help="train further for so long, such as 10min: for int8 where it loses too much, and pruned",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
@@ -94,7 +94,10 @@ def export(
         Path | None, typer.Argument(metavar="DIR", help="--out of a compress or a train; or give --plan")
     ] = None,
     to: Annotated[
-        str, typer.Option(help="a runtime: onnx, openvino, aoti, torch; words: torch, transformers, ...")
+        str,
+        typer.Option(
+            help="of DIR: onnx, openvino, aoti, torch; of --plan: torch, transformers, lightning, accelerate"
+        ),
     ] = "torch",
     plan: Annotated[
         str | None, typer.Option(metavar="P", help="print a plan as the Python of torch or a trainer")
@@ -102,7 +105,9 @@ def export(
     job: Annotated[
         str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the file and its model card; left out, runs/export")
+    ] = None,
     device: OnlyProcessor = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -125,6 +130,8 @@ def export(
         if (source is None) == (plan is None):
             raise InputError("export takes either the folder of a trained model or --plan with a plan file")
         if plan is not None:
+            if job is not None or out is not None:
+                raise InputError("a plan is printed, of no job and into no folder: leave --job and --out out")
             text = in_words(plan, to)
             shown.document({"to": to, "python": text})
             shown.text(text)
@@ -133,7 +140,7 @@ def export(
         require_torch()  # before anything imports it
         from vivace.exporting.proving import export as write
 
-        result = write(source, to=to, job=job, out=out)
+        result = write(source, to=to, job=job, out=out or "runs/export")
         shown.document(result.to_dict())
         if details:
             shown.show(lambda console: draw_rows(COLUMNS, rows(result), console))

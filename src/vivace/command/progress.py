@@ -13,6 +13,7 @@ from vivace import words
 from vivace.errors import printable
 from vivace.events import Event, EventKind, metric_title
 from vivace.ledger import Trial
+from vivace.pages.answer import in_letters
 from vivace.pages.status import Status
 from vivace.reporting import phrases
 from vivace.verifying.table import COLOURS, headline
@@ -56,7 +57,7 @@ class _Lines:
 
     def _print(self, text: str, style: str = "", indent: int = 0) -> None:
         """One line; on a terminal it is folded between words, `indent` columns behind the time."""
-        line = f"[{time.monotonic() - self._begin:5.0f} s] {printable(text)}"
+        line = f"[{time.monotonic() - self._begin:5.0f} s] {in_letters(printable(text))}"
         if self._status is not None:
             line = textwrap.fill(
                 line,
@@ -245,8 +246,8 @@ class CompressProgress(_Lines):
             self._doing(f"{event.payload['form']}: {event.payload['does']}{at_most}")
         elif event.kind == EventKind.FORM_END:
             form = event.payload["form"]
-            figure = _plain(words.ratio(form.ratio)) if form.ratio else form.status
-            reason = f": {_plain(form.reason)}" if form.reason else ""
+            figure = words.ratio(form.ratio) if form.ratio else form.status
+            reason = f": {form.reason}" if form.reason else ""
             style = "bold" if form.status == "kept" else "dim"
             self._print(f"{figure:>18}  {form.name}{reason}{at_most}", style, indent=20)
 
@@ -290,16 +291,10 @@ def _line(trial: Trial) -> tuple[str, str]:
     plan = phrases.plan_name(trial.techniques, trial.role)
     if trial.ratio is None:
         return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
-    ratio = _plain(words.ratio(trial.ratio))
     note = " measured again in fresh processes" if trial.role == "confirmation" else ""
     if trial.full:
         note += f", while the GPU's memory was full {words.count(trial.full, 'time')}"
-    return f"{ratio:>18}  {plan}{note}", "bold" if trial.ratio.low > 1.0 else ""
-
-
-def _plain(text: str) -> str:
-    """The signs of ratios and intervals in letters that every terminal has: ``2.31x (2.24-2.38)``."""
-    return text.translate({0xD7: "x", 0x2013: "-"})
+    return f"{words.ratio(trial.ratio):>18}  {plan}{note}", "bold" if trial.ratio.low > 1.0 else ""
 
 
 def short(path: str) -> str:

@@ -66,7 +66,7 @@ class Bench:
         self.further = dict[str, tuple[Source, str]]()
         self.deadline = math.inf
         self.batch, self.threads, self.margin = batch, 1, 0.0
-        self.judge = Child(JUDGE, source, {"run": run, "folder": str(folder)}, log=log)
+        self.judge = self._new_judge()
         self.facts: dict[str, Any] = {}
         self._envelopes: dict[str, list[float]] = {}
         self._reference: Server | None = None
@@ -93,6 +93,19 @@ class Bench:
         self._reference.open(self.files, self.batch)
         self._time_once()
 
+    def _revive(self) -> None:
+        """A fresh process for each that has died, as of lack of memory: without it no form can be judged."""
+        assert self._reference is not None
+        if not self._reference.child.alive:
+            self.renew()
+        if not self.judge.alive:
+            self.judge.close()
+            self.judge = self._new_judge()
+            self.judge.ask("record", TIMEOUT)
+
+    def _new_judge(self) -> Child:
+        return Child(JUDGE, self.source, {"run": self.run, "folder": str(self.folder)}, log=self.log)
+
     def _time_once(self) -> None:
         assert self._reference is not None
         self._reference.block(max(1, round(BLOCK_SECONDS / self._reference.step_seconds)))
@@ -100,6 +113,8 @@ class Bench:
     def reference(self) -> Tried:
         """What is known of the model as it is, once others have been timed against it."""
         assert self._reference is not None
+        if not self._reference.child.alive:
+            self.renew()
         times = self._reference.ask("latencies")
         return self._tried(
             BY_NAME[REFERENCE],
@@ -123,6 +138,7 @@ class Bench:
             return self._tried(form, "missing", f"{lacking} {verb} not installed: {EXTRA}")
         begin = time.monotonic()
         try:
+            self._revive()
             written = self._written(form)
             with self._served(form) as server:
                 made_seconds = time.monotonic() - begin

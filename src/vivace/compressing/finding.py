@@ -22,7 +22,7 @@ from vivace.compressing.result import Compressed, Tried, choose
 from vivace.compressing.searching import Search
 from vivace.errors import InputError
 from vivace.events import OnEvent, Tell, teller
-from vivace.files import output_folder, replace_text
+from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -41,7 +41,7 @@ MARGIN = "0.5%"
 DOCUMENT, PAGE, FILES, LOG, JOURNAL = "compress.json", "compress.html", "forms", "forms.log", "forms.jsonl"
 LOOSE = (DOCUMENT, PAGE, LOG, JOURNAL, *(file for way in WAYS for file in way.files()))
 FURTHER_RUNS = tuple(way.name for way in WAYS)
-OWN = (*LOOSE, FILES, *FURTHER_RUNS, "__pycache__")
+OWN = (*LOOSE, FILES, *FURTHER_RUNS, LOCK, "__pycache__")
 
 
 def compress(
@@ -137,7 +137,13 @@ class _Compressing:
 
     def done(self, *, resume: bool) -> Compressed:
         """Search, and write down what was found."""
-        wish, folder = self.wish, _prepared(self.wish.out, resume=resume)
+        folder = output_folder(self.wish.out, OWN)
+        with take_lock(folder, "compress"), full_disk_told(folder):
+            _prepare(folder, resume=resume)
+            return self._found(folder)
+
+    def _found(self, folder: Path) -> Compressed:
+        wish = self.wish
         if self.machine.passed_over:
             self.tell("notice", {"text": self.machine.passed_over})
         run = str(wish.run.absolute())
@@ -177,6 +183,8 @@ class _Compressing:
             "weights": facts["trained"]["sha256"],
             "objective": wish.objective,
             "batch": self.batch,
+            "samples": facts["samples"],
+            "metric": facts["metric"],
             "margin": bench.margin,
             "threads": bench.threads,
             "machine": self.machine.fingerprint,
@@ -254,16 +262,14 @@ def absolute(reference: str) -> str:
     return f"{Path(file).absolute()}{colon}{name}" if file.endswith(".py") else reference
 
 
-def _prepared(out: Path, *, resume: bool) -> Path:
-    """The output folder; with nothing of an earlier result in it, unless that is gone on with."""
-    folder = output_folder(out, OWN)
+def _prepare(folder: Path, *, resume: bool) -> None:
+    """Leave nothing of an earlier result in the output folder, unless that is gone on with."""
     if not resume:
         for name in (FILES, *FURTHER_RUNS):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in LOOSE:
             (folder / name).unlink(missing_ok=True)
     (folder / FILES).mkdir(exist_ok=True)
-    return folder
 
 
 def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: float) -> list[str]:

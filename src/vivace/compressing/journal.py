@@ -45,7 +45,7 @@ class Journal:
         if not isinstance(before, dict):
             raise InputError(f"'{self.path}' is not what vivace compress wrote: leave --resume out")
         for name, value in self.asked.items():
-            if before.get(name) != value:
+            if before.get(name, value) != value:
                 raise InputError(
                     f"the search in '{self.path.parent}' has {name} {before.get(name)}, not {value}: "
                     "resume it with what was asked then, or leave --resume out"

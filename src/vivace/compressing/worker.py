@@ -15,9 +15,9 @@ import torch
 
 from vivace.job import Job
 from vivace.serving import making
-from vivace.serving.calls import write_arrays
+from vivace.serving.calls import outputs_file, read_arrays, write_arrays
 from vivace.serving.effect import effect
-from vivace.serving.forms import Form, form_named
+from vivace.serving.forms import REFERENCE, Form, form_named
 from vivace.serving.maker import Maker
 from vivace.serving.serve import Run, in_torch, opened
 
@@ -118,24 +118,25 @@ class Worker(Maker):
         """Answer every recorded call, and write what is returned."""
         assert self.serve is not None
         assert self.form is not None
-        one_shape = self.form.runtime == "inductor" and not self.calls.ragged
+        one_shape = self.form.runtime == "inductor" and not self.calls.ragged and self._returns_rows()
         answer = self._in_batches if one_shape else self.serve
         write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
         return {}
 
+    def _returns_rows(self) -> bool:
+        """Has each output of the model as it is a row for each sample? A loss, for one, has not."""
+        known = zip(self.calls.inputs, read_arrays(self.folder / outputs_file(REFERENCE)), strict=True)
+        return all(one.shape[:1] == (self.calls.rows_of(given),) for given, each in known for one in each)
+
     def _in_batches(self, arrays: Sequence[numpy.ndarray[Any, Any]]) -> list[numpy.ndarray[Any, Any]]:
         """A call in pieces of the batch that the form was compiled for, the last one filled up."""
         assert self.serve is not None
-        rows = next(len(a) for a, dims in zip(arrays, self.calls.dynamic, strict=True) if 0 in dims)
-        found = []
+        rows, found = self.calls.rows_of(arrays), []
         for start in range(0, rows, self.batch):
             taken = [(start + number) % rows for number in range(self.batch)]
             piece = [a[taken] if 0 in dims else a for a, dims in zip(arrays, self.calls.dynamic, strict=True)]
             found.append(self.serve(piece))
-        return [
-            numpy.concatenate(parts)[:rows] if parts[0].ndim and len(parts[0]) == self.batch else parts[0]
-            for parts in zip(*found, strict=True)
-        ]
+        return [numpy.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]
 
 
 def _ready_seconds() -> float | None:
@@ -159,8 +160,9 @@ def _resident() -> int:
 
 
 def _peak() -> int:
-    """The largest resident size since `clear_refs`."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="ignore").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    """The largest resident size since `clear_refs`; the present one where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="ignore").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return _resident()

@@ -9,13 +9,18 @@ from vivace import words
 from vivace.events import metric_title
 from vivace.exporting.result import Exported
 from vivace.pages.answer import Answer, capital
+from vivace.serving.forms import form_named
 
-CALLS = {
-    "onnx": 'onnxruntime.InferenceSession("{}").run(None, {{"input_0": ...}})',
-    "openvino": 'openvino.Core().compile_model("{}", "CPU", {{"INFERENCE_PRECISION_HINT": "{}"}})(inputs)',
-    "torch": 'torch.export.load("{}").module()(inputs)',
-    "aoti": 'torch._inductor.aoti_load_package("{}")(inputs)',
+CALLS = {  # with the file, the inputs by their order and by their names, and OpenVINO's number format
+    "onnx": 'onnxruntime.InferenceSession("{file}").run(None, {{{named}}})',
+    "openvino": 'openvino.Core().compile_model("{file}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})'
+    "({{{named}}})",
+    "torch": 'torch.export.load("{file}").module()({inputs})',
+    "aoti": 'torch._inductor.aoti_load_package("{file}")({inputs})',
+    "inductor": 'with torch.no_grad(): torch.compile(torch.export.load("{file}").module())({inputs})',
 }
+FROZEN = "torch._inductor.config.freezing = True"  # without it what is compiled packs no weights
+INT8 = "import torch.ao.quantization.fx._decomposed"  # without it no program that quantizes is loaded
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 COLUMNS = ("Output or layer", "Envelopes", "Largest difference", "")
@@ -77,7 +82,18 @@ def _same(found: Exported) -> str:
 def _call(found: Exported) -> tuple[tuple[str, str], ...]:
     if not found.kept:
         return ()
-    return (("call", CALLS[found.runtime].format(Path(found.file).name, HINTS[found.numbers])),)
+    names = [one["name"] for one in found.inputs]
+    own = form_named(found.form).runtime
+    call = CALLS["inductor" if own == "inductor" else found.runtime].format(
+        file=Path(found.file).name,
+        inputs=", ".join(names),
+        named=", ".join(f'"{name}": {name}' for name in names),
+        hint=HINTS[found.numbers],
+    )
+    if own != "inductor":
+        return (("call", call),)
+    before = "; ".join([INT8, FROZEN] if found.numbers == "int8" else [FROZEN])
+    return (("before it", before), ("call", call))
 
 
 def _told(check: dict[str, object]) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vivace.errors import CheckpointError, ChildFailed, InputError, Refused
 from vivace.exporting.page import write_page
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
-from vivace.files import output_folder, replace_text
+from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -27,12 +28,14 @@ from vivace.serving.envelope import Check, compare
 from vivace.serving.files import digest, parts
 from vivace.serving.forms import EXTRA
 from vivace.serving.layers import few_calls
+from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.proof import answers, pieces
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
 CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
-OWN = (CARD, PAGE, WEIGHTS, LOG, "model.*")
+WRITTEN = (CARD, PAGE, WEIGHTS, "model.*")
+OWN = (*WRITTEN, LOG, LOCK)
 DIFFERS = "differs from the model's by more than rounding explains"
 
 
@@ -59,7 +62,8 @@ def export(
             replaced.
 
     Raises InputError, JobError, CheckpointError, FolderError; AnswerIsNo where no form for the runtime may be
-    deployed; ChildFailed where the file cannot be made or served.
+    deployed; Refused where the metric's calls of the model cannot be recorded; ChildFailed where the file
+    cannot be made or served. Then no file is left that nothing has proven.
     """
     require_torch()
     subject = subject_of(Path(source).absolute(), to)
@@ -75,14 +79,22 @@ def export(
     lacking = [*subject.form.missing(), *_without_safetensors()]
     if lacking:
         raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
-    folder = _prepared(Path(out))
-    with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
-        found = _proven(subject, Source(wanted), folder, Path(scratch))
-    found = dataclasses.replace(
-        found, job=wanted if isinstance(wanted, str) else "job", page_path=str(folder / PAGE)
-    )
-    replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-    write_page(found, folder / PAGE)
+    folder = output_folder(Path(out), OWN)
+    with (
+        take_lock(folder, "export"),
+        full_disk_told(folder),
+        tempfile.TemporaryDirectory(prefix="vivace-") as scratch,
+    ):
+        _clear(folder, (*WRITTEN, LOG))
+        try:
+            found = _proven(subject, Source(wanted), folder, Path(scratch))
+            name = wanted if isinstance(wanted, str) else "job"
+            found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
+            replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+            write_page(found, folder / PAGE)
+        except BaseException:
+            _clear(folder, WRITTEN)
+            raise
     return found
 
 
@@ -90,13 +102,11 @@ def _without_safetensors() -> list[str]:
     return [] if importlib.util.find_spec("safetensors") else ["safetensors"]
 
 
-def _prepared(out: Path) -> Path:
-    """The output folder, with nothing of an earlier export in it."""
-    folder = output_folder(out, OWN)
-    for pattern in OWN:
+def _clear(folder: Path, patterns: Sequence[str]) -> None:
+    """Remove what an export has written."""
+    for pattern in patterns:
         for file in folder.glob(pattern):
             file.unlink()
-    return folder
 
 
 def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Exported:
@@ -126,7 +136,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
                 margin=subject.margin or 0.005 * abs(facts["metric"]),
             )
     kept, reason = _answer(checks, layers["checks"], change)
-    rows = [next(len(a) for a, dims in zip(c, calls.dynamic, strict=True) if 0 in dims) for c in asked]
+    rows = list(map(calls.rows_of, asked))
     return Exported(
         job="",
         runtime=runtime,
@@ -136,7 +146,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         hashes={p.name: _sha256(p) for p in sorted((*folder.glob("model.*"), folder / WEIGHTS))},
         kept=kept,
         reason=reason,
-        samples=sum(rows),
+        samples=min(sum(rows), sum(map(calls.rows_of, calls.first(PROOF_SAMPLES)))),
         batches=tuple(sorted(set(rows))),
         checks=tuple(check.to_dict() for check in checks),
         layers=layers,
@@ -208,12 +218,8 @@ def _answer(
 def _inputs(calls: Calls) -> list[dict[str, Any]]:
     """Each input as a caller must give it: dtype, and its shape with None where a length may vary."""
     return [
-        {
-            "name": f"input_{place}",
-            "dtype": str(array.dtype),
-            "shape": [None if d in dims else length for d, length in enumerate(array.shape)],
-        }
-        for place, (array, dims) in enumerate(zip(calls.inputs[0], calls.dynamic, strict=True))
+        {"name": f"input_{place}", "dtype": numbers, "shape": list(shape)}
+        for place, (numbers, shape) in enumerate(calls.fixed)
     ]
 
 

@@ -72,7 +72,7 @@ def _of_compression(folder: Path, to: str) -> Subject:
         raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
     form = form_named(best["name"])
     run, job = _moved(Path(best.get("run") or run), document, folder), best.get("job") or job
-    made = folder / "forms" / form.file if best["file"] else None
+    made = folder / "forms" / form.file if best.get("file") else None
     return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best))
 
 

@@ -12,6 +12,9 @@ from vivace.pages.answer import Answer
 TRIED = "What was tried (speed of a step beside the run as it is)"
 LEAST_SECONDS = 0.5  # saved or lost, to be worth telling
 TOO_LATE = "Found too late to save time in this run"
+FOUND_TOO_LATE = "the plan was found too late to make up for that"
+GIVEN_TOO_SHORT = "Too short a run for the plan to save time"
+GIVEN_TOO_LATE = "the plan's start took longer than it saved"
 BY_PROCESSOR = "the processor's own clock, as others use the processor: no seconds are claimed"
 
 
@@ -44,9 +47,10 @@ def _faster(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
             f"in a step ({words.interval(ratio.low, ratio.high)}), by {BY_PROCESSOR}",
         )
     else:
+        given = any(entry["answer"] == "given" for entry in document["tried"])
+        late, short = (GIVEN_TOO_LATE, GIVEN_TOO_SHORT) if given else (FOUND_TOO_LATE, TOO_LATE)
         longer = _longer(document)
-        found = f"{longer}: the plan was found too late to make up for that" if longer else TOO_LATE
-        figure, sentence = "", f"{found}; a step is {told}"
+        figure, sentence = "", f"{f'{longer}: {late}' if longer else short}; a step is {told}"
     return Answer(
         figure=figure,
         sentence=sentence,

@@ -14,7 +14,7 @@ from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
-OF_CALLS = ("channels_last", "bf16_autocast")  # act on the call of a model
+OF_CALLS = ("channels_last", "bf16_autocast", "compile")  # act on the call of a model
 
 
 def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> list[list[Technique]]:
@@ -33,6 +33,12 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]
     return [group for group in found if group and not any(t.name in own for t in group)]
+
+
+def compiling(own: Collection[str]) -> Technique | None:
+    """What compiles the model's call, where that may be tried, after everything else."""
+    rounds = not torch.are_deterministic_algorithms_enabled()
+    return find("compile")() if rounds and "compile" not in own else None
 
 
 def adding(base: Plan, group: list[Technique]) -> Plan:

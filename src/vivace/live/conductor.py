@@ -19,8 +19,9 @@ from torch import nn
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
 from vivace.live.candidates import adding, additions, lowers, own_settings
+from vivace.live.compiling import Compiling
 from vivace.live.errand import LEDGER, PLAN
-from vivace.live.hosted import Hosted
+from vivace.live.hosted import Hosted, compiles
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
 from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
@@ -44,6 +45,7 @@ OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
+PASSING_SHARE = 0.005  # of a step, that they may take while a run becomes long enough to compile
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
@@ -69,6 +71,7 @@ class Conductor:
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
         self.own = own_settings(loop.seen, root, rest)
+        self.compiling = Compiling(self.own)
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
@@ -331,6 +334,13 @@ class Conductor:
     def _led(self) -> Course:
         cost = yield from self._sought()
         self.is_settled = True
+        while not self.plan.techniques and self.compiling.is_to_come(self.spending):
+            if self.compiling.is_due(self.spending):
+                cost = yield from self._compiled()
+            elif HOOKS * self.hook_seconds > PASSING_SHARE * self.step_seconds:
+                return
+            else:
+                yield Pause(self.plan, WATCH_STEPS)
         if self.plan.techniques:
             yield from self._watch(cost)
 
@@ -341,6 +351,8 @@ class Conductor:
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
         plan = (yield from self._search(proof)) if given is None else self._given(proof, given)
+        if given is None:
+            self.compiling.foretell(proof, self.spending)
         if not plan.techniques:
             return 0.0
         cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
@@ -370,7 +382,9 @@ class Conductor:
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
+        proof.may_compile = True
         verdict = proof.judge(plan)
+        self.spending.compiling += verdict.seconds if compiles(plan) else 0.0
         self._note(plan, "given", verdict)
         if not verdict.kept:
             self.reason = f"the plan is not kept here: {verdict.reason}"
@@ -392,28 +406,46 @@ class Conductor:
             done.add(plan)
             if not (yield from self._worth(plan, ratio, proof.expected_seconds(plan))):
                 continue
-            verdict = proof.judge(plan)
-            if not verdict.kept:
-                self._note(plan, "not_kept", verdict)
-                continue
-            comparison = yield from self._compare(base, plan)
-            if comparison is None:
-                self._note(plan, "much slower on the script's own steps", verdict)
-                continue
-            if comparison.faster:
-                self._note(plan, "faster", verdict, comparison)
-                self._confirms, self.verdicts = bool(base.techniques), [verdict]
-                self.comparison = self.comparison or comparison  # of the first addition, until confirmed
-                self._adopt(plan, comparison)
-                base = plan
-            else:
-                self._note(plan, "not_faster", verdict, comparison)
+            base = yield from self._tried(base, plan, proof.judge(plan))
         self.spending.hoped = 0.0
         if not base.techniques:
             judged = any("verdict" in entry for entry in self.tried)
             self.reason = NOT_FASTER if judged else NOTHING_PROMISED
             self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
+
+    def _tried(self, base: Plan, plan: Plan, verdict: Verdict) -> Generator[Wish, Any, Plan]:
+        """Adopt a plan that is proven and, beside `base`, faster; returns which of both acts then."""
+        if not verdict.kept:
+            self._note(plan, "not_kept", verdict)
+            return base
+        comparison = yield from self._compare(base, plan)
+        if comparison is None:
+            self._note(plan, "much slower on the script's own steps", verdict)
+            return base
+        self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
+        if not comparison.faster:
+            return base
+        self._confirms, self.verdicts = bool(base.techniques), [verdict]
+        self.comparison = self.comparison or comparison  # of the first addition, until confirmed
+        self._adopt(plan, comparison)
+        return plan
+
+    def _compiled(self) -> Generator[Wish, Any, float]:
+        """Compile the model's call, and keep that where it is faster; about the seconds of a proof."""
+        base, plan = self.plan, self.compiling.taken(self.plan)
+        kept: Kept = yield KEEP
+        begin = self.clock.wall()
+        with untouched(self.root):
+            proof = Proof(kept, self.machine, self.clock)
+        proof.may_compile = True
+        verdict = proof.judge(plan)
+        cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
+        del proof, kept
+        self.spending.compiling += self.clock.wall() - begin
+        if (yield from self._tried(base, plan, verdict)) == plan and self._confirms:
+            yield from self._confirmed(plan)
+        return cost
 
     def _ranked(
         self, proof: Proof, groups: list[list[Technique]], rounds: int
@@ -509,6 +541,8 @@ class Conductor:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
             yield from self._time_again()
+            if self.plan.techniques and self.compiling.is_due(self.spending):
+                cost = yield from self._compiled()
             if self.spending.is_free:
                 return
 

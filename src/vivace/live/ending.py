@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace import words
 from vivace.errors import printable
 from vivace.files import replace_text
 from vivace.live.answering import answer_of, details
 from vivace.live.errand import DOCUMENT, PAGE, PLAN
 from vivace.live.loop import Loop
+from vivace.live.spending import least_seconds
 from vivace.pages.answer import in_letters, lines
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
     }
     if conductor is None:
         if loop.num_steps and not found["reason"]:
-            found["reason"] = _first_write() or "it ended before anything was tried"
+            found["reason"] = _first_write() or _too_short(loop)
         return found
     found["tried"] = conductor.tried
     found["passed_over"] = conductor.machine.passed_over if conductor.device.type == "cpu" else ""
@@ -129,6 +131,17 @@ def _first_write() -> str:
     return (
         f"it was stopped at its first write, to '{error.filename}', before anything was decided: this system "
         "has no overlay that could take what it writes"
+    )
+
+
+def _too_short(loop: Loop) -> str:
+    """Why a script ended before anything was tried."""
+    took, least = loop.num_steps * loop.median_seconds, least_seconds(loop.median_seconds)
+    if took >= least:
+        return "it ended before anything was tried"
+    return (
+        f"its steps took {words.duration(took)} in all, and a search begins where at least "
+        f"{words.duration(least)} are to come"
     )
 
 

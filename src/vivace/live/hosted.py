@@ -25,18 +25,33 @@ class HostedBuild(Build):
     def _may_touch(self, seam: Seam) -> None:
         self.require(seam in self.has, f"a script's own loop has no seam '{seam}' that could be reached")
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Have it called at the end; but what was compiled stays, as plans take turns."""
+        if callback is not torch.compiler.reset:
+            super().on_close(callback)
+
 
 class Hosted:
     """A plan in action until `close`. Raises Refused where it cannot act, and leaves nothing changed then.
 
     To techniques the root's call is an own step of one module; those of the optimizer's stage are given the
     optimizer. Where `root` is what the optimizer updates, no call can be reached.
+
+    Only one that `may_compile` does so; others run what was compiled, and as written what was not, such as
+    batches of another shape.
     """
 
     def __init__(
-        self, plan: Plan, root: nn.Module, optimizer: torch.optim.Optimizer, machine: Machine
+        self,
+        plan: Plan,
+        root: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        machine: Machine,
+        *,
+        may_compile: bool = False,
     ) -> None:
         self.plan = plan
+        self._runs_compiled = compiles(plan) and not may_compile
         device = next(p.device for p in root.parameters())
         objects = {"models": [root], "machine": machine, "device": device}
         has = frozenset[Seam]() if isinstance(root, Weights) else frozenset({Seam.STEP})
@@ -55,7 +70,10 @@ class Hosted:
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call the root as the plan says; `function` is how it is called without."""
-        return self._call((function, arguments, keywords))
+        if not self._runs_compiled:
+            return self._call((function, arguments, keywords))
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return self._call((function, arguments, keywords))
 
     @property
     def unit_roundoff(self) -> float:
@@ -64,9 +82,15 @@ class Hosted:
 
     def close(self) -> None:
         """Undo everything, last change first."""
-        for build in (self.of_update, self.of_call):
-            while build.close_callbacks:
-                build.close_callbacks.pop()()
+        try:
+            self.of_update.close()
+        finally:
+            self.of_call.close()
+
+
+def compiles(plan: Plan) -> bool:
+    """Does a plan compile the model's call?"""
+    return any(technique.card.compiles for technique in plan.techniques)
 
 
 def _call(batch: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:

@@ -1,13 +1,15 @@
 """How long a script's own loops say that they are going to be: ``for epoch in range(args.epochs)``.
 
 The `for` statements around the step are read as they stand in the source, with the values that their names
-have. Nothing of the script's is called. Lightning's loop is a `while`, and is asked for its epochs.
+have. Nothing of the script's is called but the length of a list and the size of a tensor. Lightning's loop
+is a `while`, and is asked for its epochs.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import inspect
 import textwrap
@@ -15,6 +17,8 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
+
+import torch
 
 from vivace.live.frames import variables
 
@@ -29,24 +33,51 @@ class Length:
     def __init__(self) -> None:
         self.num_steps = 0.0
         self.is_said = False
-        self._before: tuple[int, dict[Place, int]] = 0, {}
+        self._at = 0  # the step of the last look
+        self._seen: dict[Place, Rounds] = {}
 
     def look(self, step: int, left_of_pass: float, steps_a_pass: float) -> None:
         """`step` steps are done; a pass over the data has so many, or 0 where that is not known.
 
-        A loop that went on since the last look takes its own time; of those that stood still the innermost
-        goes on with passes over the data, or with the loops inside it.
+        A loop that has gone on takes the steps that it took, or those of what it goes round: of the loops
+        inside it, or the pass. The first that has not is believed to go round the same; what is around
+        that one says nothing.
         """
-        at, before = self._before
-        found = list(rounds_left(inspect.currentframe()))
-        self._before = step, {place: left for place, left, _ in found}
-        known = [(before[place], left, total) for place, left, total in found if place in before]
-        self.is_said = self.is_said or bool(known)
-        moving = [((step - at) / (was - left), left, total) for was, left, total in known if left < was]
-        left_inside = max([left_of_pass, *(steps * left for steps, left, _ in moving)])
-        steps_a_round = max([steps_a_pass, *(steps * total for steps, _, total in moving)])
-        standing = next((left for was, left, _ in known if left == was), 0)
-        self.num_steps = max(self.num_steps, step + left_inside + standing * steps_a_round)
+        to_come, a_round = left_of_pass, steps_a_pass
+        seen = {}
+        is_sure = True
+        for place, left, total in rounds_left(inspect.currentframe()):
+            before = self._seen.get(place)
+            seen[place] = rounds = (
+                Rounds(left, step) if before is None else before.after(left, step, self._at)
+            )
+            self.is_said = self.is_said or before is not None
+            if is_sure:
+                a_round = max(a_round, rounds.steps)
+                to_come, a_round = to_come + left * a_round, total * a_round
+            is_sure = is_sure and rounds.steps > 0
+        self._at, self._seen = step, seen
+        self.num_steps = max(self.num_steps, step + to_come)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Of a loop: so many are `left` since a step, and each takes so many `steps`, at least; 0 until it has
+    gone on.
+    """
+
+    left: int
+    since: int
+    steps: float = 0.0
+
+    def after(self, left: int, step: int, at: int) -> Rounds:
+        """As it is found at a step, after a look at step `at`. When it went on between both is not known."""
+        if left == self.left:
+            return self
+        if left > self.left:  # it has begun again
+            return Rounds(left, step, self.steps)
+        took = (step - at if self.since == at else at - self.since) / (self.left - left)
+        return Rounds(left, step, max(self.steps, took))
 
 
 def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int]]:
@@ -110,12 +141,26 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Subscript):
         held, key = _value(node.value, names), _value(node.slice, names)
         return held.get(key) if type(held) is dict and isinstance(key, str) else None
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "int" and len(node.args) == 1:
-        return _value(node.args[0], names)
+    if isinstance(node, ast.Call):
+        return _called(node, [_value(argument, names) for argument in node.args], names)
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left, names), _value(node.right, names)
         if isinstance(left, int) and isinstance(right, int):
             return _computed(node.op, left, right)
+    return None
+
+
+def _called(node: ast.Call, arguments: list[Any], names: Mapping[str, Any]) -> Any:
+    """Of ``int(x)``, ``len(x)`` and a tensor's ``x.size(0)``, which torch and Python answer themselves."""
+    name = getattr(node.func, "id", "")
+    if name == "int" and len(arguments) == 1:
+        return arguments[0]
+    if name == "len" and len(arguments) == 1 and type(arguments[0]) in (list, tuple, dict, str, torch.Tensor):
+        return len(arguments[0])
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "size" and len(arguments) == 1:
+        held, number = _value(node.func.value, names), arguments[0]
+        sized = type(held) is torch.Tensor and isinstance(number, int) and -held.dim() <= number < held.dim()
+        return held.shape[number] if sized else None
     return None
 
 

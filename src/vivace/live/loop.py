@@ -65,9 +65,11 @@ class Loop:
     ) -> None:
         self.errand, self.tell, self.total_steps = errand, tell, total_steps
         self.clock = clock or Clock()
-        is_free = errand.search_seconds is not None
         self.spending = Spending(
-            self.clock, is_free=is_free, coming=self._seconds_to_come, waited=errand.launch_seconds
+            self.clock,
+            free_seconds=errand.search_seconds,
+            coming=self._seconds_to_come,
+            waited=errand.launch_seconds,
         )
         self.length = Length()
         self.guard = Guard(self._give_up)
@@ -328,7 +330,7 @@ class Loop:
         self.interrupted, self._last = False, now
         if self.num_steps % WARM_STEPS or len(self.step_seconds) < WARM_STEPS:
             return
-        seconds = self._median_seconds
+        seconds = self.median_seconds
         if seconds < SMALLEST_STEP_SECONDS:
             self.leave_alone("its steps take less than 0.2 ms, too little to gain from")
             return
@@ -343,12 +345,13 @@ class Loop:
             self._begin()
 
     @property
-    def _median_seconds(self) -> float:
+    def median_seconds(self) -> float:
+        """Of the steps that were timed."""
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
 
     def _seconds_to_come(self) -> float:
         """What this pass over the data says, and the loops around it."""
-        return max(self._steps_left(), self.length.num_steps - self.num_steps) * self._median_seconds
+        return max(self._steps_left(), self.length.num_steps - self.num_steps) * self.median_seconds
 
     @property
     def seconds_left(self) -> float:

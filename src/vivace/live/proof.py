@@ -19,7 +19,7 @@ from torch import nn
 
 from vivace import words
 from vivace.errors import Refused
-from vivace.live.hosted import Hosted, step_alone
+from vivace.live.hosted import Hosted, compiles, step_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside
 from vivace.live.spending import Clock
 from vivace.machine import Machine
@@ -27,6 +27,7 @@ from vivace.plan import Plan
 from vivace.profiling.record.hooks import tensors_of
 from vivace.technique import Numerics, Stage
 from vivace.tensors import randomness
+from vivace.torch_internals import compiler
 from vivace.verifying.displacement import (
     Outcome,
     State,
@@ -101,6 +102,7 @@ class Proof:
         self._shadows: dict[
             tuple[float, str], tuple[dict[Place, list[bool]], list[dict[Measure, float]]]
         ] = {}
+        self.may_compile = False  # what a plan compiles, the first time
         self.rearranged = False  # did a replay draw random numbers in another order than the script?
         root = kept.things[0]
         self.before = State(
@@ -131,8 +133,11 @@ class Proof:
         """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
         root, optimizers, arguments, keywords = copy.deepcopy(self.kept.things)
         draws = LogicalDraws()
-        with _streams_of(self.kept), torch.enable_grad(), _silence() as said:
-            hosted = Hosted(plan, root, optimizers[0], self.machine)
+        alike: AbstractContextManager[Any] = nullcontext()
+        if compiles(plan):  # whose random numbers cannot be led
+            alike, ordered = compiler.equal_random_numbers(), False
+        with _streams_of(self.kept), torch.enable_grad(), _silence() as said, alike:
+            hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
             try:
                 self._wait()
                 begin = self.clock.wall(), self.clock.cpu()

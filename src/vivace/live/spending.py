@@ -17,6 +17,8 @@ TRUSTED = 4.0  # times what has passed: so much counts of what is said to come
 HOPED_SHARE = 0.25  # of the seconds that copies of a step promise
 HOPED_PATIENCE = 16.0  # times as long the run must last as what is spent on such a promise
 PAYS = 2.0  # times what it costs to try a plan, it must promise
+COMPILING_SHARE = 0.02  # of the whole run, once: what compiling brings is not seen before
+SEARCHING_SHARE = 0.3  # the same, of what is left to a run that is for nothing but the search
 CLOSE = 0.05  # so much faster than its copy a step may be
 
 
@@ -33,8 +35,9 @@ class Spending:
 
     `waited` is the time of our own work inside the script's; `lost` what steps under candidates took longer
     than the script's own would have. Both together stay within `allowed`, but for what the last thing that
-    was begun took longer than expected. `hoped` are the seconds that the plan promises which is tried.
-    `is_free`: a run that is for nothing but the search.
+    was begun took longer than expected. `hoped` are the seconds that the plan promises which is tried;
+    `compiling` are those of `waited` that are allowed beside the rest. `free_seconds`: of a run that is for
+    nothing but the search.
 
     `coming` tells the seconds that the run is said to go on; `waited` begins with what the start has taken.
     """
@@ -43,14 +46,15 @@ class Spending:
         self,
         clock: Clock,
         *,
-        is_free: bool = False,
+        free_seconds: float | None = None,
         coming: Callable[[], float] = lambda: 0.0,
         waited: float = 0.0,
     ) -> None:
-        self.clock, self.is_free, self.coming = clock, is_free, coming
+        self.clock, self.coming = clock, coming
+        self.is_free, self.free_seconds = free_seconds is not None, free_seconds or 0.0
         self.began = clock.wall()
         self.waited = waited
-        self.lost = self.hoped = self.around_calls = 0.0
+        self.lost = self.hoped = self.around_calls = self.compiling = 0.0
 
     @property
     def own_seconds(self) -> float:
@@ -68,7 +72,8 @@ class Spending:
         """Seconds that may have been spent by now."""
         start, counted = _start(step_seconds), self._counted()
         once = start if counted >= PATIENCE * start else counted / PATIENCE
-        return once + SHARE * self.elapsed + min(HOPED_SHARE * self.hoped, counted / HOPED_PATIENCE)
+        hoped = min(HOPED_SHARE * self.hoped, counted / HOPED_PATIENCE)
+        return once + SHARE * self.elapsed + hoped + self.compiling
 
     def affords(self, seconds: float, step_seconds: float) -> bool:
         """May so many seconds more be spent?"""
@@ -87,9 +92,18 @@ class Spending:
 
     def begins(self, step_seconds: float, seconds_left: float = math.inf) -> bool:
         """May the first of a search be spent, and is enough left of the run for the rest of it?"""
-        begin = BEGIN_STEPS * step_seconds
-        is_worth = self.is_free or seconds_left >= PATIENCE * (LEAST_SECONDS + begin)
-        return is_worth and self.affords(IMPORT_SECONDS + begin, step_seconds)
+        is_worth = self.is_free or seconds_left >= least_seconds(step_seconds)
+        return is_worth and self.affords(IMPORT_SECONDS + BEGIN_STEPS * step_seconds, step_seconds)
+
+    def compiles(self, seconds: float) -> bool:
+        """May a model be compiled now, which takes so many seconds?"""
+        if self.is_free:
+            return seconds <= SEARCHING_SHARE * (self.free_seconds - self.elapsed)
+        return seconds <= COMPILING_SHARE * self._counted()
+
+    def will_compile(self, seconds: float) -> bool:
+        """May it be now, or when the run has become as long as it is said to be?"""
+        return self.compiles(seconds) or seconds <= COMPILING_SHARE * (self.elapsed + self.coming())
 
     def steps_until(self, seconds: float, step_seconds: float) -> int:
         """Steps until so many seconds more may be spent, about, and at least 1."""
@@ -106,6 +120,11 @@ class Spending:
 
 def _start(step_seconds: float) -> float:
     return max(START_SECONDS, search_seconds(step_seconds))
+
+
+def least_seconds(step_seconds: float) -> float:
+    """What must be left of a run, for a search to be begun."""
+    return PATIENCE * (LEAST_SECONDS + BEGIN_STEPS * step_seconds)
 
 
 def search_seconds(step_seconds: float) -> float:

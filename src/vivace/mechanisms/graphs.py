@@ -10,7 +10,9 @@ person's own forward runs.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import inspect
 import operator
 import random
@@ -40,7 +42,20 @@ class AsksForTypes(Untraceable):
 
 
 class Replacement:
-    """A forward that Vivace put in the place of a module's own, as an attribute of the instance."""
+    """A forward that Vivace put in the place of a module's own, as an attribute of the instance.
+
+    In a pickle stands the module's own again: who reads it need not have Vivace. A deep copy is one.
+    """
+
+    own: Callable[..., Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (self.own,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        found = memo[id(self)] = object.__new__(type(self))
+        vars(found).update(copy.deepcopy(vars(self), memo))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,8 +278,8 @@ class _InPlace(Replacement):
         self.module, self.function, self.settings = module, function, settings
         self.own = module.forward
 
-    def __call__(self, *arguments: object) -> Any:
-        return self.function(self.module, self.own, *self.settings, *arguments)
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        return self.function(self.module, self.own, *self.settings, *arguments, **named)
 
 
 def put_in_place(

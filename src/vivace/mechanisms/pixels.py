@@ -167,14 +167,20 @@ class Sender:
         build.wrap(Seam.BATCHES, self.batches)
         build.wrap(Seam.PLACE, self.place)
         build.wrap(Seam.VALIDATION, self.validation)
-        build.on_close(self.rebuilt.clear)
+        build.on_close(self._let_go)
 
     def batches(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
         if loader not in self.rebuilt:
-            self.sending = self.rebuilt[loader] = sending(self.build, loader, self.augment)
-            self.build.notes[self.name] = {"moved": list(self.sending.cut.moved), "bytes": 0}
-        return following(self.rebuilt[loader].loader)
+            found = self.rebuilt[loader] = sending(self.build, loader, self.augment)
+            self.build.notes[self.name] = {"moved": list(found.cut.moved), "bytes": 0}
+        return self._sent(following, self.rebuilt[loader])
+
+    def _sent(self, following: Callable[[Any], Iterable[Any]], found: _Sending) -> Iterator[Any]:
+        """Batches, with what finishes them at hand: several loaders may be read in turn."""
+        for batch in following(found.loader):
+            self.sending = found
+            yield batch
 
     def place(self, following: Callable[[Any], Any], batch: Batch) -> Any:
         """The seam `place`. A batch that did not come through the session stays as it is."""
@@ -192,6 +198,11 @@ class Sender:
                 yield found.finished(batch, self.build.device, lambda _: None)
 
         return finished()
+
+    def _let_go(self) -> None:
+        """The last references: persistent workers end with their loader."""
+        self.rebuilt.clear()
+        self.sending = None
 
     def _note(self, num_bytes: int) -> None:
         self.build.notes[self.name]["bytes"] += num_bytes

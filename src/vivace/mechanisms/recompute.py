@@ -39,6 +39,7 @@ from vivace.torch_internals.tensors import (
     schema_of,
     sharing_versions,
     storage_id,
+    storage_ids,
     tree_leaves,
     version_of,
 )
@@ -197,20 +198,20 @@ class _Frame:
         self.still = [(b, version_of(b)) for b in (self.held[i][1][name] for i, name in still)]
         for index, name in self._buffers() - still:
             buffers = self.held[index][1]
-            buffers[name] = buffers[name].clone()
+            if buffers[name].layout == torch.strided:  # a sparse one is compared by what it is
+                buffers[name] = buffers[name].clone()
 
     def pack(self, tensor: torch.Tensor) -> _Place:
-        place, storage = _Place(), tensor.untyped_storage()
-        key = storage_id(storage)
-        saved = _Saved(
-            weakref.ref(place),
-            (tensor.shape, tensor.dtype),
-            (tensor.stride(), int(tensor.storage_offset())),
-            key,
-            version_of(tensor),
-            len(self.products.kept) if self.products else 0,
-        )
-        self.saved.append(saved)
+        place, kind = _Place(), (tensor.shape, tensor.dtype)
+        num_products = len(self.products.kept) if self.products else 0
+        if tensor.layout != torch.strided:  # it has no storage of its own, and stays
+            place.tensor = tensor.detach()
+            place.version = version_of(place.tensor)
+            self.saved.append(_Saved(weakref.ref(place), kind, ((), 0), 0, place.version, num_products))
+            return place
+        storage = tensor.untyped_storage()
+        key, layout = storage_id(storage), (tensor.stride(), int(tensor.storage_offset()))
+        self.saved.append(_Saved(weakref.ref(place), kind, layout, key, version_of(tensor), num_products))
         if key not in self.storages:
             alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self.storages[key] = alive, storage.nbytes()
@@ -232,14 +233,15 @@ class _Frame:
 
     def _point(self, results: list[torch.Tensor]) -> None:
         """What the block saved and returned is there anyway; a second pass serves the rest."""
-        returned = {storage_id(t.untyped_storage()): t.detach() for t in results}
+        dense = (t for t in results if t.layout == torch.strided)
+        returned = {storage_id(t.untyped_storage()): t.detach() for t in dense}
         for number, saved in enumerate(self.saved):
             tensor, place = returned.get(saved.storage), saved.place()
             same = tensor is not None and (version_of(tensor), tensor.dtype) == (saved.version, saved.kind[1])
             if place is not None and tensor is not None and same:
                 place.tensor = tensor.as_strided(saved.kind[0], *saved.layout)
                 place.version = version_of(place.tensor)
-            elif place is not None:
+            elif place is not None and place.tensor is None:
                 self.needed = number + 1
 
     def close(self, result: object) -> None:
@@ -260,7 +262,7 @@ class _Frame:
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._point(results)
         alive = [*fixed, *(t for t, _ in self.inputs), *results]
-        self.owner.released[name] = self._released({storage_id(t.untyped_storage()) for t in alive})
+        self.owner.released[name] = self._released(storage_ids(alive))
         self.storages.clear()
 
     def _released(self, alive: set[int]) -> int:
@@ -268,7 +270,8 @@ class _Frame:
         sizes = {key: size for key, (_, size) in self.storages.items() if key not in alive}
         if self.products:
             self.products.close(self.saved[self.needed - 1].num_products if self.needed else 0)
-            for storage in (t.untyped_storage() for _, kept, _ in self.products.kept for t in tensors(kept)):
+            found = (t for _, kept, _ in self.products.kept for t in tensors(kept))
+            for storage in (t.untyped_storage() for t in found if t.layout == torch.strided):
                 key = storage_id(storage)
                 if key not in alive:
                     sizes[key] = 0 if key in sizes else -storage.nbytes()
@@ -353,7 +356,9 @@ class _Frame:
         for index, name in self._buffers():
             module, buffers = self.modules[index], self.held[index][1]
             now = own_tensors(module)[1][name]
-            same = isinstance(now, torch.Tensor) and (self.fake or torch.equal(now, buffers[name]))
+            same = now is buffers[name] or (
+                isinstance(now, torch.Tensor) and (self.fake or torch.equal(now, buffers[name]))
+            )
             if isinstance(module, RunningNorm) or not same:
                 changed.add((index, name))
             else:

@@ -19,7 +19,7 @@ from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, held, running_batch
 from vivace.technique import Build
 from vivace.tensors.trees import tensors
-from vivace.torch_internals.tensors import storage_id, version_of
+from vivace.torch_internals.tensors import storage_id, storage_ids, version_of
 
 LARGE = 8  # statistics, such as the logarithms that attention saves, are far smaller than a block's input
 
@@ -69,9 +69,9 @@ class Store:
         if not torch.is_grad_enabled():
             return call(*arguments, **keywords)
         own = [t for pair in held(block.tree()) for group in pair for t in group.values() if t is not None]
-        inputs = [t.untyped_storage().nbytes() for t in tensors((arguments, keywords))]
-        alive = [*own, *tensors(running_batch(self.build))]
-        visit = Visit(self, {storage_id(t.untyped_storage()) for t in alive}, max(inputs, default=0) // LARGE)
+        dense = (t for t in tensors((arguments, keywords)) if t.layout == torch.strided)
+        largest = max((t.untyped_storage().nbytes() for t in dense), default=0)
+        visit = Visit(self, storage_ids([*own, *tensors(running_batch(self.build))]), largest // LARGE)
         self.latest = weakref.ref(visit)
         with saved_tensors_hooks(visit.pack, visit.unpack):
             result = call(*arguments, **keywords)
@@ -108,6 +108,8 @@ class Visit:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What the graph holds instead of a tensor that it saves."""
+        if tensor.layout != torch.strided:  # it has no storage, and stays
+            return tensor.detach()
         storage = tensor.untyped_storage()
         small = storage.nbytes() < max(1, self.smallest_bytes)
         if small or storage_id(storage) in self.alive or not self.store.suits(tensor):

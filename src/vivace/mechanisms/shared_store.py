@@ -198,15 +198,19 @@ def _opened_on_disk(path: Path, header: bytes, records_at: int, size: int) -> in
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         found = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(found, fcntl.LOCK_EX)
-        if os.fstat(found).st_size == 0:
-            os.posix_fallocate(found, 0, records_at)
-            os.ftruncate(found, size)
-            os.pwrite(found, header, 0)
-        if os.fstat(found).st_size == size and os.pread(found, len(header), 0) == header:
-            fcntl.lockf(found, fcntl.LOCK_UN)
-            return found
-        path.unlink(missing_ok=True)
+        try:
+            fcntl.lockf(found, fcntl.LOCK_EX)
+            if os.fstat(found).st_size == 0:
+                os.posix_fallocate(found, 0, records_at)
+                os.ftruncate(found, size)
+                os.pwrite(found, header, 0)
+            if os.fstat(found).st_size == size and os.pread(found, len(header), 0) == header:
+                fcntl.lockf(found, fcntl.LOCK_UN)
+                return found
+            path.unlink(missing_ok=True)
+        except BaseException:
+            os.close(found)  # and with it the lock, for which others wait
+            raise
         os.close(found)
 
 

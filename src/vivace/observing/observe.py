@@ -19,7 +19,7 @@ from vivace.operators import MATRIX_CLASSES, class_of, is_operator
 from vivace.session.session import Session
 from vivace.tensors.trees import tensors
 from vivace.torch_internals import compiler
-from vivace.torch_internals.tensors import raw_events
+from vivace.torch_internals.tensors import dense_parts, raw_events
 
 COUNTED_STEPS = 2
 
@@ -134,8 +134,9 @@ def live_bytes(session: Session, batch: Batch) -> int:
     """
     storages, shards = {}, session.build.shards
     for tensor in _held_tensors(session, batch):
-        storage = (tensor if shards is None else shards.local(tensor)).untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
+        for part in dense_parts(tensor if shards is None else shards.local(tensor)):
+            storage = part.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
     wrapped: list[nn.Parameter] = [
         weight for parallel in session.build.parallel for weight in parallel.parameters()
     ]

@@ -103,7 +103,7 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
     return session.seams.observed(**{name: partial(timed, name) for name in ("place", "forward", "backward")})
 
 
-class _Kernels(OperatorMode):
+class Kernels(OperatorMode):
     """Notes operators that a compiler makes kernels of, with the shapes they run on, and convolutions."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; and the
     share of the 2-D convolutions' multiplications that have 1x1 windows or small maps.
     """
-    kernels = _Kernels()
+    kernels = Kernels()
 
     def counted(following: Callable[..., Any], *arguments: object) -> Any:
         with kernels:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,19 @@ from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import JobError, Refused
 from vivace.job import Job
+from vivace.serving.values import array_of, require_alike
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, tensors
+from vivace.training.evaluation import finite
 
-MOST_BYTES = 2**30  # of inputs and outputs that are kept
+MOST_BYTES = 2**30  # of the batches that are kept, and of what the model returns for them
 INPUTS = "inputs.npz"
 FACTS = "calls.json"
+NEVER_CALLED = (
+    "the job's metric never calls the model that it is given (it may call one of its parts or methods "
+    "instead): write metric=(model, batches) so that it calls model(...)"
+)
 
 
 @dataclasses.dataclass
@@ -70,64 +76,134 @@ class Recording:
         return sum(map(batch_size, self.batches))
 
 
-def record(job: Job, model: nn.Module, most_batches: int | None = None) -> Recording:
+def record(job: Job, model: nn.Module, samples: int | None = None) -> Recording:
     """Run the job's metric on its validation data, batch by batch, and keep what it calls the model with.
 
-    Raises JobError where the job has no metric or it fails, Refused where the metric never calls the model,
-    or calls it with other things on the second run (its calls must not depend on random numbers).
+    A metric that ends before its data do is taken at its word. With `samples`, no batch is taken once there
+    are so many.
+
+    Raises JobError where the job has no metric, it fails or is no finite number, or there is no sample;
+    Refused where the metric does not call the model for each batch that it takes, before the next one.
     """
+    batches, whole = _batches(job, samples)
+    calls: list[list[Call]] = []
+    value = finite(job, _asked(job, model, _fitting(batches, calls), calls))
+    if not any(calls):
+        raise Refused(NEVER_CALLED)
+    while not calls[-1]:  # it took a batch, and ended
+        calls.pop()
+    if not all(calls):
+        raise Refused(
+            "the job's metric takes some batches without calling the model, or several before it does: write "
+            "it so that it calls model(...) on each batch before it takes the next"
+        )
+    returned = sum(_num_bytes(one.returned) for each in calls for one in each)
+    cut = len(calls) < len(batches) and returned > MOST_BYTES
+    return Recording(batches[: len(calls)], calls, value, whole and not cut)
+
+
+def first_call(job: Job, model: nn.Module) -> Call:
+    """The first call of the model that the job's metric makes. Raises as `record` does, but for a metric that
+    fails later: some cannot be told of one batch.
+    """
+    calls: list[list[Call]] = []
+    try:
+        _asked(job, model, _batches(job, 1)[0], calls)
+    except JobError:
+        if not any(calls):
+            raise
+    if not any(calls):
+        raise Refused(NEVER_CALLED)
+    return calls[0][0]
+
+
+def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[Call]]) -> object:
+    """What the job's metric returns; its calls of the model go to `calls`, by batch."""
     if job.metric is None:
         raise JobError(
-            "the Job has no metric: what a smaller model loses needs metric=(model, batches) -> float"
+            "the Job has no metric: metric=(model, batches) -> float tells how the model is called, and what "
+            "a smaller or faster one loses"
         )
-    batches, whole = _batches(job, most_batches)
-    calls: list[list[Call]] = []
 
     def fed() -> Iterator[Any]:
         for batch in batches:
             calls.append([])
-            yield batch
+            yield map_tensors(batch, torch.clone)  # the metric may write into it
 
-    with _listening(model, calls), torch.no_grad(), Streams(derive(0, "metric")):
-        value = float(call(job, "metric", model, fed()))
-    if not any(calls):
+    with _listening(model, calls) as parts, torch.no_grad(), Streams(derive(0, "metric")):
+        value = call(job, "metric", model, fed())
+    if parts and any(calls):
         raise Refused(
-            "the job's metric never calls the model that it is given (it may call one of its parts or "
-            "methods instead): write metric=(model, batches) so that it calls model(...)"
+            f"the job's metric calls '{parts[0]}', a part of the model, beside the model itself: what "
+            "another form does there cannot be seen, so let it call model(...) alone"
         )
-    return Recording(batches, calls, value, whole)
+    return value
 
 
-def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
-    """Validation batches in the order of `train`, as many as `MOST_BYTES` hold."""
+def _fitting(batches: Sequence[Any], calls: Sequence[Sequence[Call]]) -> Iterator[Any]:
+    """The batches, until what the model returned for them is more than is kept."""
+    left = MOST_BYTES
+    for batch in batches:
+        if left < 0:
+            return
+        yield batch
+        left -= sum(_num_bytes(one.returned) for one in calls[-1])
+
+
+def _num_bytes(found: object) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(found))
+
+
+def _batches(job: Job, samples: int | None) -> tuple[list[Any], bool]:
+    """Validation batches in the order of `train`, as many as `MOST_BYTES` hold, and `samples` need."""
     field = "validation" if job.validation is not None else "data"
     with Streams(derive(0, "data")):
         loader = call(job, field)
-    found, num_bytes = list[Any](), 0
+    found, num_bytes, count = list[Any](), 0, 0
     source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage.of(job))
     for batch in source:
         if batch is None:
             continue
-        if num_bytes > MOST_BYTES or (most is not None and len(found) == most):
+        if num_bytes > MOST_BYTES or (samples is not None and count >= samples):
             return found, False
         found.append(batch)
-        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
-    if not found:
-        raise JobError(f"the Job's {field}() gave no batch")
+        num_bytes, count = num_bytes + _num_bytes(batch), count + batch_size(batch)
+    if not count:
+        raise JobError(f"the Job's {field}() gave no {'sample' if found else 'batch'}")
     return found, True
 
 
 @contextlib.contextmanager
-def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[None]:
+def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[list[str]]:
+    """Note the calls of the model; yields the names of parts with parameters that are called without it."""
+    inside, parts = [False], list[str]()
+
+    def enter(*_: object) -> None:
+        inside[0] = True
+
     def note(_: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
+        inside[0] = False
         if calls:  # a call before the first batch is asked for belongs to none
             calls[-1].append(Call((args, kwargs), returned))
 
-    handle = model.register_forward_hook(note, with_kwargs=True)
+    def entering(name: str) -> Callable[..., None]:
+        def enter_part(*_: object) -> None:
+            if not inside[0]:
+                parts.append(name)
+
+        return enter_part
+
+    handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(note, with_kwargs=True)]
+    handles += [
+        module.register_forward_pre_hook(entering(name))
+        for name, module in model.named_modules()
+        if name and any(True for _ in module.parameters()) and not isinstance(module, torch.jit.ScriptModule)
+    ]
     try:
-        yield
+        yield parts
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 class Flat(nn.Module):
@@ -176,7 +252,9 @@ class Calls:
 
     @classmethod
     def of(cls, recording: Recording) -> Calls:
-        """The calls of a recording. Raises Refused where one call has other inputs than another."""
+        """The calls of a recording. Raises Refused where one call has other arguments than another, tensors
+        apart, or has numbers that no other runtime takes.
+        """
         rows = [batch_size(batch) for batch in recording.batches]
         per_batch = [len(calls) for calls in recording.calls]
         of_call = [size for size, count in zip(rows, per_batch, strict=True) for _ in range(count)]
@@ -186,6 +264,7 @@ class Calls:
             raise Refused(
                 "the job's metric calls the model in several ways: with other inputs from call to call"
             )
+        require_alike([one.given for each in recording.calls for one in each])
         dynamic = []
         for place in range(len(flat[0])):
             shapes = [tuple(inputs[place].shape) for inputs in flat]
@@ -195,7 +274,7 @@ class Calls:
             dynamic.append(tuple(sorted(varying)))
         if not any(0 in dims for dims in dynamic):
             raise Refused("no input of the model has a row for each sample of the batch")
-        arrays = [[tensor.detach().cpu().numpy() for tensor in inputs] for inputs in flat]
+        arrays = [[array_of(tensor, "is called with") for tensor in inputs] for inputs in flat]
         return cls(arrays, tuple(dynamic), tuple(per_batch), tuple(rows))
 
     def save(self, folder: Path) -> None:
@@ -219,16 +298,16 @@ class Calls:
         Raises Refused where the calls cannot be put together: other lengths than the batch's vary too.
         """
         if self.ragged:
-            largest = max(self.inputs, key=self._rows_of)
+            largest = max(self.inputs, key=self.rows_of)
             usable = [largest]
-            if self._rows_of(largest) < count:
+            if self.rows_of(largest) < count:
                 raise Refused(
                     f"a batch of {count} cannot be made, as your samples differ in length: the largest of "
-                    f"your batches has {self._rows_of(largest)}"
+                    f"your validation batches has {self.rows_of(largest)}, so let its loader give larger ones"
                 )
         else:
             usable = self.inputs
-        rows = sum(map(self._rows_of, usable))
+        rows = sum(map(self.rows_of, usable))
         taken = [(start + number) % rows for number in range(count)]
         joined = []
         for place, dims in enumerate(self.dynamic):
@@ -237,11 +316,31 @@ class Calls:
         return joined
 
     @property
+    def fixed(self) -> list[tuple[str, tuple[int | None, ...]]]:
+        """Of each input the numbers and the lengths that do not vary, with None for those that do."""
+        return [
+            (str(array.dtype), tuple(None if d in dims else length for d, length in enumerate(array.shape)))
+            for array, dims in zip(self.inputs[0], self.dynamic, strict=True)
+        ]
+
+    def fit(self, others: Calls) -> bool:
+        """Does a model take these that is made for the others, whose lengths are fixed but for those that
+        vary?
+        """
+        if len(self.fixed) != len(others.fixed):
+            return False
+        pairs = list(zip(self.fixed, others.fixed, strict=True))
+        return all(a[0] == b[0] and len(a[1]) == len(b[1]) for a, b in pairs) and all(
+            there in (None, here) for a, b in pairs for here, there in zip(a[1], b[1], strict=True)
+        )
+
+    @property
     def ragged(self) -> bool:
         """Do lengths beside the batch's vary, as those of texts do?"""
         return any(set(dims) - {0} for dims in self.dynamic)
 
-    def _rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
+    def rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
+        """How many samples a call is on."""
         return next(len(array) for array, dims in zip(inputs, self.dynamic, strict=True) if 0 in dims)
 
     def cut(
@@ -258,7 +357,7 @@ class Calls:
             if left <= 0:
                 break
             found.append(self.cut(inputs, 0, left))
-            left -= self._rows_of(inputs)
+            left -= self.rows_of(inputs)
         return found
 
 

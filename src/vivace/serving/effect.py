@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +40,7 @@ COMPILED = (
     "mkl::_mkl_linear",
     "aten::_scaled_dot_product",
 )
+TYPES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # in a trace
 NUMBERS = {"f32": "fp32", "bf16": "bf16", "i8": "int8", "u8": "int8", "f16": "fp16"}
 
 
@@ -56,7 +58,7 @@ def effect(form: Form, handle: object, path: Path, run: Callable[[], Any]) -> di
         return _of_onnx(path)
     if form.runtime == "torch":
         return _of_torch(run)
-    return _of_compiled(run, "bf16" if form.numbers == "bf16" else "fp32")
+    return _of_compiled(run)
 
 
 def multiplies(kind: str) -> bool:
@@ -96,18 +98,26 @@ def _of_onnx(path: Path) -> dict[str, int]:
     return dict(found)
 
 
-def _of_compiled(run: Callable[[], Any], numbers: str) -> dict[str, int]:
-    """By the names of the operators that compiled code calls; what it computes itself has none."""
+def _of_compiled(run: Callable[[], Any]) -> dict[str, int]:
+    """By the names of the operators that compiled code calls, and the numbers that they are given; what it
+    computes itself is not told.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     found: Counter[str] = Counter()
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        run()
-    for event in profiled.events():
-        if event.name.startswith(COMPILED_INT8):
+    with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
+        trace = Path(folder, "trace.json")
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            run()
+        profiled.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    for event in events:
+        name, told = str(event.get("name")), event.get("args", {}).get("Input type", ())
+        given = next((TYPES[one] for one in told if one in TYPES), None)
+        if name.startswith(COMPILED_INT8):
             found["int8"] += 1
-        elif event.name.startswith(COMPILED):
-            found[numbers] += 1
+        elif name.startswith(COMPILED) and given:
+            found[given] += 1
     return dict(found)
 
 

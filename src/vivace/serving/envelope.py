@@ -8,6 +8,7 @@ within a few envelopes.
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,8 +56,8 @@ def shadows(model: nn.Module, calls: Sequence[Arrays], roundoff: float) -> list[
     for seed in range(SEEDS):
         with Rounding(roundoff, seed, {}):
             rounded = [run(model, arrays) for arrays in calls]
-        found.append([distance(a, b) for a, b in zip(columns(exact), columns(rounded), strict=True)])
-    sizes = [distance(arrays, [numpy.zeros_like(a) for a in arrays]) for arrays in columns(exact)]
+        found.append([_finite(a, b) for a, b in zip(columns(exact), columns(rounded), strict=True)])
+    sizes = [_finite(arrays, [numpy.zeros_like(a) for a in arrays]) for arrays in columns(exact)]
     widest = [max(of_output) for of_output in zip(*found, strict=True)]
     return [max(width, FLOOR * roundoff * size) for width, size in zip(widest, sizes, strict=True)]
 
@@ -73,10 +74,35 @@ def columns(calls: Sequence[Arrays]) -> list[Arrays]:
 
 
 def distance(ones: Arrays, others: Arrays) -> float:
-    """The root mean square of the difference over all elements."""
-    pairs = zip(ones, others, strict=True)
-    squares = sum(float(numpy.square(a.astype(float) - b.astype(float)).sum()) for a, b in pairs)
-    return float((squares / max(1, sum(a.size for a in ones))) ** 0.5)
+    """The root mean square of the difference over all elements; infinite where one is, and the other is not
+    the same.
+    """
+    return _size([difference(a, b) for a, b in zip(ones, others, strict=True)])
+
+
+def _finite(ones: Arrays, others: Arrays) -> float:
+    """The same, but for elements whose difference is not finite: a mask's -inf has no rounding."""
+    found = [difference(a, b) for a, b in zip(ones, others, strict=True)]
+    return _size([numpy.where(numpy.isfinite(apart), apart, 0.0) for apart in found])
+
+
+def _size(found: Arrays) -> float:
+    squares = sum(float(numpy.square(one).sum()) for one in found)
+    return float((squares / max(1, sum(one.size for one in found))) ** 0.5)
+
+
+def difference(
+    one: numpy.ndarray[Any, Any], other: numpy.ndarray[Any, Any]
+) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
+    """Element by element, in double precision; none where both are the same infinity, or no number."""
+    one, other = _real(one), _real(other)
+    with numpy.errstate(invalid="ignore"):  # infinity minus infinity
+        apart = numpy.where((one == other) | (numpy.isnan(one) & numpy.isnan(other)), 0.0, one - other)
+    return numpy.where(numpy.isnan(apart), numpy.inf, apart)
+
+
+def _real(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
+    return numpy.stack([array.real, array.imag] if numpy.iscomplexobj(array) else [array]).astype(float)
 
 
 def compare(
@@ -85,6 +111,10 @@ def compare(
     """A check for each output, in order. An output that is not finite, or of another shape, is a problem."""
     if len(expected) != len(found):
         return [Check(names[0], None, problem=f"{len(found)} calls were answered of {len(expected)}")]
+    counts = next(((len(a), len(b)) for a, b in zip(expected, found, strict=True) if len(a) != len(b)), None)
+    if counts is not None:
+        problem = f"the model returns {counts[0]} tensors, and {counts[1]} came back"
+        return [Check(names[0], None, problem=problem)]
     checks = []
     for name, ones, others, width in zip(names, columns(expected), columns(found), envelope, strict=True):
         problem = _problem(ones, others)
@@ -92,8 +122,7 @@ def compare(
             checks.append(Check(name, None, problem=problem))
             continue
         largest = max(
-            (float(numpy.abs(a.astype(float) - b.astype(float)).max(initial=0.0)))
-            for a, b in zip(ones, others, strict=True)
+            float(numpy.abs(difference(a, b)).max(initial=0.0)) for a, b in zip(ones, others, strict=True)
         )
         apart = distance(ones, others)
         checks.append(Check(name, apart / width if width else (0.0 if not apart else float("inf")), largest))
@@ -110,14 +139,16 @@ def _problem(ones: Arrays, others: Arrays) -> str:
 
 
 def names_of(returned: object, name: str = "output") -> list[str]:
-    """What the tensors of a returned value are called: ``output``, ``output[1]``, ``output['logits']``."""
+    """What the tensors of a returned value are called, in the order in which `vivace.tensors.trees.tensors`
+    gives them: ``output``, ``output[1]``, ``output['logits']``.
+    """
     if isinstance(returned, torch.Tensor):
         return [name]
     if isinstance(returned, (tuple, list)):
         return [found for place, item in enumerate(returned) for found in names_of(item, f"{name}[{place}]")]
-    if hasattr(returned, "items"):
+    if isinstance(returned, (dict, UserDict)):
         return [found for key, item in returned.items() for found in names_of(item, f"{name}[{key!r}]")]
     if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
-        fields = [field.name for field in dataclasses.fields(returned) if field.init]
+        fields = [field.name for field in dataclasses.fields(returned) if hasattr(returned, field.name)]
         return [found for key in fields for found in names_of(getattr(returned, key), f"{name}.{key}")]
     return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from vivace.serving.material import Material
+from vivace.serving.serve import without_telemetry
 
 
 def parts(path: Path) -> list[Path]:
@@ -59,11 +59,6 @@ def onnx_program(material: Material) -> Any:
         )
 
 
-def without_telemetry() -> None:
-    """Let OpenVINO and NNCF send nothing home: without the package that would, they do not."""
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
-
-
 def to_openvino(onnx: Path, path: Path) -> None:
     """OpenVINO's pair of files (``.xml`` and ``.bin``) from a file of ONNX, weights in full precision."""
     without_telemetry()
@@ -74,14 +69,12 @@ def to_openvino(onnx: Path, path: Path) -> None:
 
 def exported(material: Material, model: Any = None) -> torch.export.ExportedProgram:
     """A model of the material's calls, by default its own, as a program free of the person's code."""
+    model = material.flat if model is None else model
+    is_graph = isinstance(model, torch.fx.GraphModule)  # whose inputs have names each, and are no list
+    shapes = material.shapes if is_graph else (material.shapes,)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of how a recurrent layer holds its weights
-        return torch.export.export(
-            material.flat if model is None else model,
-            material.example,
-            dynamic_shapes=(material.shapes,),
-            strict=False,
-        )
+        return torch.export.export(model, material.example, dynamic_shapes=shapes, strict=False)
 
 
 def to_torch(program: torch.export.ExportedProgram, path: Path) -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.serving.calls import Calls
-from vivace.serving.files import input_names, without_telemetry
+from vivace.serving.files import input_names
 from vivace.serving.material import Material
+from vivace.serving.serve import without_telemetry
 
 SAMPLES = 256  # from which ranges are learnt
 

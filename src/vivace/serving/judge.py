@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy
@@ -13,19 +15,33 @@ from torch import nn
 
 from vivace.errors import JobError, Refused, VivaceError
 from vivace.job import Job
-from vivace.serving.calls import Calls, Recording, outputs_file, read_arrays, record, write_arrays
-from vivace.serving.envelope import names_of
+from vivace.serving.calls import (
+    Calls,
+    Recording,
+    outputs_file,
+    read_arrays,
+    record,
+    write_arrays,
+)
+from vivace.serving.envelope import distance, names_of
 from vivace.serving.forms import REFERENCE
+from vivace.serving.int8 import SAMPLES
 from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
+from vivace.serving.values import Untold, array_of, is_object, require_tensors
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, split, tensors
+from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
-CALIBRATING_BATCHES = 8
 ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
+REPEATABLE = 1e-3  # of an output's size: what two calls may differ by
+MOST_ALONE = 20_000  # samples whose metric is asked one by one, half a millisecond each
+
+Piece = tuple[Any, tuple[int, slice | None]]
+"""A batch or a part of it, the batch's number, and which of its rows these are."""
 
 
 class Judge:
@@ -39,15 +55,25 @@ class Judge:
         self._by_sample: list[float] | None = None
 
     def record(self) -> dict[str, Any]:
-        """Run the metric once on the model as it is, and write its calls and what they returned."""
+        """Run the metric once on the model as it is, and write its calls and what they returned.
+
+        Raises Refused where the model is in half precision, as all is compared with fp32, or returns what
+        another form cannot.
+        """
+        _require_fp32(self.model)
         self.recording = record(self.job, self.model)
+        require_tensors([one.returned for each in self.recording.calls for one in each])
         calls = Calls.of(self.recording)
         calls.save(self.folder)
         calibration = self.folder / CALIBRATION
         calibration.mkdir(exist_ok=True)
         self._theirs = [
-            [tensor.numpy() for tensor in one.outputs] for each in self.recording.calls for one in each
+            [array_of(tensor, "returns") for tensor in one.outputs]
+            for each in self.recording.calls
+            for one in each
         ]
+        self._require_replayable()
+        self._require_repeatable()
         write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
         return {
@@ -64,13 +90,39 @@ class Judge:
             "threads": torch.get_num_threads(),
         }
 
+    def _require_replayable(self) -> None:
+        """Raises Refused where the metric, of the model's own outputs, is not what it was."""
+        assert self.recording is not None
+        again = self._metric(self._theirs, self.recording.batches, [(b, None) for b in self._numbers])
+        before = self.recording.metric
+        if abs(again - before) > ADDITIVE * max(1.0, abs(before)):
+            raise Refused(
+                f"the job's metric is {before:.6g}, and {again:.6g} when it is told the same outputs again: "
+                "it must depend on the batches and on what model(...) returns alone"
+            )
+
+    def _require_repeatable(self) -> None:
+        """Raises Refused where the model answers the same call otherwise, by far more than rounding."""
+        assert self.recording is not None
+        (first, *_), *_ = self.recording.calls
+        with torch.no_grad(), Streams(derive(0, "again")):
+            pair = [self._answers(*map_tensors(first.given, torch.clone)) for _ in range(2)]
+        for name, one, other in zip(names_of(first.returned), *pair, strict=True):
+            if distance([one], [other]) > REPEATABLE * distance([one], [numpy.zeros_like(one)]):
+                raise Refused(
+                    f"the model returns another '{name}' each time that it is called with the same input: "
+                    "another form of it cannot be compared; let it draw no random numbers in evaluation mode"
+                )
+
+    def _answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[numpy.ndarray[Any, Any]]:
+        return [array_of(tensor, "returns") for tensor in tensors(self.model(*args, **kwargs))]
+
     def _write_calibration(self, folder: Path, validation: Calls) -> str:
         """Calls on training data, from which int8 learns its ranges; what data they are of."""
         alike = dataclasses.replace(self.job, validation=None)
         try:
-            found = Calls.of(record(alike, self.model, most_batches=CALIBRATING_BATCHES))
-            same = [a.dtype for a in found.inputs[0]] == [a.dtype for a in validation.inputs[0]]
-            if same and len(found.dynamic) == len(validation.dynamic):
+            found = Calls.of(record(alike, self.model, SAMPLES))
+            if found.fit(validation):
                 found.save(folder)
                 return "training"
         except VivaceError:  # a metric need not take the batches that the loss takes
@@ -101,7 +153,7 @@ class Judge:
         if self._by_sample is None:
             assert self.recording is not None
             try:
-                found = self._each(self._theirs)
+                found = self._each(self._theirs) if self.recording.samples <= MOST_ALONE else []
             except (JobError, Refused):  # it needs more than one sample, or other samples beside it
                 found = []
             mean = sum(found) / len(found) if found else float("nan")
@@ -119,50 +171,89 @@ class Judge:
         return found
 
     def _jackknife(self, ours: Sequence[Any], margin: float, reference: float, whole: float) -> Change:
+        """By groups of pieces of the batches; of whole batches, where the metric cannot be told of pieces."""
         assert self.recording is not None
-        pieces: list[tuple[Any, tuple[int, slice]]] = []
+        pieces: list[Piece] = []
         size = max(1, self.recording.samples // (4 * GROUPS))
         for number, batch in enumerate(self.recording.batches):
             start = 0
             for piece in split(batch, size):
                 pieces.append((piece, (number, slice(start, start + batch_size(piece)))))
                 start += batch_size(piece)
+        try:
+            values = self._without_groups(ours, pieces, "samples")
+        except (JobError, Refused):  # as where it cuts samples into crops
+            batches: list[Piece] = [(b, (n, None)) for n, b in enumerate(self.recording.batches)]
+            values = self._without_groups(ours, batches, "batches")
+        return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
+
+    def _without_groups(self, ours: Sequence[Any], pieces: Sequence[Piece], what: str) -> list[list[float]]:
+        """The metric without each group of pieces, of a form and of the reference."""
         groups = min(GROUPS, len(pieces))
         if groups < 4:
-            raise Refused(f"{self.recording.samples} samples are too few to tell what the metric loses")
+            raise Refused(f"{len(pieces)} {what} are too few to tell what the metric loses")
         without = [[one for place, one in enumerate(pieces) if place % groups != g] for g in range(groups)]
-        values = [
+        return [
             [self._metric(outputs, [b for b, _ in kept], [w for _, w in kept]) for kept in without]
             for outputs in (ours, self._theirs)
         ]
-        return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
 
     def _metric(
         self, outputs: Sequence[Any], batches: list[Any], where: Sequence[tuple[int, slice | None]]
     ) -> float:
         """The metric of a stand-in for the model that answers with the outputs, on these rows."""
         assert self.recording is not None
-        stand_in = Replay(self.model, self.recording, outputs)
+        stand_in, taken = Replay(self.model, self.recording, outputs), list[int]()
 
         def fed() -> Iterator[Any]:
             for batch, (number, rows) in zip(batches, where, strict=True):
                 stand_in.turn_to(number, rows)
-                yield batch
+                taken.append(number)
+                yield map_tensors(batch, torch.clone)  # the metric may write into it
 
+        guard = self.model.register_forward_pre_hook(_refuse)
         try:
             with torch.no_grad(), Streams(derive(0, "metric")):
-                return float(call(self.job, "metric", stand_in, fed()))
+                found = finite(self.job, call(self.job, "metric", stand_in, fed()))
         except JobError as error:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
                 raise error.__cause__ from None
             raise
+        finally:
+            guard.remove()
+        if len(taken) < len(batches):
+            raise JobError(
+                f"the Job's {self.job.metric_name} is of {len(taken)} batches, however many there are, and "
+                "cannot be told of other parts of the data"
+            )
+        return found
+
+
+def _refuse(*_: object) -> None:
+    """Raises Refused: the model itself is called where another stands in for it."""
+    raise Refused(
+        "the job's metric calls the model in a way in which nothing can stand in for it: write "
+        "metric=(model, batches) so that it calls the model that it is given, as model(...)"
+    )
+
+
+def _require_fp32(model: nn.Module) -> None:
+    """Raises Refused where weights are in half precision."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            numbers = str(parameter.dtype).removeprefix("torch.")
+            raise Refused(
+                f"the model's weights are {numbers} ('{name}'), and every form is compared with the model in "
+                "fp32: give a Job whose model() ends with .float(), with the same run"
+            )
 
 
 class Replay(nn.Module):
     """Stands for the model in the metric, and answers its calls with outputs that are there already.
 
-    All else that the metric may ask of a model, the model answers. Raises Refused where a call is another one
-    than was recorded, as where a metric feeds outputs back into the model.
+    All else that the metric may ask of a model, the model answers; methods of the model's own call the
+    stand-in. Raises Refused where a call is another one than was recorded, as where a metric feeds outputs
+    back into the model.
     """
 
     def __init__(self, model: nn.Module, recording: Recording, outputs: Sequence[Any]) -> None:
@@ -177,7 +268,10 @@ class Replay(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("original"), name)
+            found = getattr(super().__getattr__("original"), name)
+        if inspect.ismethod(found) and found.__self__ is self.original:
+            return MethodType(found.__func__, self)  # which may call self(...)
+        return found
 
     def turn_to(self, batch: int, rows: slice | None) -> None:
         """The calls from now on are those of these rows of a batch."""
@@ -199,9 +293,20 @@ class Replay(nn.Module):
                 "asked otherwise: that cannot be compared sample by sample"
             )
         arrays = iter(self._outputs[self._starts[self._batch] + number])
-        return map_tensors(
-            known.returned, lambda like: self._cut(torch.from_numpy(next(arrays)), size).to(like.dtype)
-        )
+
+        def told(like: Any) -> Any:
+            if is_object(like):
+                return Untold(type(like).__name__)
+            return self._part(torch.from_numpy(next(arrays)), size).to(like.dtype)
+
+        return map_tensors(known.returned, told, is_object)
+
+    def _part(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        """Of an output what these rows have; no number where that is not known, as of a batch's mean loss."""
+        some = self._rows.stop is not None and len(range(size)[self._rows]) < size
+        if some and tensor.is_floating_point() and tensor.shape[:1] != (size,):
+            return torch.full_like(tensor, torch.nan)
+        return self._cut(tensor, size)
 
     def _cut(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         return tensor[self._rows] if tensor.dim() and tensor.shape[0] == size else tensor

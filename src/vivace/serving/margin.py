@@ -174,7 +174,10 @@ def _student(freedom: int) -> float:
 
 
 def parse_margin(margin: str | float, reference: float) -> float:
-    """``0.5%`` of the reference's metric, or a number in the metric's own unit. Raises InputError."""
+    """``0.5%`` of the reference's metric, or a number in the metric's own unit.
+
+    Raises InputError where it is neither, or a share of a metric of 0.
+    """
     text = str(margin).strip()
     try:
         value = float(text.removesuffix("%"))
@@ -184,5 +187,9 @@ def parse_margin(margin: str | float, reference: float) -> float:
         raise InputError(
             f"the margin is {margin!r}; it must be a share of the metric such as 0.5%, or a difference such "
             "as 0.005"
+        )
+    if text.endswith("%") and not reference:
+        raise InputError(
+            f"the metric is 0, of which {text} is nothing: give the margin as a difference, such as 0.005"
         )
     return value / 100 * abs(reference) if text.endswith("%") else value

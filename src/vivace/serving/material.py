@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vivace.job import Job
-from vivace.serving.calls import Calls, Flat, record
+from vivace.serving.calls import Calls, Flat, first_call
 from vivace.serving.trained import load_trained, untrained
 
 CALIBRATION = "calibration"
@@ -46,5 +46,6 @@ def gather(job: Job, run: str, calls: Path) -> Material:
     the job begins with.
     """
     model = load_trained(job, Path(run))[0] if run else untrained(job)
-    first = record(job, model, most_batches=1).calls[0][0]
-    return Material(Flat(model, first.given).eval(), Calls.load(calls), Calls.load(calls / CALIBRATION))
+    return Material(
+        Flat(model, first_call(job, model).given).eval(), Calls.load(calls), Calls.load(calls / CALIBRATION)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from vivace.errors import ChildFailed
+from vivace.errors import ChildFailed, Code, TimedOut
 from vivace.serving.calls import Calls, read_arrays, write_arrays
 from vivace.serving.maker import PROOF_SAMPLES
 
@@ -55,7 +56,7 @@ def answers(
     With `values`, names of values of which each may have several, it returns these values of a copy of the
     file that gives them as outputs, as far as they are there; ``told`` are their places.
 
-    Raises ChildFailed where it cannot open or run the file.
+    Raises ChildFailed where it cannot open or run the file, TimedOut where it takes too long.
     """
     given, returned = scratch / "given.npz", scratch / "returned.npz"
     write_arrays(given, calls)
@@ -72,11 +73,23 @@ def answers(
         json.dumps(list(values)),
     ]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
-    done = subprocess.run(
-        command, cwd=scratch, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT
-    )
+    cannot = f"a fresh process cannot serve '{file.name}' ({runtime}): "
+    try:
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimedOut(f"{cannot}no answer within {TIMEOUT:.0f} s, and it was stopped") from None
+    if done.returncode == -signal.SIGKILL:
+        raise ChildFailed(f"{cannot}it died from SIGKILL (out of memory?)", code=Code.KILLED)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ChildFailed(f"a fresh process cannot serve '{file.name}' ({runtime}): {last[:300]}")
+        raise ChildFailed(f"{cannot}{last[:300]}")
     facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return read_arrays(returned), facts

@@ -18,7 +18,7 @@ from torch import nn
 
 from vivace.errors import JobError, Refused
 from vivace.job import Job, load
-from vivace.serving.calls import Flat, record
+from vivace.serving.calls import Flat, first_call
 from vivace.serving.trained import load_trained
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def pruned(job: Job | str, *, run: str | os.PathLike[str], keep: float) -> Job:
 def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
     """The trained model with fewer channels, ready to be trained further; equal from process to process."""
     model, _ = load_trained(job, run)
-    first = record(job, model, most_batches=1).calls[0][0]
+    first = first_call(job, model)
     inputs = [tensor[:ROWS] if tensor.dim() else tensor for tensor in first.inputs]
     model.requires_grad_(True)
     whole = Flat(model, first.given).eval()

@@ -76,7 +76,15 @@ def _onnx_with(path: str, values: Names) -> bytes:
     return bytes(model.SerializeToString())
 
 
+def without_telemetry() -> None:
+    """Let OpenVINO and NNCF send nothing home, as OpenVINO does when it is imported: without the package that
+    would, they do not.
+    """
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+
+
 def _openvino(path: str, numbers: str, threads: int, values: Names) -> Opened:
+    without_telemetry()
     import openvino
 
     # Left to itself it computes models of fp32 in bf16 where the processor has it.
@@ -104,7 +112,11 @@ def _openvino(path: str, numbers: str, threads: int, values: Names) -> Opened:
 def _torch(path: str, numbers: str, threads: int, values: Names) -> Opened:
     import torch
 
+    from vivace.torch_internals.compiler import know_int8
+
     torch.set_num_threads(threads)
+    if numbers == "int8":
+        know_int8()
     module = torch.export.load(path).module()
     if not values:
         return in_torch(module)
@@ -133,6 +145,7 @@ def names_in(runtime: str, path: str) -> set[str]:
         nodes = onnx.load(path, load_external_data=False).graph.node
         return {name for node in nodes for name in node.output}
     if runtime == "openvino":
+        without_telemetry()
         import openvino
 
         ports = [port for node in openvino.Core().read_model(path).get_ops() for port in node.outputs()]

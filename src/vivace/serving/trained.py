@@ -56,7 +56,7 @@ def run_of(folder: Path) -> dict[str, Any]:
 
 
 def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
-    """The job's model in evaluation mode with the weights of a run, and what they are.
+    """The job's model in evaluation mode with the weights of a run, on the processor, and what they are.
 
     The newest checkpoint whose hashes hold is read, as numbers, texts and tensors only: no code of a stranger
     runs. Raises CheckpointError where none can be trusted or the weights do not fit the job's model, JobError
@@ -95,4 +95,4 @@ def _built(job: Job) -> nn.Module:
         raise JobError(
             f"the Job's model() returned {len(models)} modules: one module can be compressed or exported"
         )
-    return built.eval().requires_grad_(False)
+    return built.cpu().eval().requires_grad_(False)

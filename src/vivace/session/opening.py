@@ -35,11 +35,13 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Build
+from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import tensors
 
 LOOKING_SECONDS = 3.0
+_LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 ALIKE = 6  # as many batches of one size, and the others are taken to have it too
 
 Part = TypeVar("Part")
@@ -172,12 +174,20 @@ def call(job: Job, field: str, *arguments: object) -> Any:
 
 
 def models_of(job: Job, built: object) -> list[nn.Module]:
-    """The modules in what the Job's model() returned. Raises JobError where these are none or too many."""
+    """The modules in what the Job's model() returned. Raises JobError where these are none or too many, or
+    lazy ones that have not seen a batch yet.
+    """
     models = parts_of(built, nn.Module)
     if not models:
         raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
     if job.step is None and len(models) > 1:
         raise JobError(f"the Job's model() returned {len(models)} modules; several modules need an own step=")
+    for name, tensor in (*named_parameters(models), *named_buffers(models)):
+        if isinstance(tensor, _LAZY):
+            raise JobError(
+                f"the Job's model() returned a model in which '{name}' has no shape yet, as it is of a lazy "
+                "layer: let model() call the model on a batch before it returns it"
+            )
     return models
 
 
@@ -216,8 +226,13 @@ def items_of(built: object) -> list[tuple[Any, Any]]:
         return list(built.items())
     if isinstance(built, (list, tuple)):
         return list(enumerate(built))
-    fields = dataclasses.is_dataclass(built) and not isinstance(built, type)
-    return list(vars(built).items()) if fields or isinstance(built, SimpleNamespace) else []
+    if isinstance(built, SimpleNamespace):
+        return list(vars(built).items())
+    if not dataclasses.is_dataclass(built) or isinstance(built, type):
+        return []
+    names = [field.name for field in dataclasses.fields(built) if hasattr(built, field.name)]
+    found = {name: getattr(built, name) for name in names}
+    return list((found | getattr(built, "__dict__", {})).items())  # one with slots has no __dict__
 
 
 def training_device(machine: Machine) -> torch.device:

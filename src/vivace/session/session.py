@@ -115,9 +115,7 @@ class Session:
 
     def close(self) -> None:
         """Undo everything that the plan changed, last change first."""
-        callbacks = self.build.close_callbacks
-        while callbacks:
-            callbacks.pop()()
+        self.build.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +144,9 @@ class Session:
 
     def _default_step(self, batch: Batch) -> torch.Tensor:
         seams = self.seams
+        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
+            for weight in group["params"]:
+                weight.grad = None  # somebody else's, such as of a metric that attacks the model
         try:
             loss = seams.gradients(batch)
             seams.finish()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,16 @@ SIDE = "vivace.sweeping.side:Side"
 SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is for the person to end
 BLOCK_SECONDS = 0.2
 LEAST_PAIRS, MOST_PAIRS = 4, 8
+SURE = 1.05  # so much faster must one thread be than all, where trials train one after another
 MEMORY_SHARE = 0.8  # of what is free; a trial's metric and its data may take more than its steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """`workers` trials at a time on `threads` each; `ratio` is how many times the steps of one after another
-    they, or where they are not side by side the first ones tried, took in the same time. `trial_bytes` is
-    what the largest trial held at most, `room` how many of it fit. `reason` says where nothing was measured.
+    """`workers` trials at a time on `threads` each. `ratio` is how many times the steps of one after another,
+    on one thread or on all, whichever is faster, they took in the same time, or where they are not side by
+    side the first ones tried. `trial_bytes` is what the largest trial held at most, `room` how many of it
+    fit. `reason` says where nothing was measured.
     """
 
     workers: int
@@ -87,9 +90,9 @@ def packed(
                 children.append(stack.enter_context(Child(SIDE, source, begun, log=log)))
                 children[-1].ask("open", SILENCE_SECONDS, plan=plan.to_dict(), seed=seed, strict=False)
 
-        def rate(count: int) -> float:
+        def rate(count: int, threads: int) -> float:
             """Steps a second of so many side by side."""
-            asked = {"threads": cores // count, "seconds": BLOCK_SECONDS}
+            asked = {"threads": threads, "seconds": BLOCK_SECONDS}
             one = [pool.submit(child.ask, "pace", SILENCE_SECONDS, **asked) for child in children[:count]]
             return float(sum(future.result() for future in one))
 
@@ -102,11 +105,14 @@ def packed(
             if limit < 2:
                 reason = f"memory has room for one, which takes {words.size(needs['bytes'])}"
                 return dataclasses.replace(found, reason=reason)
+            if _measured(partial(rate, 1, cores), partial(rate, 1, 1)).low > SURE:
+                found = dataclasses.replace(found, threads=1)
             gain = Ratio(1.0, 1.0, 1.0)
             while found.workers < limit:
                 more = min(2 * found.workers, limit)
                 fill(more)
-                ratio = _measured(rate, found.workers, more)
+                fewer = partial(rate, found.workers, found.threads)
+                ratio = _measured(fewer, partial(rate, more, cores // more))
                 if ratio.low <= 1.0:
                     return found if found.ratio else dataclasses.replace(found, ratio=ratio, tried=more)
                 gain = Ratio(*(a * b for a, b in zip(_ends(gain), _ends(ratio), strict=True)))
@@ -117,11 +123,11 @@ def packed(
             return Packing(1, cores, reason=f"side by side could not be measured: {error}")
 
 
-def _measured(rate: Any, fewer: int, more: int) -> Ratio:
-    """How many times the steps of `fewer` at a time `more` take, by blocks in turn."""
+def _measured(one: Callable[[], float], other: Callable[[], float]) -> Ratio:
+    """How many times the steps of `one` the `other` takes, by blocks in turn."""
     pairs: list[tuple[float, float]] = []
     while len(pairs) < MOST_PAIRS:
-        pairs.append((1 / rate(fewer), 1 / rate(more)))
+        pairs.append((1 / one(), 1 / other()))
         if len(pairs) >= LEAST_PAIRS and not (ratio := speed_ratio(pairs)).low <= 1.0 <= ratio.high:
             break
     return speed_ratio(pairs)

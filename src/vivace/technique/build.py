@@ -114,6 +114,16 @@ class Build:
         """Undo something when the session closes; callbacks run last in, first out."""
         self.close_callbacks.append(callback)
 
+    def close(self) -> None:
+        """Undo everything, last change first, whatever fails on the way; raises the last failure."""
+        callbacks = self.close_callbacks
+        try:
+            while callbacks:
+                callbacks.pop()()
+        finally:
+            if callbacks:
+                self.close()
+
     def on_forget(self, callback: Callable[[], None]) -> None:
         """Drop what was recorded of the person's Python, such as a captured graph, when that has changed."""
         self.forget_callbacks.append(callback)

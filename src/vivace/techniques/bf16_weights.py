@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.job import Batch
@@ -82,7 +82,7 @@ class _Half:
         import torch
         from torch import nn
 
-        from vivace.tensors.modules import Shell, lookup, modules_of
+        from vivace.tensors.modules import Shell, modules_of
         from vivace.torch_internals.modules import RunningNorm
 
         norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if device == "cpu" else []))
@@ -90,15 +90,19 @@ class _Half:
         self.model, self.original = model, model.forward
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
         self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
-        self.lookups = [lookup(module, torch.bfloat16) for module in self.embeddings]
         self.shell = Shell(model, self.call)
-        named = [n for n, t in model.named_parameters() if t.dtype == torch.float32 and id(t) not in kept]
-        self.weights = {f"model.{name}": model.get_parameter(name) for name in named}
-        self.names = [n for n, t in model.named_buffers() if t.dtype == torch.float32 and id(t) not in kept]
+
+        def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[nn.Module, str]]:
+            found = [n for n, t in named if t.dtype == torch.float32 and id(t) not in kept]
+            parts = {name: name.rpartition(".") for name in found}
+            return {f"model.{n}": (model.get_submodule(owner), own) for n, (owner, _, own) in parts.items()}
+
+        self.weights, self.buffers = places(model.named_parameters()), places(model.named_buffers())
 
     def refresh(self) -> None:
         self.assigned: list[str] = []
-        self.constants = {f"model.{name}": self.model.get_buffer(name).bfloat16() for name in self.names}
+        self.own = {name: getattr(*place) for name, place in self.buffers.items()}
+        self.constants = {name: buffer.bfloat16() for name, buffer in self.own.items()}
 
     def changed(self) -> list[str]:
         """The buffers whose copies the model wrote to, or put another tensor in the place of."""
@@ -118,10 +122,16 @@ class _Half:
     def forward(self, *arguments: object, **keywords: object) -> Any:
         import torch
 
+        from vivace.tensors.modules import lookup
         from vivace.tensors.trees import cast
 
-        copies = {name: weight.bfloat16() for name, weight in self.weights.items()} | self.constants
+        # As they are now: the loss may call the model with other weights (torch.func.functional_call).
+        self.lookups = [lookup(module, torch.bfloat16) for module in self.embeddings]
+        copies = {name: getattr(*place).bfloat16() for name, place in self.weights.items()} | self.constants
+        now = {name: getattr(*place) for name, place in self.buffers.items()}
+        lent = {name: buffer for name, buffer in now.items() if buffer is not self.own[name]}
+        copies |= {name: buffer.bfloat16() for name, buffer in lent.items()}
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
         outputs = torch.func.functional_call(self.shell, copies, (inputs,))
-        self.assigned += [name for name, own in self.constants.items() if copies[name] is not own]
+        self.assigned += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
         return cast(outputs, torch.bfloat16, torch.float32)

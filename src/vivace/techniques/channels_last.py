@@ -43,7 +43,7 @@ class ChannelsLast(Technique):
         import torch
 
         from vivace.tensors.modules import modules_of, patched
-        from vivace.tensors.optimizers import align_state
+        from vivace.tensors.optimizers import align_state, aligned
         from vivace.tensors.trees import map_tensors
 
         convolutions = [
@@ -57,11 +57,14 @@ class ChannelsLast(Technique):
             undo.enter_context(patched(found, "forward", [MethodType(_reordering, m) for m in found]))
             build.on_close(undo.close)
             return
-        build.on_close(lambda: align_state(build.optimizers))
-        for module in convolutions:
-            weight: torch.Tensor = module.weight  # type: ignore[assignment]
-            weight.data = _channels_last(weight.data)
-            build.on_close(lambda w=weight: setattr(w, "data", _as_usual(w.data)))  # type: ignore[misc]
+        undo = contextlib.ExitStack()
+        build.on_close(undo.close)
+        undo.enter_context(aligned(build.optimizers))
+        for weight in (weight for module in convolutions for weight in module.parameters()):
+            before = weight.stride()
+            _lay(weight, _channels_last)
+            if weight.stride() != before:
+                undo.callback(_lay, weight, _as_usual)
         align_state(build.optimizers)
 
         def place(following: Callable[[Any], Any], batch: Batch) -> Any:
@@ -106,6 +109,13 @@ def _as_usual(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _lay(weight: torch.Tensor, order: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put a weight into another order, and its gradient, where a step of the person's own keeps that."""
+    weight.data = order(weight.data)
+    if weight.grad is not None:
+        weight.grad = order(weight.grad)
 
 
 # A bound method, and by this name: copies and pickles of a model then get methods of their own modules.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -44,13 +45,15 @@ class DecodedCache(Technique):
 
     def apply(self, build: Build) -> None:
         """Open the store; in the seam `batches` let every pass read through it, and its workers too."""
+        from torch.utils.data import DataLoader
+
         from vivace.mechanisms.decoding import KeptDecoding, Within, require_pillow
 
         require_pillow()
         store = self._store()
         build.on_close(store.close)
         kept = KeptDecoding(store)
-        judged: list[Any] = []
+        judged: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def note() -> None:
             build.notes["decoded_cache"] = store.counts()
@@ -59,7 +62,8 @@ class DecodedCache(Technique):
             if loader not in judged:
                 for condition, reason in _conditions(loader, kept):
                     build.require(condition, reason)
-                judged[:] = [*judged[-1:], loader]
+                if isinstance(loader, DataLoader):
+                    judged.add(loader)
             return Within(following(loader), kept, note)
 
         build.wrap(Seam.BATCHES, batches)

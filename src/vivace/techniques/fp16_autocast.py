@@ -49,23 +49,36 @@ class Fp16Autocast(Technique):
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        complex_too = any(weight.is_complex() for weight in build.model.parameters())
+        build.require(not complex_too, "a weight is complex, whose gradient torch cannot unscale")
+        reason = "whose gradients would stay scaled: freeze it (requires_grad_(False)), or use bf16_autocast"
+        left_out = _left_out(build)
+        build.require(not left_out, f"the optimizer leaves out '{left_out}', {reason}")
         autocast(build, torch.float16)
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.facts.skipped_steps = 0
 
-        def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
-            following(scaler.scale(loss))  # type: ignore[arg-type]
-
         proxy = ScaledOptimizer(build)
+        unscaled: list[bool] = []  # where a step failed behind its gradients, the scaler waits for its end
+
+        def end() -> None:
+            unscaled.clear()
+            scaler.update()
+
+        def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
+            if unscaled:
+                end()
+            following(scaler.scale(loss))  # type: ignore[arg-type]
 
         def finish(following: Callable[[], None]) -> None:
             following()
             scaler.unscale_(proxy)  # type: ignore[arg-type]
+            unscaled.append(True)
 
         def update(following: Callable[[], None]) -> None:
             proxy.expect(following)
             scaler.step(proxy)  # type: ignore[arg-type]  # waits for the device, unless the optimizer skips
-            scaler.update()
+            end()
 
         build.wrap(Seam.BACKWARD, backward)
         build.wrap(Seam.FINISH, finish)
@@ -104,3 +117,11 @@ class Fp16Autocast(Technique):
             return (1 / (1 + 4 * products), 1.0)
         rest = 1 - products
         return (1 / (1 + 0.5 * products + 0.3 * rest), 1 / (products / 8 + rest / 1.9))
+
+
+def _left_out(build: Build) -> str:
+    """The name of a weight that gets gradients and is not updated; empty where there is none."""
+    assert build.optimizer is not None
+    updated = {id(weight) for group in build.optimizer.param_groups for weight in group["params"]}
+    named = build.model.named_parameters()
+    return next((name for name, p in named if p.requires_grad and id(p) not in updated), "")

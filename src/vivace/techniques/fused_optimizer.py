@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -37,7 +38,7 @@ class FusedOptimizer(Technique):
         """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
         import torch
 
-        from vivace.tensors.optimizers import switch_optimizer
+        from vivace.tensors.optimizers import aligned, is_dense, switch_optimizer
 
         build.require(not build.own_step, "your own step function holds its optimizers itself")
         optimizer = build.optimizer
@@ -58,7 +59,16 @@ class FusedOptimizer(Technique):
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         complex_too = self.kind == "fused" and not all(p.is_floating_point() for p in weights)
         build.require(not complex_too, "a weight is complex, which this implementation cannot take")
+        inside = [tuple(p.shape) for p in weights if self.kind == "fused" and not is_dense(p)]
+        build.require(
+            not inside,
+            f"a weight of the shape {inside and inside[0]} is a part of a larger tensor, whose other numbers "
+            "this implementation would change: give it memory of its own (clone())",
+        )
         _try(build, optimizer, self.kind)
+        undo = contextlib.ExitStack()
+        build.on_close(undo.close)
+        undo.enter_context(aligned([optimizer]))  # a state may lie otherwise, such as one that was loaded
         build.on_close(switch_optimizer(optimizer, {key: key == self.kind for key in KEYS}))
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

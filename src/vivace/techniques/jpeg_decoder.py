@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -32,6 +33,8 @@ class JpegDecoder(Technique):
 
     def apply(self, build: Build) -> None:
         """In the seam `batches`, let Pillow's images be decoded by the other library, in workers too."""
+        from torch.utils.data import DataLoader
+
         from vivace.mechanisms.decoding import (
             OtherDecoder,
             Within,
@@ -47,12 +50,13 @@ class JpegDecoder(Technique):
         def note() -> None:
             build.notes["jpeg_decoder"] = decoder.counts()
 
-        served: list[Any] = []
+        served: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
             reason = "" if loader in served else unserved(loader)
             build.require(not reason, reason)
-            served[:] = [loader]
+            if isinstance(loader, DataLoader):
+                served.add(loader)
             return Within(following(loader), decoder, note)
 
         build.wrap(Seam.BATCHES, batches)

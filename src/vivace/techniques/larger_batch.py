@@ -92,7 +92,9 @@ class LargerBatch(Technique):
         readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
         batch = joined(readable) if readable else None
         if batch is None and readable:
-            raise Refused("batches of different shapes cannot be joined into one").by(self.name)
+            raise Refused(
+                "batches of different shapes, or of packed sequences, cannot be joined into one"
+            ).by(self.name)
         return batch
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

@@ -15,6 +15,7 @@ from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +39,18 @@ class OptimizerInBackward(Technique):
         """Hook every trained parameter; the update seam is left with those that are trained only later."""
         import torch
 
-        from vivace.tensors.optimizers import coupled, restricted
+        from vivace.tensors.optimizers import restricted
 
         model, optimizer = build.model, build.optimizer
         assert optimizer is not None
-        build.require(build.on_gradients is None, "on_gradients wants to see all gradients before the update")
-        build.require(build.facts.skipped_steps is None, "fp16 loss scaling judges all gradients first")
-        build.require(build.facts.ranks is None, "the ranks exchange gradients before the update")
-        build.require(not coupled(optimizer), coupled(optimizer))
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        parameters = [p for p in model.parameters() if id(p) in trained]
-        build.require(len(parameters) == len(trained), "the optimizer updates tensors outside of the model")
-        accumulating: list[bool] = []
+        parameters = _parameters(model, optimizer, build)
+        keeping = [True]  # between steps, where a metric may differentiate, and in pieces but the last
         updated: set[int] = set()  # in this backward pass
         facts: Any = build.facts
         facts.updates_in_backward = 0
 
         def update(parameter: torch.Tensor) -> None:
-            if accumulating:
+            if keeping:
                 return
             if torch.is_grad_enabled():
                 reason = "the job takes gradients of gradients (create_graph=True)"
@@ -71,20 +66,23 @@ class OptimizerInBackward(Technique):
 
         @contextlib.contextmanager
         def keep(following: Callable[[], Any]) -> Iterator[None]:
-            accumulating.append(True)
+            keeping.append(True)
             try:
                 with following():
                     yield
             finally:
-                accumulating.pop()
+                keeping.pop()
 
         def begin(following: Callable[[Any], Any], batch: Batch) -> Any:
             updated.clear()
-            return following(batch)
+            keeping.pop()
+            try:
+                return following(batch)
+            finally:
+                keeping.append(True)
 
-        def rest() -> (
-            None
-        ):  # of weights that were frozen, or not the optimizer's, when the session was opened
+        def rest() -> None:
+            # Weights that were frozen, or not the optimizer's, when the session was opened.
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 optimizer.step()
 
@@ -111,3 +109,17 @@ class OptimizerInBackward(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """One optimizer step for each parameter instead of one for all."""
         return (1 / (1 + profile.shares.get("update", 0.1)), 1.0)
+
+
+def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer, build: Build) -> list[nn.Parameter]:
+    """Those that are trained. Raises Refused where they cannot be updated one by one."""
+    from vivace.tensors.optimizers import coupled
+
+    build.require(build.on_gradients is None, "on_gradients wants to see all gradients before the update")
+    build.require(build.facts.skipped_steps is None, "fp16 loss scaling judges all gradients first")
+    build.require(build.facts.ranks is None, "the ranks exchange gradients before the update")
+    build.require(not coupled(optimizer), coupled(optimizer))
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    parameters = [p for p in model.parameters() if id(p) in trained]
+    build.require(len(parameters) == len(trained), "the optimizer updates tensors outside of the model")
+    return parameters

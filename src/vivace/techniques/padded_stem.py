@@ -70,17 +70,18 @@ class PaddedStem(Technique):
 
 
 def _padded(
-    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], channels: int, x: torch.Tensor
+    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], channels: int, input: torch.Tensor
 ) -> torch.Tensor:
     import torch
     from torch.nn.functional import pad
 
     from vivace.torch_internals.modules import convolution_with
 
-    if not module.training or x.dim() != 4:
-        plain: torch.Tensor = own(x)
+    if not module.training or input.dim() != 4:
+        plain: torch.Tensor = own(input)
         return plain
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would: half the bytes to pad
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):  # the convolution would do it: half the bytes to pad
+        input = input.to(torch.get_autocast_dtype(kind))
     more = (0, 0, 0, 0, 0, channels - module.in_channels)
-    return convolution_with(module, pad(x, more), pad(module.weight, more), module.bias)
+    return convolution_with(module, pad(input, more), pad(module.weight, more), module.bias)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from vivace.torch_internals.modules import has_step_hooks
 
@@ -75,7 +76,7 @@ def restricted(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tens
         optimizer.param_groups = groups
 
 
-def align_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def align_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Give every optimizer state of a parameter's shape the parameter's memory order.
 
     Fused optimizers walk through memory and not through indices: another order silently mixes up elements.
@@ -86,6 +87,36 @@ def align_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
                 if like and _order(value) != _order(parameter):
                     state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+@contextlib.contextmanager
+def aligned(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Inside, the state of every optimizer, also of one that nobody has named, is aligned before its first
+    step, and before the next one after a state was loaded; on leaving once more.
+    """
+    seen = dict.fromkeys(optimizers, object())  # with the state that was aligned
+
+    def align(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if seen.get(optimizer) is not optimizer.state:
+            seen[optimizer] = optimizer.state
+            align_state([optimizer])
+
+    hook = register_optimizer_step_pre_hook(align)
+    try:
+        yield
+    finally:
+        hook.remove()
+        align_state(seen)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Do its numbers fill a stretch of memory, each in a place of its own?"""
+    filled = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != filled:
+            return not tensor.numel()
+        filled *= size
+    return True
 
 
 def _order(tensor: torch.Tensor) -> list[int]:

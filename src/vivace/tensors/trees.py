@@ -6,13 +6,15 @@ import copy
 import dataclasses
 import hashlib
 import itertools
-from collections import UserDict, defaultdict
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy
 import torch
 from torch.nn.utils.rnn import PackedSequence
+
+from vivace.errors import Refused
 
 Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
@@ -35,11 +37,14 @@ def map_tensors(
         return type(batch)(*(map_tensors(item, function, whole) for item in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(map_tensors(item, function, whole) for item in batch)
-    if isinstance(batch, defaultdict):
-        entries = {key: map_tensors(value, function, whole) for key, value in batch.items()}
-        return defaultdict(batch.default_factory, entries)
     if isinstance(batch, (dict, UserDict)):  # such as transformers' BatchEncoding
-        return type(batch)({key: map_tensors(value, function, whole) for key, value in batch.items()})
+        entries = {key: map_tensors(value, function, whole) for key, value in batch.items()}
+        if type(batch) is dict:  # torch.compile follows no copy of one
+            return entries
+        mapped: Any = copy.copy(batch)  # with the attributes that it has beside its entries
+        for key, value in entries.items():
+            mapped[key] = value
+        return mapped
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         found = copy.copy(batch)  # and not `replace`: a __post_init__ would act on its own results
         for name in _fields(batch):
@@ -90,16 +95,28 @@ def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
 def batch_size(batch: Tree) -> int:
     """Samples in a batch: the length of its first tensor that has a dimension, else of an array, else 1.
 
-    Of lists with one item for each sample, as a detector gets them, it is their length.
+    Of lists with one item for each sample, as a detector gets them, it is their length, and of packed
+    sequences their number.
     """
     if columns := _columns(batch):
         return len(columns[0])
+    if packed := _packed(batch):
+        return int(packed[0].batch_sizes[0])
     arrays = (part for part in _parts(batch, _is_array) if _is_array(part))
     return next((int(part.shape[0]) for part in itertools.chain(tensors(batch), arrays) if part.ndim), 1)
 
 
 def _is_array(part: object) -> bool:
     return isinstance(part, numpy.ndarray)
+
+
+def _packed(batch: Tree) -> list[PackedSequence]:
+    """A batch's packed sequences, whose rows are steps in time and not samples."""
+    return [part for part in _parts(batch, _is_packed) if _is_packed(part)]
+
+
+def _is_packed(part: object) -> bool:
+    return isinstance(part, PackedSequence)
 
 
 def _columns(batch: Tree) -> list[Any]:
@@ -139,8 +156,10 @@ def _rows_of(batch: Tree) -> Callable[[object], bool]:
 def split(batch: Tree, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples: tensors, arrays, and lists with an item a sample.
 
-    What has another length stands in every piece.
+    What has another length stands in every piece. Raises Refused where a packed sequence is among them.
     """
+    if _packed(batch):
+        raise Refused("a packed sequence cannot be cut into pieces")
     total, whole = batch_size(batch), _rows_of(batch)
 
     def piece(start: int) -> Any:
@@ -154,7 +173,11 @@ def split(batch: Tree, size: int) -> list[Any]:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """One batch of several, the inverse of `split`; None where their tensors differ in shape or number."""
+    """One batch of several, the inverse of `split`; None where their tensors differ in shape or number, or
+    are packed sequences.
+    """
+    if _packed(batches[0]):
+        return None
     total, found = batch_size(batches[0]), [list(_parts(batch, _rows_of(batch))) for batch in batches]
     if len({tuple(map(_kind, each)) for each in found}) > 1:
         return None
@@ -185,6 +208,7 @@ def _of_tensor(tensor: torch.Tensor) -> str:
     plain = tensor.detach().cpu()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
+    plain = plain.resolve_conj().resolve_neg()
     content = plain.contiguous().flatten().view(torch.uint8) if plain.numel() else plain
     head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
-    return hashlib.sha256(head + content.resolve_conj().numpy().tobytes()).hexdigest()[:20]
+    return hashlib.sha256(head + content.numpy().tobytes()).hexdigest()[:20]

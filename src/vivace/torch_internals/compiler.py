@@ -105,6 +105,12 @@ _load_package = later(
     "torch._inductor.aoti_load_package", lost="packages compiled ahead of time cannot be opened"
 )
 _package = later("torch._inductor.aoti_compile_and_package", lost="models cannot be compiled ahead of time")
+_int8 = later("torch.ao.quantization.fx._decomposed", lost="programs in int8 cannot be opened")
+
+
+def know_int8() -> None:
+    """Let programs be opened that quantize: torch registers those operators when this module is imported."""
+    _int8()
 
 
 def freeze_weights() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -67,6 +67,11 @@ storage_id: Callable[[torch.UntypedStorage], int] = attribute(
 )
 """Identifies a storage as long as it lives; on fake and meta tensors too, where no address does."""
 
+_coo_parts = [
+    attribute(torch.Tensor, name, lost="the memory of sparse tensors is not known")
+    for name in ("_indices", "_values")
+]
+
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attribute(
     torch.Tensor, "_base", lost="views of weights count as activations"
 )
@@ -105,11 +110,6 @@ read_number: Operator = named(
     "torch.ops.aten._local_scalar_dense.default", lost="a number of a part is taken for one of the whole"
 )
 """The operator by which one number of a tensor becomes one of Python's."""
-
-below_autograd: Callable[[], Any] = named(
-    "torch._C._AutoDispatchBelowAutograd", lost="graphs cannot be acted out on a CPU"
-)
-"""A context in which operators record nothing, not even changes in place."""
 
 _excluding: Callable[[Any, bool], Any] = named(
     "torch._C._SetExcludeDispatchKeyGuard", lost="checkpoint cannot keep the results of products"
@@ -151,6 +151,22 @@ _ATTENTION = (
 _raw = attribute(
     torch.autograd.profiler.profile, "kineto_results", lost="what a step really does cannot be observed"
 )
+
+
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a tensor consists of in memory: itself, or the places and numbers of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return [read(tensor)() for read in _coo_parts]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
+
+
+def storage_ids(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Those of the tensors' storages; a sparse tensor has none."""
+    return {storage_id(one.untyped_storage()) for one in tensors if one.layout == torch.strided}
 
 
 def in_backward() -> bool:

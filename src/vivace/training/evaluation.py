@@ -45,16 +45,7 @@ class Evaluation:
 
     def metric(self) -> float:
         """The metric now. Raises JobError where it or the validation data fail, or it is not finite."""
-        value = self._asked("metric")
-        try:
-            found = float(value)
-        except (TypeError, ValueError):
-            raise JobError(
-                f"the Job's metric(model, batches) returned a {type(value).__name__}; it must return a number"
-            ) from None
-        if not math.isfinite(found):
-            raise JobError(f"the Job's {self.job.metric_name} is {found}; it must be a finite number")
-        return found
+        return finite(self.job, self._asked("metric"))
 
     def pictures(self) -> dict[str, Any]:
         """What ``pictures.json`` holds of the model now. Raises JobError where the Job's function fails."""
@@ -83,3 +74,16 @@ class Evaluation:
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+
+
+def finite(job: Job, value: Any) -> float:
+    """What the Job's metric returned, as a number. Raises JobError where it is none, or not finite."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise JobError(
+            f"the Job's metric(model, batches) returned a {type(value).__name__}; it must return a number"
+        ) from None
+    if not math.isfinite(found):
+        raise JobError(f"the Job's {job.metric_name} is {found}; it must be a finite number")
+    return found

@@ -15,6 +15,7 @@ from vivace.plan import Plan
 from vivace.session.opening import call, items_of
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
+from vivace.tensors.optimizers import align_state
 from vivace.tensors.randomness import from_plain, restore
 from vivace.training.course import differences
 from vivace.training.ranks import Ranks, for_so_many
@@ -162,8 +163,9 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
     Raises CheckpointError where `what` does not take the state.
     """
     try:
-        if isinstance(thing, torch.optim.Optimizer) and shards is not None:
-            thing.load_state_dict(shards.parted_optimizer(state, thing))
+        if isinstance(thing, torch.optim.Optimizer):
+            thing.load_state_dict(state if shards is None else shards.parted_optimizer(state, thing))
+            align_state([thing])  # weights may lie otherwise than under the plan that it was saved under
             return
         if hasattr(thing, "load_state_dict"):
             thing.load_state_dict(state if shards is None else shards.parted(state, state_of(thing)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vivace.ledger import Outcome, Ratio
+from vivace.measuring.pace import COMPILING_SECONDS
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.technique.contract import UNIT_ROUNDOFF
@@ -14,7 +15,6 @@ from vivace.tuning.candidates import Candidate
 from vivace.tuning.objective import Beside, Length
 from vivace.tuning.ranks import chosen, joined
 from vivace.tuning.result import LongPlan
-from vivace.tuning.times import COMPILING_SECONDS
 from vivace.verifying.verdict import Verdict
 
 FP32_ROUNDOFF = UNIT_ROUNDOFF["float32"]

@@ -7,6 +7,7 @@ import statistics
 from vivace.errors import InputError
 from vivace.ledger import Trial
 from vivace.measuring.budget import BUDGETS, SHARE
+from vivace.measuring.pace import COMPILING_SECONDS
 from vivace.measuring.paired import BLOCK_SECONDS
 from vivace.plan import Plan
 from vivace.tuning.objective import Length
@@ -16,10 +17,6 @@ from vivace.words import count, duration
 
 LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
 
-COMPILING_SECONDS = 20.0  # of a warm-up that was never seen, where the step's operators are not known
-# Of compiling for a CPU: to trace, and of one core for each operator of other shapes that may be a kernel.
-# Fitted to first warm-ups of six jobs on two cores, of 6 to 110 s; at most 5 s off.
-TRACING_SECONDS, KERNEL_SECONDS = 6.0, 1.4
 # Of a warm-up with all compiled: in six recorded confirmations 1.7 to 3.9 s, after first ones of 6 to 43.
 AGAIN_SECONDS, AGAIN_SHARE = 2.0, 0.05
 PATIENCE_SECONDS = 20.0  # before a process counts as hanging, however little time is left
@@ -79,13 +76,6 @@ def beforehand(length: Length, budget_seconds: float, *, given: bool) -> str:
         f"{what} about {duration(whole)}, the budget is {budget}: tuning may take longer than it can save; "
         "give --runs N if you train it more often, or --budget auto"
     )
-
-
-def compiling_seconds(operators: int, cores: int) -> float:
-    """About how long a model takes to compile of which a step runs so many distinct operators."""
-    if not operators:
-        return COMPILING_SECONDS
-    return TRACING_SECONDS + KERNEL_SECONDS * operators / min(cores, operators)
 
 
 class Times:

@@ -23,6 +23,7 @@ from vivace.job import Job
 from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.budget import BUDGETS, parse_budget
+from vivace.measuring.pace import compiling_pace, compiling_seconds, learn_pace
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -36,7 +37,6 @@ from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
 from vivace.tuning.loading import sentence
 from vivace.tuning.objective import ONE, Beside, Length
-from vivace.tuning.pace import compiling_pace, learn_pace
 from vivace.tuning.ranks import here, joined, require_searchable
 from vivace.tuning.requests import (
     Answer,
@@ -59,7 +59,6 @@ from vivace.tuning.times import (
     auto_budget,
     beforehand,
     check_length,
-    compiling_seconds,
     too_short,
 )
 from vivace.verifying.equivalence import judge_by_metric

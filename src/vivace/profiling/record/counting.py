@@ -26,7 +26,6 @@ class CountedStep:
         self.hooks, self.guard = hooks, guard
         self.modules = ModuleRanges(guard)
         self._kept: dict[int, Counter[str]] = defaultdict(Counter)  # by backward pass
-        self.matrix_dtypes: Counter[str] = Counter()
         self.gradient_bytes = 0
         self._seen: set[tuple[int, int]] = set()
         self._stack = contextlib.ExitStack()

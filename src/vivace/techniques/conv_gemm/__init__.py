@@ -100,20 +100,20 @@ class ConvGemm(Technique):
 
 
 def _product(
-    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], window_pixels: int, x: torch.Tensor
+    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], window_pixels: int, input: torch.Tensor
 ) -> torch.Tensor:
     from torch.nn.functional import linear
 
     from vivace.techniques.conv_gemm.columns import convolution_by_columns, output_size, padding_of
 
     padding = padding_of(module)
-    if not module.training or x.dim() != 4 or padding is None:
-        return own(x)
+    if not module.training or input.dim() != 4 or padding is None:
+        return own(input)
     if module.kernel_size == (1, 1):
         down, across = module.stride
-        kept = x if module.stride == (1, 1) else x[:, :, ::down, ::across]
+        kept = input if module.stride == (1, 1) else input[:, :, ::down, ::across]
         return linear(kept.movedim(1, -1), module.weight.flatten(1), module.bias).movedim(-1, 1)
-    high, wide = output_size((x.shape[2], x.shape[3]), module.kernel_size, module.stride, padding)
+    high, wide = output_size((input.shape[2], input.shape[3]), module.kernel_size, module.stride, padding)
     if high * wide > window_pixels:
-        return own(x)
-    return convolution_by_columns(x, module.weight, module.bias, module.stride, padding)
+        return own(input)
+    return convolution_by_columns(input, module.weight, module.bias, module.stride, padding)

@@ -8,7 +8,7 @@ be out of date. Parameters and buffers stay what they are. (`vivace.serving.fold
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -24,9 +24,6 @@ from vivace.mechanisms.graphs import (
 )
 from vivace.tensors.modules import patched
 from vivace.torch_internals.modules import Convolution, convolution_with
-
-if TYPE_CHECKING:
-    from vivace.torch_internals.modules import Convolution
 
 
 def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], bool]:

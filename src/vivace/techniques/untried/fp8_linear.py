@@ -162,14 +162,14 @@ def _in_float8(
     own: Callable[[torch.Tensor], torch.Tensor],
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     counts: list[int],
-    x: torch.Tensor,
+    input: torch.Tensor,
 ) -> torch.Tensor:
     import torch
 
     if not module.training:
-        return own(x)
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+        return own(input)
+    if torch.is_autocast_enabled(input.device.type):
+        input = input.to(torch.get_autocast_dtype(input.device.type))
     counts[1] += 1
-    found = product(x, module.weight)
+    found = product(input, module.weight)
     return found if module.bias is None else found + module.bias.to(found.dtype)

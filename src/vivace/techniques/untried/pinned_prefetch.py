@@ -116,7 +116,7 @@ def _copies(device: torch.device) -> tuple[Callable[[Any], Any], Callable[[Any],
         moved, copied = begun
         training = torch.cuda.current_stream(device)
         training.wait_event(copied)
-        for tensor in tensors(moved):
+        for tensor in (one for one in tensors(moved) if one.is_cuda):  # lengths of packed sequences are not
             tensor.record_stream(training)  # the side stream owns its memory: reuse must wait for us
         return moved
 

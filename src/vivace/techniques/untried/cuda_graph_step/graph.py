@@ -150,7 +150,7 @@ class StepGraph:
         groups = self.optimizer.param_groups
         own = [group["lr"] for group in groups]
         if len(self.rates) != len(groups):
-            device = groups[0]["params"][0].device
+            device = next(weight.device for group in groups for weight in group["params"])
             self.rates = [torch.tensor(0.0, device=device) for _ in own]
         for group, rate in zip(groups, self.rates, strict=True):
             rate.fill_(group["lr"])

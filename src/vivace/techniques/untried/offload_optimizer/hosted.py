@@ -34,7 +34,11 @@ class HostedState:
             optimizer.register_state_dict_pre_hook(lambda _: self.wait()).remove,
             optimizer.register_load_state_dict_post_hook(lambda _: self.adopt()).remove,
         ]
-        self.adopt()
+        try:
+            self.adopt()
+        except BaseException:  # such as that page-locked memory is full
+            self.close()
+            raise
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,5 @@
-"""How fast this machine compiles: what earlier tunings of any job saw here, against what had been foretold.
+"""How long compiling takes, and how fast this machine compiles: what earlier tunings of any job saw here,
+against what had been foretold.
 
 Kept in the user's cache folder, a line for each tuning in which something compiled; it may be deleted.
 """
@@ -14,9 +15,20 @@ from vivace.inspection.store import cache_folder
 from vivace.ledger import Code, Ledger, Trial
 from vivace.plan import Plan
 
+COMPILING_SECONDS = 20.0  # of a warm-up that was never seen, where the step's operators are not known
+# Of compiling for a CPU: to trace, and of one core for each operator of other shapes that may be a kernel.
+# Fitted to first warm-ups of six jobs on two cores, of 6 to 110 s; at most 5 s off.
+TRACING_SECONDS, KERNEL_SECONDS = 6.0, 1.4
 NUM_KEPT = 9  # the last ones: what else a machine does changes
 MOST = 20.0  # times as long as foretold, or as short: more is a fault, not a pace
 BUSY = 0.2  # of the processor, used by others: what took long then says nothing of the machine
+
+
+def compiling_seconds(operators: int, cores: int) -> float:
+    """About how long a model takes to compile of which a step runs so many distinct operators."""
+    if not operators:
+        return COMPILING_SECONDS
+    return TRACING_SECONDS + KERNEL_SECONDS * operators / min(cores, operators)
 
 
 def compiling_pace(fingerprint: str) -> float:

@@ -1,0 +1,47 @@
+"""The last that is tried on a script's own steps: the call of its model compiled, once, in a long run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from vivace.live.candidates import compiling
+from vivace.live.proof import Proof
+from vivace.live.spending import Spending
+from vivace.measuring.pace import TRACING_SECONDS, compiling_pace, compiling_seconds
+from vivace.observing.reference import Kernels
+from vivace.plan import Plan
+
+
+class Compiling:
+    """`seconds` is about what it takes; infinite until `foretell`, and where it is not tried, or no more.
+
+    `own` names the techniques in whose place the script has its own settings.
+    """
+
+    def __init__(self, own: Collection[str]) -> None:
+        self._technique = compiling(own)
+        self.seconds = math.inf
+
+    def foretell(self, proof: Proof, spending: Spending) -> None:
+        """Where the run is long enough, count in a copy of the step what a compiler makes kernels of."""
+        if self._technique is None or not spending.will_compile(TRACING_SECONDS):
+            return
+        kernels = Kernels()
+        proof.replay(Plan(), kernels, ordered=False)
+        about = compiling_seconds(len(kernels.seen), proof.machine.num_cores)
+        self.seconds = about * compiling_pace(proof.machine.fingerprint)
+
+    def is_to_come(self, spending: Spending) -> bool:
+        """May it be compiled now or later?"""
+        return spending.will_compile(self.seconds)
+
+    def is_due(self, spending: Spending) -> bool:
+        """May it be compiled now?"""
+        return spending.compiles(self.seconds)
+
+    def taken(self, base: Plan) -> Plan:
+        """A plan that compiles as well, which is not asked for again."""
+        assert self._technique is not None
+        self.seconds = math.inf
+        return base.adding(self._technique)
