@@ -7,6 +7,7 @@ number calls this module.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ _CLOCK = ((59.5, 1.0, "s"), (59.5 * 60, 60.0, "min"), (71.5 * 3600, 3600.0, "h")
 
 
 SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_AMOUNT = re.compile(r"(\d*\.?\d+(?:e\d+)?)\s*([a-z]*)")
+_AMOUNT = re.compile(r"(\d*\.?\d+(?:e\d+)?)\s*([a-z]*)\s*")
 
 
 class Estimate(Protocol):
@@ -211,10 +212,14 @@ def unless_said(text: str, said: str) -> str:
 
 def amount(text: str, units: Mapping[str, float]) -> float | None:
     """A number with one of `units` (in small letters; empty: without one) as a person writes it: ``5m``,
-    ``20GiB``. None where it is none, or is not more than 0.
+    ``20GiB``, ``1h30m``, ``6 min 10 s``. None where it is none, or is not more than 0.
     """
-    found = _AMOUNT.fullmatch(text.strip().lower())
-    if found is None or found[2] not in units:
+    written = text.strip().lower()
+    parts = list(_AMOUNT.finditer(written))
+    sizes = [units.get(part[2], math.nan) for part in parts]
+    falling = all(larger > smaller for larger, smaller in itertools.pairwise(sizes))
+    several_without = len(parts) > 1 and any(not part[2] for part in parts)
+    if "".join(part[0] for part in parts) != written or not falling or several_without:
         return None
-    value = float(found[1]) * units[found[2]]
+    value = sum(float(part[1]) * size for part, size in zip(parts, sizes, strict=True))
     return value if 0 < value < math.inf else None

@@ -171,6 +171,7 @@ def test_amounts_of_training(profile):
         ({"budget_usd": float("nan")}, "not nan"),
         ({"deadline": "soon"}, "a time such as 12h or 3d, not 'soon'"),
         ({"deadline": "0h"}, "not '0h'"),
+        ({"deadline": "12"}, "not '12'"),
         ({"steps": 0}, "--steps must be more than 0"),
         ({"steps": 10, "epochs": 1}, "give one"),
         ({"target": "many"}, "a number of samples"),

@@ -275,6 +275,7 @@ def test_version_is_the_packages():
         ("tune two.py:job --device cuda:7", "there is no device cuda:7 here: this machine shows cpu"),
         ("compress two.py:job --run r --device cuda:7", "there is no device cuda:7 here"),
         ("export r --to onnx --device cuda", "there is no device cuda here"),
+        ("train JOBS:good --deadline 12", "--deadline is '12'; it must be a time such as 90s, 30m or 2h"),
         ("train two.py:job --device mps", "the device is 'mps'; Vivace trains on cpu, cuda"),
         ("techniques bf16_autocost", "unknown technique 'bf16_autocost'; did you mean 'bf16_autocast'?"),
         ("train JOBS:text", "'text' in '{JOBS}' is of type str; it must be a vivace.Job or return one"),

@@ -10,7 +10,6 @@ from vivace import words
 from vivace.advising.source import Subject
 from vivace.errors import InputError
 
-UNITS = {"": 3600.0, **words.SECONDS}
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 EXAMPLE_STEPS = 100_000
 
@@ -83,8 +82,8 @@ def amount(subject: Subject, epochs: float | None, steps: float | None, target: 
 
 
 def seconds_of(text: str | None) -> float | None:
-    """A deadline such as ``12h``, ``90min`` or ``3d``; a bare number is hours. Raises InputError."""
-    return None if text is None else _number(text, UNITS, "--deadline", "a time such as 12h or 3d")
+    """A deadline such as ``12h``, ``90min`` or ``3d``. Raises InputError, also without a unit."""
+    return None if text is None else _number(text, words.SECONDS, "--deadline", "a time such as 12h or 3d")
 
 
 def dollars(value: float | None) -> float | None:

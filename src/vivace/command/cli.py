@@ -52,10 +52,10 @@ Deadline = Annotated[
 
 
 def _seconds(option: str, text: str | None) -> float | None:
-    """An option's time, such as ``90s`` or ``2h``, in seconds. Raises InputError."""
+    """An option's time, such as ``90s`` or ``1h30m``, in seconds. Raises InputError, also without a unit."""
     from vivace.words import SECONDS, amount
 
-    seconds = amount(text, {"": 1.0, **SECONDS}) if text is not None else None
+    seconds = amount(text, SECONDS) if text is not None else None
     if seconds is None and text is not None:
         raise InputError(f"{option} is '{text}'; it must be a time such as 90s, 30m or 2h")
     return seconds
