@@ -308,7 +308,7 @@ def test_a_step_that_failed_half_way_adds_nothing_to_the_next():
 
 
 def test_gradients_that_somebody_left_are_no_part_of_a_step():
-    """Such as those of the loop before, or of a metric that attacks the model."""
+    """Such as those of the loop before, or of a metric that differentiates."""
     mine, wanted, batches = network(), network(), loader()
     by_hand(wanted, optimizer_of(wanted), batches)
     optimizer = optimizer_of(mine)

@@ -13,6 +13,7 @@ from vivace.errors import PlanError, Refused
 from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
+from vivace.mechanisms.pixels import _Finish
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import Numerics, registry
@@ -111,3 +112,15 @@ def test_it_excludes_the_other_way_of_sending_bytes():
 def test_without_bytes_there_is_no_evidence():
     with pytest.raises(Refused, match="no batch of bytes was placed"):
         DeviceAugment().confirm(Observation({}, {}, 0, 0.0), Observation({}, {}, 0, 0.0))
+
+
+def test_a_film_is_turned_as_a_whole():
+    """Of several films, each with as many pictures as there are films."""
+    films = torch.arange(4 * 4 * 3 * 2 * 2, dtype=torch.uint8).view(4, 4, 3, 2, 2)
+    torch.manual_seed(0)
+    turned = _Finish([transforms.RandomHorizontalFlip(0.5)])(films)
+    kinds = [
+        "turned" if torch.equal(mine, own.flip(-1)) else "as it was" if torch.equal(mine, own) else "mixed"
+        for mine, own in zip(turned, films, strict=True)
+    ]
+    assert set(kinds) == {"turned", "as it was"}

@@ -166,7 +166,7 @@ def test_weights_that_are_unfrozen_later_are_trained():
 
 
 def test_a_backward_pass_between_steps_updates_nothing():
-    """Such as that of a metric that attacks the model."""
+    """Such as that of a metric that differentiates."""
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = vivace.Plan.from_dict(PLAN)

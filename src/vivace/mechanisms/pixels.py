@@ -103,7 +103,8 @@ class _Finish:
                 pixels = floats.div_(torch.tensor(255.0, dtype=floats.dtype, device=floats.device))
             elif name in FLIPS:
                 chosen = (torch.rand(len(pixels)) < step.p).to(pixels.device, non_blocking=True)
-                pixels = torch.where(chosen[:, None, None, None], pixels.flip(FLIPS[name]), pixels)
+                each = chosen.view(-1, *(1,) * (pixels.dim() - 1))  # a film is turned as a whole
+                pixels = torch.where(each, pixels.flip(FLIPS[name]), pixels)
             elif name in RANDOM:  # each picture by itself: on a batch all would get the same
                 pixels = torch.stack([step(picture) for picture in pixels])
             else:

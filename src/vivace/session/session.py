@@ -146,7 +146,7 @@ class Session:
         seams = self.seams
         for group in self.optimizer.param_groups:  # type: ignore[union-attr]
             for weight in group["params"]:
-                weight.grad = None  # somebody else's, such as of a metric that attacks the model
+                weight.grad = None  # of somebody else, such as a metric that differentiates
         try:
             loss = seams.gradients(batch)
             seams.finish()
