@@ -72,6 +72,32 @@ def test_blocks_are_measured_without_a_trace():
     assert all(part.options[0].held_bytes == 512 * 16 * 4 for part in parts[2:-1:2])
 
 
+class Neighbours(nn.Module):
+    """Adds up the features of a graph's neighbours, by a sparse matrix that it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.relu = nn.Linear(16, 16), nn.ReLU()
+        self.register_buffer("adjacency", torch.eye(512).roll(1, 0).to_sparse())
+
+    def forward(self, x):
+        return self.relu(torch.sparse.mm(self.adjacency, self.layer(x)))
+
+
+def test_blocks_that_hold_sparse_tensors_are_measured():
+    blocks = job()
+    graph = vivace.Job(
+        model=lambda: nn.Sequential(nn.Linear(8, 16), *(Neighbours() for _ in range(3)), nn.Linear(16, 3)),
+        data=blocks.data,
+        loss=blocks.loss,
+        optimizer=blocks.optimizer,
+    )
+    with start(graph, Plan(), vivace.inspect()) as session:
+        parts = measure(session, graph.data()[0], Numerics.EXACT)
+    assert [part.name for part in parts] == ["", "1", "", "2", "", "3", ""]
+    assert all(part.options[0].held_bytes < 512 * 512 for part in parts)  # the matrix is held anyway
+
+
 @pytest.mark.parametrize("plan", [{}, {"optimizer_in_backward": {}}, {"micro_batches": {"num": 2}}])
 def test_the_blocks_own_runs_change_nothing(plan):
     """Beside the one step that is followed: weights, the optimizer's state, buffers, random streams."""

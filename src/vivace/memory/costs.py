@@ -29,7 +29,7 @@ from vivace.technique.registry import asked, savers
 from vivace.tensors.modules import patched
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import map_tensors, tensors
-from vivace.torch_internals.tensors import storage_id, tree_leaves
+from vivace.torch_internals.tensors import dense_parts, storage_id, storage_ids, tree_leaves
 
 FEWEST, MOST = 3, 15  # timed rounds
 ENOUGH_SECONDS = 0.6  # for the rounds of one kind of block
@@ -102,7 +102,9 @@ class _Tape:
         self.stretches = [_Stretch()]
         own = [t for model in session.build.models for t in (*model.parameters(), *model.buffers())]
         self.seen: dict[int, StorageWeakRef | None] = {
-            storage_id(tensor.untyped_storage()): None for tensor in (*own, *tensors(batch))
+            storage_id(part.untyped_storage()): None
+            for tensor in (*own, *tensors(batch))
+            for part in dense_parts(tensor)
         }
         self.inside: dict[int, int] | None = None  # storages that the running block was the first to save
         self.over = False
@@ -147,7 +149,7 @@ class _Tape:
         self.inside = {}
         result = own(*arguments, **keywords)
         inside, self.inside = self.inside, None
-        returned = {storage_id(leaf.untyped_storage()) for leaf in _leaves(result)}
+        returned = storage_ids(_leaves(result))
         flowing = sum(inside[storage] for storage in inside.keys() & returned)
         self.stretches[-1].held_bytes += flowing
         self.calls[block.name].held_bytes = sum(inside.values()) - flowing
@@ -160,15 +162,15 @@ class _Tape:
         return facts.pieces is None and facts.updates_in_backward is None
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = storage_id(storage)
-        if key not in self.seen:
-            # The reference keeps the storage's address from being used again, and its memory not alive.
-            self.seen[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-            if self.inside is not None:
-                self.inside[key] = storage.nbytes()
-            else:
-                self.stretches[-1].held_bytes += storage.nbytes()
+        for storage in (part.untyped_storage() for part in dense_parts(tensor)):
+            key = storage_id(storage)
+            if key not in self.seen:
+                # The reference keeps the storage's address from being used again, and its memory not alive.
+                self.seen[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                if self.inside is not None:
+                    self.inside[key] = storage.nbytes()
+                else:
+                    self.stretches[-1].held_bytes += storage.nbytes()
         return tensor.detach()
 
 
