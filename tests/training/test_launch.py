@@ -8,11 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 import vivace
-from vivace.errors import ChildFailed, JobError, Refused
+from vivace.errors import ChildFailed, JobError, Refused, TimedOut
 from vivace.processes.launch import Child, Source, _Zygote, _zygote, own_error
 
 HERE = "tests_launch_entry:Handler"
@@ -31,6 +32,11 @@ class Handler:
     def refuse(self): raise Refused("it never acts")
     def abort(self): os.abort()
     def leave(self): os._exit(3)
+    def orphan(self, file):
+        pid = os.fork()
+        if not pid: time.sleep(1000)
+        with open(file, "w") as noted: noted.write(str(pid))
+        os.abort()
     def sleep(self, seconds): time.sleep(seconds)
     def exhaust(self): raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
     def speak(self):
@@ -77,6 +83,26 @@ def test_a_crash_is_named(source):
         child.ask("abort", 60)
     with Child(HERE, source) as child, pytest.raises(ChildFailed, match="exit code 3"):
         child.ask("leave", 60)
+
+
+@pytest.mark.fault(37, 39)
+def test_a_crash_is_noticed_though_what_the_child_has_forked_lives_on(source, tmp_path, until):
+    """It holds the child's ends of the pipes, so that these do not close."""
+    file = tmp_path / "pid"
+    with Child(HERE, source) as child, pytest.raises(ChildFailed, match="died from SIGABRT"):
+        child.ask("orphan", 5, file=str(file))
+    pid = int(file.read_text())
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.timeout(60)  # what it is about: it waited for ever
+def test_a_command_longer_than_a_pipe_has_a_limit_too(source):
+    """The child does not read it, as one that hangs while it loads the job."""
+    with Child(HERE, source) as child:
+        child.ask("echo", 60)
+        os.kill(child.pid, signal.SIGSTOP)
+        with pytest.raises(TimedOut, match="no answer to 'echo' within 1 s"):
+            child.ask("echo", 1.0, text="a" * 2**18)
 
 
 @pytest.mark.fault(37)

@@ -164,11 +164,12 @@ class Child:
         environment: dict[str, str] | None = None,
     ) -> None:
         payload = source.pickled(entry, arguments or {}, environment or {})
+        output = open_own(log, _APPEND) if log is not None else os.open(os.devnull, os.O_WRONLY)
         to_child, self._write = os.pipe()
+        os.set_blocking(self._write, False)
         self._read, from_child = os.pipe()
         self._status, report = os.pipe()
         self._buffer = b""
-        output = open_own(log, _APPEND) if log is not None else os.open(os.devnull, os.O_WRONLY)
         with tempfile.TemporaryFile() as file:  # has no name: it holds the environment, secrets and all
             file.write(payload)
             file.seek(0)
@@ -209,8 +210,13 @@ class Child:
 
         Raises ChildFailed and TimedOut as `converse` does.
         """
-        self._send(message)
-        found: dict[str, Any] = json.loads(self._line(command, timeout))
+        deadline = time.monotonic() + timeout
+        try:
+            self._send(message, deadline)
+            found: dict[str, Any] = json.loads(self._line(deadline))
+        except TimeoutError:
+            self._kill()
+            raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: it was stopped") from None
         return found
 
     @property
@@ -245,27 +251,35 @@ class Child:
             self._kill()
         self.close()
 
-    def _send(self, message: object) -> None:
+    def _send(self, message: object, deadline: float) -> None:
         data = (json.dumps(message) + "\n").encode()
         try:
-            while data:  # a pipe takes 64 KiB at once
+            while data:  # a pipe takes 64 KiB at once, and no more until the child reads them
+                self._ready([], [self._write], deadline)
                 data = data[os.write(self._write, data) :]
         except BrokenPipeError:
             raise self._obituary() from None
 
-    def _line(self, command: str, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
+    def _line(self, deadline: float) -> bytes:
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                self._kill()
-                raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: it was stopped")
+            self._ready([self._read], [], deadline)
             chunk = os.read(self._read, 1 << 20)
             if not chunk:
                 raise self._obituary()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+    def _ready(self, reads: list[int], writes: list[int], deadline: float) -> None:
+        """Wait for an end of a pipe. Raises TimeoutError, and ChildFailed where the child has ended: what it
+        had forked may hold the other end.
+        """
+        left = max(0.0, deadline - time.monotonic())
+        ready, free, _ = select.select([*reads, self._status], writes, [], left)
+        if not ready and not free:
+            raise TimeoutError
+        if not free and self._status in ready and not set(reads) & set(ready):
+            raise self._obituary()
 
     def _kill(self) -> None:
         try:

@@ -97,10 +97,14 @@ def _fork(descriptors: list[int], statuses: dict[int, int], imported: float, own
 def _report_the_dead(statuses: dict[int, int]) -> None:
     for pid in list(statuses):
         found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(statuses[pid], struct.pack("i", status))
-            os.close(statuses.pop(pid))
+        if not found:
+            continue
+        for number in (signal.SIGTERM, signal.SIGCONT):  # to what it had started and left, halted or not
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # mostly there is nothing
+                os.killpg(pid, number)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(statuses[pid], struct.pack("i", status))
+        os.close(statuses.pop(pid))
 
 
 def _import(names: Iterable[str]) -> None:
