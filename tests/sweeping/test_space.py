@@ -103,6 +103,13 @@ def test_a_space_of_the_wrong_kind_is_one_sentence(space, sentence):
         space_of(space, KNOWN)
 
 
+def test_a_choice_that_a_journal_would_give_back_as_another_is_refused():
+    with pytest.warns(UserWarning, match="persistent storage"):
+        pairs = CategoricalDistribution([(1, 2), (3, 4)])
+    with pytest.raises(InputError, match=r"width: a choice is a number, .* not \(1, 2\)"):
+        space_of({"width": pairs, "needed": 1}, KNOWN)
+
+
 def test_sizes_of_spaces():
     assert size_of(read("width=32,64", "depth=2..6")[0]) == 10
     assert size_of(read("lr=0..1")[0]) == float("inf")

@@ -169,6 +169,7 @@ def test_bad_trials_are_pruned_and_good_ones_are_not(tmp_path):
             {"objectives": ("metric", "seconds")},
             "what the metric is weighed against was nothing",
         ),
+        ({"plan": "channels_last"}, "its plan was none, now channels_last"),
     ],
 )
 def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, sentence):

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 
 import vivace
-from vivace.errors import AnswerIsNo, ChildFailed, FolderError, InputError, JobError
+from vivace.errors import AnswerIsNo, ChildFailed, FolderError, InputError, JobError, PlanError
 from vivace.events import EventKind
 from vivace.job import JobFunction, load
 from vivace.plan import Plan
@@ -207,6 +207,14 @@ def test_a_small_space_ends_the_sweep_and_it_says_so(tmp_path):
     assert "all 3 combinations were tried: 9 were asked for" in found.notices
 
 
+def test_a_plan_needs_no_job_of_which_a_parameter_is_searched(tmp_path):
+    def job(lr):
+        raise AssertionError("not built before it is looked at")
+
+    with pytest.raises(PlanError, match="there is no plan file"):
+        vivace.sweep(job, ["lr=0.1..1"], plan=tmp_path / "plan.toml", out=tmp_path / "out")
+
+
 @pytest.mark.parametrize("wrong", [{"trials": 0}, {"seeds": 1}, {"seed": -1}, {"workers": 0}])
 def test_wrong_numbers_are_one_sentence(tmp_path, wrong):
     with pytest.raises(InputError):
@@ -345,6 +353,23 @@ def test_a_search_of_shapes_comes_to_most_of_them(tmp_path, monkeypatch):
     assert len(study.counted()) == 60
     assert len({shape for shape, _ in stacks}) >= 9
     assert sum(size for _, size in stacks) >= 55
+
+
+@pytest.mark.fault(37)
+def test_a_pruned_trial_is_not_the_best_of_a_resumed_sweep(tmp_path):
+    """Optuna gives it the metric of its last epoch as a value."""
+    space = {"lr": FloatDistribution(0.1, 1.0)}
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 9), space)
+        pruned, complete = study.ask().number, study.ask().number
+        study.report(pruned, 1, 0.9)
+        study.prune(pruned)
+        study.complete(complete, [0.8])
+        runs = Runs(
+            study, folder, Source(JobFunction(f"{JOBS}:job")), Plan(), packing=Packing(1, 1), tell=print
+        )
+        runs.search(2)
+    assert runs.best == (0.8, complete)
 
 
 TRIVIAL = """

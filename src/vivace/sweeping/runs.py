@@ -14,6 +14,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from optuna.trial import TrialState
+
 from vivace.errors import AnswerIsNo, FolderError, VivaceError
 from vivace.events import Tell
 from vivace.plan import Plan
@@ -93,6 +95,8 @@ class Runs:
         self.wanted = wanted
         self._waiting += self.study.left_over()
         for trial in self.study.counted():
+            if trial.state != TrialState.COMPLETE:  # a pruned one has its last metric as a value
+                continue
             if trial.values and (self.best is None or trial.values[0] > self.best[0]):
                 self.best = trial.values[0], trial.number
 

@@ -23,7 +23,7 @@ from vivace.job import Job, JobFunction
 from vivace.machine import Machine
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
-from vivace.processes.launch import Child, Source, plan_of, preload
+from vivace.processes.launch import Child, Source, preload
 from vivace.sweeping import page, probe
 from vivace.sweeping.best import title_of, write_best
 from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
@@ -73,7 +73,7 @@ def run_sweep(
     if transfer is not None:
         function = _transferring(job, function, transfer, searched, fixed)
     source = Source(function)
-    loaded = Plan() if plan is None else plan_of(plan, job if isinstance(job, str) else function(**fixed))
+    loaded = plan if isinstance(plan, Plan) else Plan() if plan is None else Plan.load(plan)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(SweepFolder(out, resume=resume))
         cluster = stack.enter_context(contextlib.closing(cluster_at(folder, workers))) if cluster_at else None
@@ -81,7 +81,7 @@ def run_sweep(
         tell("phase", {"name": "the job is looked at"})
         looked = _look(source, searched, fixed, machine.num_cores, folder)
         _require_width(transfer, searched, looked["shaping"])
-        setting = _setting(function, searched, fixed, seed, looked["epochs"], against)
+        setting = _setting(function, searched, fixed, seed, looked["epochs"], against, loaded)
         study = Study(folder.journal, setting, searched)
         left = trials - len(study.counted()) + FINALISTS * seeds
         packing = _as_told(machine, workers, cluster) or packed(
@@ -153,11 +153,19 @@ def _engine(engine: str | None, address: str | None) -> Callable[..., Cluster] |
 
 
 def _setting(
-    function: JobFunction, space: Space, fixed: dict[str, Any], seed: int, epochs: int, against: str | None
+    function: JobFunction,
+    space: Space,
+    fixed: dict[str, Any],
+    seed: int,
+    epochs: int,
+    against: str | None,
+    plan: Plan,
 ) -> Setting:
     objectives = ("metric", *filter(None, [against]))
     transfer = f"{function.width} from {function.base}" if isinstance(function, Transferred) else ""
-    return Setting(function.name, to_dict(space), fixed, seed, epochs, objectives, transfer)
+    techniques = [f"{name} {settings}" if settings else name for name, settings in plan.to_dict().items()]
+    under = " + ".join(techniques) or "none"
+    return Setting(function.name, to_dict(space), fixed, seed, epochs, objectives, transfer, under)
 
 
 def _transferring(

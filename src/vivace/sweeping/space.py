@@ -52,6 +52,11 @@ def space_of(
                 f"{name}={found!r} is neither a range nor one value: write {_FORMS}, or one of Optuna's "
                 "distributions"
             )
+        elif wrong := [one for one in _choices(found) if not isinstance(one, _PLAIN)]:
+            raise InputError(
+                f"{name}: a choice is a number, a text, True, False or None, not {wrong[0]!r}, which the "
+                "sweep's journal would give back as something else"
+            )
         elif found.single():
             fixed[name] = _only(found)
         else:
@@ -137,6 +142,10 @@ def _value(text: str) -> Any:
     except (ValueError, SyntaxError):
         return text
     return found if isinstance(found, int | float | str | bool | None) else text
+
+
+def _choices(found: BaseDistribution) -> Sequence[Any]:
+    return found.choices if isinstance(found, CategoricalDistribution) else ()
 
 
 def _only(found: BaseDistribution) -> Any:

@@ -48,6 +48,7 @@ class Setting:
     epochs: int
     objectives: tuple[str, ...] = ("metric",)
     transfer: str = ""
+    plan: str = "none"  # its techniques with their settings
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -332,6 +333,7 @@ def _by_words(setting: Mapping[str, Any]) -> dict[str, object]:
         "its number of epochs": setting["epochs"],
         "what the metric is weighed against": ", ".join(setting["objectives"][1:]) or "nothing",
         "--transfer": setting["transfer"] or "not given",
+        "its plan": setting.get("plan", "none"),
     }
 
 
@@ -367,8 +369,3 @@ def writing(path: Path) -> Any:
         yield
     except OSError as error:
         raise FolderError(f"'{path}' cannot be written: {error.strerror}") from None
-
-
-def is_number(value: object) -> bool:
-    """Can a study rank it?"""
-    return isinstance(value, int | float) and math.isfinite(value)
