@@ -1,6 +1,7 @@
 """The ledger: what cannot be constructed, what survives the file, and torn lines."""
 
 import json
+import os
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_a_trial_of_an_older_ledger_has_no_code():
     assert Trial.from_dict(json.loads(json.dumps(coded.to_dict()))) == coded
     del document["code"], document["foreign_share"]
     assert Trial.from_dict(document).code is Code.NONE
+
+
+def test_what_another_version_wrote_is_read_as_far_as_it_is_known(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for more in ({"later": 1}, {"code": "of a later version"}, {"ratio": {"middle": 2.0}}):
+        ledger.append("trial", {**MEASURED.to_dict(), **more})
+    assert ledger.trials() == [MEASURED]
+
+
+def test_a_name_that_is_no_text_is_kept_as_far_as_it_is_one(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("run", {"command": os.fsdecode(b"vivace tune \xff.py")})
+    assert ledger.read("run")[0]["command"] == "vivace tune ?.py"
 
 
 @pytest.mark.parametrize(

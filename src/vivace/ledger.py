@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -186,8 +187,12 @@ class Trial:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Trial:
-        """Rebuild a trial from `to_dict`'s document; older ones have no code."""
-        fields = dict(document)
+        """Rebuild a trial from `to_dict`'s document; older ones have no code, newer ones fields unknown here.
+
+        Raises TypeError or ValueError where it is no trial that this version knows.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        fields = {name: value for name, value in document.items() if name in known}
         code = Code(fields.pop("code", Code.NONE))
         ratio = fields.pop("ratio", None)
         for name in ("predicted", "joules", "evaluations"):
@@ -212,7 +217,8 @@ class Ledger:
         line = json.dumps({"record": record, **document}, ensure_ascii=False)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            with os.fdopen(open_own(self.path, flags), "a", encoding="utf-8") as file:
+            opened = open_own(self.path, flags)
+            with os.fdopen(opened, "a", encoding="utf-8", errors="replace") as file:  # a path may be no text
                 size = os.fstat(file.fileno()).st_size
                 torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # by a kill: begin anew
                 file.write(("\n" if torn else "") + line + "\n")
@@ -234,5 +240,9 @@ class Ledger:
         return found
 
     def trials(self) -> list[Trial]:
-        """The trials, oldest first."""
-        return [Trial.from_dict({k: v for k, v in d.items() if k != "record"}) for d in self.read("trial")]
+        """The trials that this version can read, oldest first."""
+        found = []
+        for document in self.read("trial"):
+            with contextlib.suppress(TypeError, ValueError):  # of another version: it is not built upon
+                found.append(Trial.from_dict(document))
+        return found

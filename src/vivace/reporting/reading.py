@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ _SHAPES = {
     "memory": shapes.MEMORY,
     "batches": shapes.BATCHES,
 }
-_TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
 
 
 # What other verbs write into their --out, each its own page.
@@ -121,7 +119,7 @@ def _trials(records: list[dict[str, Any]]) -> tuple[list[Trial], int]:
     for record in records:
         if record.get("record") == "trial":
             try:
-                known = {k: v for k, v in record.items() if k in _TRIAL_FIELDS and v is not None}
+                known = {k: v for k, v in record.items() if v is not None}
                 if ratio_of(known.get("ratio")) is None:
                     known.pop("ratio", None)
                 trials.append(Trial.from_dict(known))
