@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import os
 
 import pytest
 import torch
@@ -67,6 +68,13 @@ def test_a_file_that_was_edited_since_is_read_again(job_file):
     assert (before.epochs, load(f"{job_file}:job").epochs) == (1, 9)
 
 
+def test_two_files_whose_names_differ_in_one_sign_are_two(tmp_path):
+    for name, epochs in (("run-1.py", 3), ("run_1.py", 4)):
+        (tmp_path / name).write_text(GOOD + f"job = sized(width={epochs})\n")
+        os.utime(tmp_path / name, (0, 0))  # as an archive leaves them
+    assert [load(f"{tmp_path / name}:job").epochs for name in ("run-1.py", "run_1.py")] == [3, 4]
+
+
 def test_arguments_follow_the_name_of_a_function(job_file):
     job = load(f"{job_file}:sized,width=7,rate=1e-3,kind=adam")
     assert (job.epochs, job.metric_name) == (7, "0.001 adam")
@@ -87,6 +95,7 @@ def test_arguments_follow_the_name_of_a_function(job_file):
         ("{file}:sized,width=wide", "width of 'sized' must be a whole number, such as 4, not 'wide'"),
         ("{file}:sized,rate=fast", "rate of 'sized' must be a number, such as 0.1, not 'fast'"),
         ("{file}:sized,plain=yes", "'plain' of 'sized' is yes or no"),
+        ("{file}:sized,width=3,width=4", "'{file}:sized' is given width twice: 3 and 4"),
         ("{file}:made,width=3", "'made' has no argument 'width', which takes none"),
         ("{file}:job,width=3", "'job' in '{file}' is no function: it takes no width"),
         ("digits,with=3", "'digits' has no argument 'with'; did you mean 'width'?"),
@@ -100,9 +109,12 @@ def test_bad_references(reference, message, job_file):
 
 
 @pytest.mark.parametrize("reference", ["{file}", "{file}:job", "{file}:train"])
-def test_a_script_without_a_job_is_read_and_not_run(reference, tmp_path):
+@pytest.mark.parametrize(
+    "local", ["", "def go():\n    job = train = 1\n", "class Cell:\n    job = train = 1\n"]
+)
+def test_a_script_without_a_job_is_read_and_not_run(reference, local, tmp_path):
     path, ran = tmp_path / "script.py", tmp_path / "ran"
-    path.write_text(f"import pathlib\nmodel = 1\npathlib.Path({str(ran)!r}).touch()\n")
+    path.write_text(f"import pathlib\nmodel = 1\n{local}pathlib.Path({str(ran)!r}).touch()\n")
     with pytest.raises(JobError, match=f"vivace run -- python {path} tries to make it faster as it is"):
         load(reference.format(file=path))
     assert not ran.exists()
@@ -112,6 +124,30 @@ def test_a_name_that_a_file_binds_unseen_is_found(tmp_path):
     path = tmp_path / "unseen.py"
     path.write_text("import vivace.recipes.digits as digits\nglobals()['mine'] = digits.job\n")
     assert isinstance(load(f"{path}:mine"), vivace.Job)
+
+
+@pytest.mark.parametrize("where", ["if job is not None:", "with open(__file__):", "try:", "while True:"])
+def test_a_function_that_a_file_defines_inside_of_another_statement_is_found(where, job_file):
+    end = {"try:": "finally:\n    pass\n", "while True:": "    break\n"}.get(where, "")
+    job_file.write_text(f"{GOOD}\n{where}\n    def inner():\n        return job\n{end}")
+    assert isinstance(load(f"{job_file}:inner"), vivace.Job)
+
+
+def test_a_name_that_a_function_binds_for_its_file_is_found(job_file):
+    job_file.write_text(f"{GOOD}\ndef bind():\n    global bound\n    bound = job\nbind()\n")
+    assert isinstance(load(f"{job_file}:bound"), vivace.Job)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        GOOD.encode("utf-8-sig"),
+        f"# coding: latin-1\n# \N{LATIN SMALL LETTER E WITH ACUTE}{GOOD}".encode("latin-1"),
+    ],
+)
+def test_a_file_is_read_in_the_coding_that_python_reads_it_in(written, job_file):
+    job_file.write_bytes(written)
+    assert isinstance(load(str(job_file)), vivace.Job)
 
 
 def test_a_syntax_error_shows_their_line(tmp_path):

@@ -32,8 +32,9 @@ _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Trace
 _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
 # `name,width=64,depth=2`: no character that any shell reads.
 _ARGUMENTS = re.compile(r"(?P<name>.+?)(?P<given>(,\w+=[^,:/]*)+)")
-# Of each file that was loaded, by its module: time of its last change in ns, and bytes. Notebooks edit files.
-_WRITTEN: dict[str, tuple[int, int]] = {}
+# Of each file that was loaded, by its module: where it is, time of its last change in ns, and bytes. Notebooks
+# edit files.
+_WRITTEN: dict[str, tuple[Path, int, int]] = {}
 _METRIC = "metric"
 _TELL_NOTHING = (
     _METRIC,
@@ -233,8 +234,12 @@ def load(reference: str) -> Job:
     """
     given: dict[str, str] = {}
     if told := _ARGUMENTS.fullmatch(reference):
-        given = dict(pair.split("=", 1) for pair in told["given"][1:].split(","))
         reference = told["name"]
+        for pair in told["given"][1:].split(","):
+            key, value = pair.split("=", 1)
+            if key in given:
+                raise JobError(f"'{reference}' is given {key} twice: {given[key]} and {value}")
+            given[key] = value
     place, name, found = _found(reference)
     is_built = isinstance(found, Job) or hasattr(found, "state_dict")  # a module can be called
     if callable(found) and not is_built:
@@ -364,7 +369,7 @@ def _of_file(path: Path) -> str:
     if not path.is_file():
         raise JobError(f"there is no file '{path}'")
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError) as error:
         raise JobError(f"'{path}' cannot be read as Python: {error}") from error
     if any("job" in _bound(statement) for statement in tree.body):
@@ -386,7 +391,7 @@ def _for_scripts(path: Path) -> str:
 def _require_name(path: Path, name: str) -> None:
     """Raises JobError where a file cannot bind a name. It is read, not run: it may be a whole training."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return  # loading it says so
     bound = {found for statement in tree.body for found in _bound(statement)}
@@ -419,13 +424,19 @@ def _job_names(statement: ast.stmt) -> list[str]:
 
 
 def _bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement of a module binds, as far as is seen without running it."""
-    nodes = list(ast.walk(statement))
-    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names += [alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names]
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        names.append(statement.name)
+    """The names that a statement of a module binds there, as far as is seen without running it."""
+    names, waiting = list[str](), list[ast.AST]([statement])
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.append(node.name)  # what is bound inside is its own, but for what it calls global
+            names += [name for one in ast.walk(node) if isinstance(one, ast.Global) for name in one.names]
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        waiting += ast.iter_child_nodes(node)
     return names
 
 
@@ -454,7 +465,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise JobError(f"there is no file '{path}'")
     name = "vivace_job_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
-    written = path.stat().st_mtime_ns, path.stat().st_size
+    written = path.resolve(), path.stat().st_mtime_ns, path.stat().st_size
     if name in sys.modules and _WRITTEN.get(name) == written:
         return sys.modules[name]
     folder = str(path.resolve().parent)
