@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 import resource
+from statistics import stdev
 
 import pytest
 from optuna.samplers import TPESampler
@@ -252,6 +253,8 @@ def test_the_winner_is_only_called_so_beyond_the_interval():
 def test_the_interval_is_students():
     found = spread_of({1: 1.0, 2: 2.0, 3: 3.0})
     assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0 - 2.484, 2.0 + 2.484), abs=1e-3)
+    many = spread_of(dict(enumerate([0.0, 1.0] * 6)))
+    assert many.high - many.mean == pytest.approx(2.201 * stdev(many.values.values()) / 12**0.5, rel=0.02)
     assert spread_of({1: 1.0}).low is None
     assert spread_of({1: 0.9, 2: 0.9}).low is None
 

@@ -13,7 +13,9 @@ from optuna.trial import FrozenTrial, TrialState
 from vivace.sweeping.space import Parameters
 
 _STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+# Two-sided 95 % quantiles of Student's t by the number of values; between them, the wider one.
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+_STUDENT |= {11: 2.228, 12: 2.201, 14: 2.160, 16: 2.131, 21: 2.086, 31: 2.042, 61: 2.000, 121: 1.980}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _half(values: Sequence[float]) -> float | None:
     """Half the width of the mean's 95 % interval; None of values that do not tell how far they scatter."""
     if len(values) < 2 or max(values) - min(values) <= 1e-9 * max(map(abs, values)):
         return None
-    quantile = _STUDENT.get(len(values), 2.0)
+    quantile = _STUDENT[max(count for count in _STUDENT if count <= len(values))]
     return quantile * stdev(values) / math.sqrt(len(values))
 
 
