@@ -27,6 +27,13 @@ def test_sizes_and_words():
         budget.parse_memory("20")  # bytes? GiB?
 
 
+def test_a_number_of_bytes_is_taken_as_it_is_and_none_else():
+    assert budget.parse_memory(20e9) == 20 * 10**9
+    for wrong in (-5, 0, float("nan"), float("inf"), True):
+        with pytest.raises(InputError, match="the memory budget is"):
+            budget.parse_memory(wrong)
+
+
 def test_a_containers_limit_bounds_what_is_free(monkeypatch):
     """How that is read: tests/inspection/test_sources.py."""
     monkeypatch.setattr(budget, "free_memory", lambda: 600_000)

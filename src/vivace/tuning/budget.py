@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,13 +26,16 @@ except RuntimeError as error:
 """
 
 
-def parse_memory(memory: str | int | None) -> int | None:
+def parse_memory(memory: str | float | None) -> int | None:
     """Bytes of a size such as ``20GiB``; ``auto`` is what is free, less a margin. Raises InputError."""
-    if memory is None or isinstance(memory, int):
-        return memory
-    if memory.strip().lower() == "auto":
-        return int((1 - MARGIN) * free_bytes())
-    found = amount(memory, UNITS)
+    if memory is None:
+        return None
+    if isinstance(memory, str):
+        if memory.strip().lower() == "auto":
+            return int((1 - MARGIN) * free_bytes())
+        found = amount(memory, UNITS)
+    else:
+        found = float(memory) if memory is not True and 1 <= memory < math.inf else None
     if found is None:
         raise InputError(f"the memory budget is '{memory}'; write a size such as 20GiB or 800MiB, or auto")
     return int(found)
