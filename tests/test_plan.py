@@ -1,5 +1,7 @@
 """Plans: canonical text, refusals that name the line, and the laws of a set."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,23 @@ def test_diff_names_what_turns_one_plan_into_the_other(first, second):
     added = {line[2:] for line in lines if line.startswith("+ ")}
     removed = {line[2:] for line in lines if line.startswith("- ")}
     assert (set(a.names) - removed) | added == set(b.names)
+
+
+def test_a_difference_is_told_in_the_order_of_the_plan():
+    """As in the reason of a trial, which is to be the same in each run."""
+    changes = [(cls(), found) for cls in registry.everything() if (found := _changed(cls)) is not None]
+    one, other = (Plan(each) for each in zip(*changes, strict=True))
+    assert len(one) > 4
+    assert [line.split()[1].rstrip(":") for line in one.diff(other)] == list(one.names)
+
+
+def _changed(cls):
+    """With another setting, of what shares no slot; None where it has none that any value suits."""
+    if cls.card.slot is None and cls().slot is None:
+        for field in dataclasses.fields(cls):
+            if type(field.default) is int:
+                return cls(**{field.name: field.default + 1})
+    return None
 
 
 def test_a_technique_of_the_same_slot_is_displaced():

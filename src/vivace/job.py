@@ -32,7 +32,7 @@ _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Trace
 _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
 # `name,width=64,depth=2`: no character that any shell reads.
 _ARGUMENTS = re.compile(r"(?P<name>.+?)(?P<given>(,\w+=[^,:/]*)+)")
-# Of each file that was loaded, by its module: where it is, time of its last change in ns, and bytes. Notebooks
+# Of each file that was loaded, by its module: its path, time of its last change in ns, and bytes. Notebooks
 # edit files.
 _WRITTEN: dict[str, tuple[Path, int, int]] = {}
 _METRIC = "metric"

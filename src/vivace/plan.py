@@ -123,8 +123,8 @@ class Plan:
         mine, theirs = self.to_dict(), other.to_dict()
         lines = [f"- {name}" for name in mine if name not in theirs]
         lines += [f"+ {name}" for name in theirs if name not in mine]
-        for name in mine.keys() & theirs.keys():
-            if mine[name] != theirs[name]:
+        for name in mine:
+            if name in theirs and mine[name] != theirs[name]:
                 lines.append(f"~ {name}: {mine[name] or 'defaults'} -> {theirs[name] or 'defaults'}")
         return lines
 
