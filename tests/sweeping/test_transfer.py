@@ -1,5 +1,7 @@
 """Learning rates across widths: what a few steps change must not grow with the width."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -117,6 +119,15 @@ def test_what_is_added_counts_as_a_bias_and_transposed_weights_give_out_their_se
 
 def test_adamws_decay_of_a_weight_stays():
     wide = transferred(job(width=64, optimizer="adamw"), job(width=16))
+    for group in wide.optimizer(wide.model()).param_groups:
+        assert group["lr"] * group["weight_decay"] == pytest.approx(0.001)
+
+
+def test_so_does_that_of_an_adam_whose_decay_is_adamws():
+    def optimizer(model):
+        return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1, decoupled_weight_decay=True)
+
+    wide = transferred(dataclasses.replace(job(width=64), optimizer=optimizer), job(width=16))
     for group in wide.optimizer(wide.model()).param_groups:
         assert group["lr"] * group["weight_decay"] == pytest.approx(0.001)
 

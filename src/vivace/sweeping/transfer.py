@@ -159,7 +159,7 @@ def scaled(
     if not isinstance(optimizer, (*ADAPTIVE, *PLAIN)):
         kind = type(optimizer).__name__
         raise JobError(f"learning rates are carried over for SGD, Adam and AdamW, not for {kind}")
-    adaptive, decoupled = isinstance(optimizer, ADAPTIVE), isinstance(optimizer, torch.optim.AdamW)
+    adaptive = isinstance(optimizer, ADAPTIVE)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -167,15 +167,16 @@ def scaled(
         for parameter in group["params"]:
             by_rate.setdefault(growths[names[id(parameter)]].rate(adaptive), []).append(parameter)
         groups += [
-            {**group, "params": some, "lr": group["lr"] * rate} | _decay(group, rate, decoupled)
+            {**group, "params": some, "lr": group["lr"] * rate} | _decay(group, rate)
             for rate, some in by_rate.items()
         ]
     optimizer.param_groups = groups
     return optimizer
 
 
-def _decay(group: dict[str, Any], rate: float, decoupled: bool) -> dict[str, Any]:
+def _decay(group: dict[str, Any], rate: float) -> dict[str, Any]:
     """What AdamW takes off a weight is learning rate times decay, and does not depend on the width."""
+    decoupled = group.get("decoupled_weight_decay", False)  # which Adam may be told, too
     return {"weight_decay": group["weight_decay"] / rate} if decoupled else {}
 
 
