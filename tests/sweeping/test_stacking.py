@@ -337,6 +337,26 @@ def test_what_torch_cannot_compute_as_one_is_decided_not_failed(jobs, tmp_path):
     assert found["failed"] == {}
 
 
+def test_a_run_for_which_the_memory_is_too_full_is_run_alone(jobs, tmp_path):
+    """That it lacks is no fault of its own: the others are open in the same process."""
+
+    def full(lr):
+        if lr == 0.2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return jobs.job(lr=lr)
+
+    child = StackedTrials(JobFunction(full), 1)
+    rows = child._opened(
+        [
+            {"number": n, "parameters": {"lr": 0.1 * n}, "out": str(tmp_path / f"trial_{n}"), "seed": 0}
+            for n in (1, 2)
+        ]
+    )
+    rows[0].close()
+    assert child.failed == {}
+    assert "out of memory" in child.refused[2]
+
+
 def test_a_later_stack_of_a_shape_is_proven_and_not_timed_again(jobs, tmp_path, monkeypatch):
     trials = [
         {"number": n, "parameters": {"lr": 0.1 * n}, "out": str(tmp_path / f"trial_{n}"), "seed": 0}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Diverged, Refused, VivaceError
+from vivace.errors import Code, Diverged, Refused, VivaceError
 from vivace.files import own_folder, replace_file
 from vivace.inspection import inspect
 from vivace.job import JobFunction
@@ -99,7 +99,11 @@ class StackedTrials:
             except Refused as refused:
                 self.refused[number] = str(refused)
             except Exception as error:
-                self.failed[number] = own_error(error).to_dict()
+                failed = own_error(error)
+                if failed.code == Code.OUT_OF_MEMORY:  # it may fit where the others are not open beside it
+                    self.refused[number] = str(failed)
+                else:
+                    self.failed[number] = failed.to_dict()
         return rows
 
     def _decided(self, rows: list[Row], known: dict[str, Any] | None) -> Decision:
