@@ -200,6 +200,13 @@ def test_a_full_disk_ends_the_sweep_and_it_goes_on_later(tmp_path):
     assert [t.number for t in again.counted()] == [0, 1, 2, 3]
 
 
+@pytest.mark.fault(29)
+def test_a_journal_that_cannot_be_opened_is_one_sentence(tmp_path):
+    (tmp_path / "study.journal").mkdir()
+    with pytest.raises(FolderError, match=rf"study.journal' cannot be written: {os.strerror(errno.EISDIR)}"):
+        study_in(tmp_path)
+
+
 @pytest.mark.fault(37)
 def test_failed_trials_keep_their_reason(tmp_path):
     study = study_in(tmp_path)

@@ -115,8 +115,8 @@ class Study:
         self._lock = threading.RLock()
         self._trials: dict[int, optuna.trial.Trial] = {}
         self.path = path
-        mend(path)
         with writing(path):
+            mend(path)
             self._journal = Journal(path)
             self._storage = JournalStorage(self._journal)
             best, least = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
