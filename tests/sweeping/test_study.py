@@ -98,6 +98,29 @@ def test_a_journal_cut_anywhere_is_resumed_with_no_trial_twice(tmp_path):
         assert len({str(one) for one in told}) == 5
 
 
+@pytest.mark.fault(37)
+def test_a_small_space_cut_anywhere_is_tried_once_each(tmp_path):
+    """Also where the kill came before it was noted that the sampler had drawn what was tried already."""
+    ranges = ("width=4,8,16", "lr=0.5")
+
+    def finished(study):
+        for asked in study.left_over():
+            study.complete(asked.number, [float(asked.parameters["width"])])
+        while (asked := study.ask()) is not None:
+            study.complete(asked.number, [float(asked.parameters["width"])])
+        return sorted(trial.params["width"] for trial in study.counted())
+
+    (tmp_path / "whole").mkdir()
+    study = study_in(tmp_path / "whole", *ranges, epochs=1)
+    assert finished(study) == [4, 8, 16]
+    lines = study.path.read_bytes().splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        folder = tmp_path / f"cut{count}"
+        folder.mkdir()
+        (folder / "study.journal").write_bytes(b"".join(lines[:count]))
+        assert finished(study_in(folder, *ranges, epochs=1)) == [4, 8, 16], count
+
+
 def test_a_trial_that_was_begun_goes_on_under_its_number_with_its_reports(tmp_path):
     study = study_in(tmp_path)
     asked = study.ask()

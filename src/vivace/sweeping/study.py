@@ -161,16 +161,23 @@ class Study:
     def left_over(self) -> list[Asked]:
         """Trials that a killed sweep had begun and not ended: they are run under their own numbers."""
         with self._lock, writing(self.path):
-            found = []
+            found, known = list[Asked](), {key_of({**self.setting.fixed, **t.params}) for t in self.counted()}
             for frozen in self.trials():
-                if frozen.state == TrialState.RUNNING and frozen.number not in self._trials:
-                    study_id = self._storage.get_study_id_from_name(NAME)
-                    own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
-                    self._study.sampler = self._sampler(frozen.number)
-                    trial = optuna.trial.Trial(self._study, own)
-                    self._trials[frozen.number] = trial
-                    found.append(Asked(frozen.number, self._suggested(trial)))
-                    self._tried.add(key_of(found[-1].parameters))
+                if frozen.state != TrialState.RUNNING or frozen.number in self._trials:
+                    continue
+                study_id = self._storage.get_study_id_from_name(NAME)
+                own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+                self._study.sampler = self._sampler(frozen.number)
+                trial = optuna.trial.Trial(self._study, own)
+                asked = Asked(frozen.number, self._suggested(trial))
+                if (key := key_of(asked.parameters)) in known:  # the kill came before `ask` saw that
+                    self._leave(trial)
+                    self.num_begun -= 1
+                    continue
+                known.add(key)
+                self._tried.add(key)
+                self._trials[frozen.number] = trial
+                found.append(asked)
             return found
 
     def ask(self, like: Parameters | None = None) -> Asked | None:
@@ -193,8 +200,7 @@ class Study:
                     self._trials[trial.number] = trial
                     self.num_begun += 1
                     return found
-                trial.set_user_attr("code", REPEATS)
-                self._study.tell(trial, state=TrialState.FAIL)
+                self._leave(trial)
             return None
 
     @property
@@ -295,6 +301,11 @@ class Study:
             self._study.tell(number, **told)
             self._journal.sync()
             self._trials.pop(number, None)
+
+    def _leave(self, trial: optuna.trial.Trial) -> None:
+        """Another trial has its parameters: it does not count."""
+        trial.set_user_attr("code", REPEATS)
+        self._study.tell(trial, state=TrialState.FAIL)
 
     def _suggested(self, trial: optuna.trial.Trial) -> Parameters:
         found = {name: _suggest(trial, name, one) for name, one in self.space.items()}
