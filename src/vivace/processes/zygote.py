@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from vivace.job import importing
@@ -42,6 +43,8 @@ def main(channel: int, parent: int) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     statuses: dict[int, int] = {}
+    signal.signal(signal.SIGTERM, partial(_end, os.getpid(), statuses))
+    die_with_parent(parent, signal.SIGTERM)
     with socket.socket(fileno=channel) as requests:
         while True:
             ready, _, _ = select.select([requests.fileno(), wake_read], [], [])
@@ -51,7 +54,7 @@ def main(channel: int, parent: int) -> None:
             if requests.fileno() in ready:
                 data, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 5)
                 if not data:
-                    return
+                    _end(os.getpid(), statuses)
                 request = json.loads(data)
                 if "preload" in request:
                     _import(request["preload"])
@@ -75,7 +78,7 @@ def _fork(descriptors: list[int], statuses: dict[int, int], imported: float, own
         os.setsid()
         die_with_parent(zygote)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGCHLD):
+        for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         for thing in (*own, status, *statuses.values()):
             os.close(thing if isinstance(thing, int) else thing.detach())
@@ -92,6 +95,16 @@ def _fork(descriptors: list[int], statuses: dict[int, int], imported: float, own
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _end(zygote: int, statuses: Iterable[int], *_: object) -> None:
+    """End with all children and what they have started, which may be halted, and would stay so for ever."""
+    if os.getpid() != zygote:  # a child that has just been forked
+        return
+    for pid in statuses:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)
 
 
 def _report_the_dead(statuses: dict[int, int]) -> None:
@@ -115,9 +128,9 @@ def _import(names: Iterable[str]) -> None:
     gc.freeze()  # children look for garbage among their own objects alone, and share these in memory
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux)."""
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent dies (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, number)
     if os.getppid() != parent:
         os._exit(1)
