@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vivace.errors import PlanError
 from vivace.plan import Plan
-from vivace.technique import Numerics, registry
+from vivace.technique import Numerics, Technique, registry
 
 ALL = [cls() for cls in registry.everything()]
 
@@ -113,6 +113,18 @@ def test_missing_and_unreadable_plans(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PlanError, match="cannot be read"):
         Plan.load(tmp_path / "binary.toml")
+
+
+def test_a_name_that_toml_would_read_as_several_is_quoted(register):
+    @dataclasses.dataclass(frozen=True)
+    class Own(Technique):
+        name = "lab.own technique"
+        card = registry.find("channels_last").card
+        rate: int = 1
+
+    register(Own)
+    plan = Plan([Own(rate=3)])
+    assert Plan.loads(plan.dumps()) == plan
 
 
 def test_saving_is_whole_and_a_folder_holds_its_plan(tmp_path):

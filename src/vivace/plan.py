@@ -83,7 +83,7 @@ class Plan:
         """The canonical TOML text: equal plans give equal text."""
         parts = [_HEADER, f"format = {FORMAT}\n"]
         for name, settings in self.to_dict().items():
-            parts.append(f"\n[techniques.{name}]\n")
+            parts.append(f"\n[techniques.{tomlkit.key(name).as_string()}]\n")
             parts += [
                 f"{key} = {tomlkit.item(value).as_string()}\n" for key, value in sorted(settings.items())
             ]
