@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vivace.measuring.quiet import ForeignLoad
+from vivace.measuring.quiet import ForeignLoad, _seconds
 
 SPIN = "import sys, time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 ORPHANED = f"""
@@ -29,3 +29,11 @@ def test_a_stranger_is_seen_beside_a_busy_child_of_ours():
         child.kill()
         child.wait()
         os.kill(stranger, 9)
+
+
+def test_what_a_process_that_has_ended_used_is_ours_too():
+    """As a loader's workers, which end with each epoch."""
+    spent = "import time\nwhile time.process_time() < 0.5: pass"
+    before = _seconds([os.getpid()])
+    subprocess.run([sys.executable, "-c", spent], check=True)
+    assert _seconds([os.getpid()]) - before >= 0.4

@@ -64,7 +64,9 @@ class ForeignLoad:
 
 
 def _seconds(pids: Sequence[int]) -> float:
-    """That these processes and all below them used; each counts once, for most lie below the first."""
+    """That these processes and all below them used, those that have ended among them; each counts once, for
+    most lie below the first.
+    """
     members: dict[int, psutil.Process] = {}
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -74,5 +76,5 @@ def _seconds(pids: Sequence[int]) -> float:
     for member in members.values():
         with contextlib.suppress(psutil.Error):
             times = member.cpu_times()
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
     return total
