@@ -274,3 +274,30 @@ def test_the_interval_of_two_runs_holds_the_truth_as_often_as_it_says():
         held += ratio.low <= 0.8 <= ratio.high
     assert held >= 0.92 * 400
     assert speed_ratio_between([1.0] * 4, [2.0] * 4) == speed_ratio_between([1.0, 1.0] * 9, [2.0] * 5)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"step_seconds": 1.0, "shares": {}, "machine": {"devices": [None]}},
+        {"step_seconds": 1.0, "shares": {}, "each_step_seconds": 5},
+        {"step_seconds": 1.0, "shares": {}, "memory": [1]},
+        {"baselines": {"strict_fp32": 5.0}, "speedup": {"estimate": 1, "low": 0, "high": 2}},
+    ],
+)
+def test_a_file_of_another_version_is_one_sentence(document, tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(FolderError, match="json' is not written as this version of Vivace reads it"):
+        vivace.compare(path, path)
+
+
+def test_times_that_cannot_be_are_no_times(tmp_path):
+    sides = [tmp_path / "before.json", tmp_path / "after.json"]
+    for path, seconds in zip(sides, (1.0, -1.0), strict=True):
+        path.write_text(
+            json.dumps({"step_seconds": seconds, "shares": {}, "each_step_seconds": [seconds] * 9})
+        )
+    found = vivace.compare(*sides, max_regression="5%")
+    assert (found.slower, found.exit_code) == (None, 1)
+    assert "after.json' holds no time of a step" in found.not_comparable

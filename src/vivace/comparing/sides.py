@@ -72,8 +72,17 @@ class Side:
 def read(path: Path) -> Side:
     """What lies at `path`: a folder of tune, train, run or profile, or a file of one, or a record.
 
-    Raises FolderError where there is nothing, or nothing with a speed.
+    Raises FolderError where there is nothing, or nothing with a speed that can be read.
     """
+    try:
+        return _side(path)
+    except FolderError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise FolderError(f"'{path}' is not written as this version of Vivace reads it") from error
+
+
+def _side(path: Path) -> Side:
     if not path.exists():
         raise FolderError(
             f"there is no '{path}'; name a run's folder, a profile.json or a benchmark's record"
@@ -117,12 +126,13 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _training(content: Content, path: Path) -> Side:
     run = content.training
-    speeds = [words.real(line.get("samples_per_second")) for line in content.metrics]
+    speeds = [_positive(line.get("samples_per_second")) for line in content.metrics]
     per_sample = [1.0 / speed for speed in speeds if speed]
     steps, spent = words.real(run.get("steps")), words.real(run.get("stepping_seconds"))
     taken = None if steps is None else steps - (words.real(run.get("resumed_from_step")) or 0.0)
     step = spent / taken if spent and taken else None
-    whole = _reciprocal(run.get("samples_per_second"))
+    speed = _positive(run.get("samples_per_second"))
+    whole = 1.0 / speed if speed else None
     sample = _median(per_sample[1:])  # the first holds the warm-up
     last = content.metrics[-1] if content.metrics else {}
     return Side(
@@ -170,15 +180,15 @@ def _search(content: Content, path: Path) -> Side:
 
 
 def _profile(document: dict[str, Any], path: Path) -> Side:
-    step, speed = words.real(document.get("step_seconds")), words.real(document.get("samples_per_second"))
-    each = [found for found in map(words.real, document.get("each_step_seconds") or ()) if found]
+    step, speed = _positive(document.get("step_seconds")), _positive(document.get("samples_per_second"))
+    each = [found for found in map(_positive, document.get("each_step_seconds") or ()) if found]
     size = step * speed if step and speed else None
     return Side(
         path=str(path),
         kind="profile",
         of=str(document.get("target") or ""),
         step_seconds=step,
-        sample_seconds=_reciprocal(speed),
+        sample_seconds=1.0 / speed if speed else None,
         blocks=_blocks([seconds / (size or 1.0) for seconds in each]),
         peak_bytes=words.real((document.get("memory") or {}).get("peak_bytes")),
         plan=document.get("plan"),
@@ -244,6 +254,7 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _reciprocal(value: object) -> float | None:
+def _positive(value: object) -> float | None:
+    """A time or a speed as a number; None where it cannot be one."""
     found = words.real(value)
-    return 1.0 / found if found else None
+    return found if found is not None and found > 0 else None
