@@ -29,6 +29,7 @@ from vivace.live.refusals import device_of
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
 from vivace.tensors import randomness
+from vivace.words import duration
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
@@ -433,9 +434,10 @@ class Conductor:
 
     def _compiled(self) -> Generator[Wish, Any, float]:
         """Compile the model's call, and keep that where it is faster; about the seconds of a proof."""
-        base, plan = self.plan, self.compiling.taken(self.plan)
+        about, base, plan = self.compiling.seconds, self.plan, self.compiling.taken(self.plan)
         kept: Kept = yield KEEP
         begin = self.clock.wall()
+        self.loop.say(f"compiling a copy of the model, once, for about {duration(about)}")
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
         proof.may_compile = True
