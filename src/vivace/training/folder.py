@@ -42,9 +42,7 @@ class RunFolder:
         try:
             own_folder(self.checkpoints)
             if restart:
-                shutil.rmtree(self.checkpoints, ignore_errors=True)
-                (self.path / LEDGER).unlink(missing_ok=True)
-                own_folder(self.checkpoints)
+                self._clear()
             _rehearse(self.checkpoints)
             for item in self.path.iterdir():
                 if is_leftover(item.name):
@@ -94,6 +92,16 @@ class RunFolder:
                 f"the folder '{self.path}' holds other files ('{found[0]}') and no run of Vivace: "
                 "choose a new name"
             )
+
+    def _clear(self) -> None:
+        """Remove what the run had trained, all of it: what stays would be gone on with."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        if left := next(self.checkpoints.glob("step_*"), None):
+            raise FolderError(
+                f"'{left}' cannot be removed, so the run cannot begin anew: remove it, or choose a new name"
+            )
+        (self.path / LEDGER).unlink(missing_ok=True)
+        own_folder(self.checkpoints)
 
     def _take_lock(self) -> IO[str]:
         if self.path.resolve() in _held:  # the kernel's lock does not keep a process from itself
