@@ -22,6 +22,7 @@ from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory,
 from vivace.job import Job, blame
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
+from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
 from vivace.torch_internals.loaders import end_workers_of, forget_workers
 from vivace.training.checkpoints import Position
@@ -98,18 +99,13 @@ class Feed:
 
     def num_batches_in(self, step: int, most: int) -> int:
         """The batches in the `step`-th step of an epoch, of at most `most`; the last may take fewer."""
-        try:
-            left = len(self.own_loader) - (step - 1) * most
-        except TypeError:
-            return most
-        return max(1, min(most, left))
+        length = known_length(self.own_loader)
+        return most if length is None else max(1, min(most, length - (step - 1) * most))
 
     def num_missing(self, batches: int, most: int) -> int:
         """Steps that are missing after an epoch of so many, by the data's own length; 0 where it has none."""
-        try:
-            return max(0, -(-len(self.own_loader) // most) - batches)
-        except TypeError:
-            return 0
+        length = known_length(self.own_loader)
+        return 0 if length is None else max(0, -(-length // most) - batches)
 
     def state(self, session: Session, position: Position) -> Place | None:
         """What a checkpoint keeps: of data with an index a mark of the first batch, which holds under the
