@@ -265,7 +265,7 @@ class _Schedule:
             warnings.simplefilter("ignore")
             if job.scheduler is not None and session.optimizer is not None:
                 built = call(job, "scheduler", session.optimizer)
-        self.schedulers = list(built) if isinstance(built, (list, tuple)) else [built]
+        self.schedulers = list(filter(None, built if isinstance(built, (list, tuple)) else [built]))
 
     def step(self, number: int) -> None:
         """After a training step; one that has come to its end (OneCycleLR raises then) stays where it is."""

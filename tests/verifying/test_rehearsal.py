@@ -1,0 +1,26 @@
+"""What a rehearsal takes of a job's schedules and of what its optimizers keep."""
+
+from types import SimpleNamespace
+
+import torch
+
+from vivace.verifying.rehearsal import _Schedule
+from vivace.verifying.states import averages_of
+
+
+def test_a_job_may_leave_an_optimizer_without_a_schedule():
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    for built in (None, [None, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]):
+        job = SimpleNamespace(scheduler=lambda _, built=built: built, scheduler_every="step", epochs=1)
+        schedule = _Schedule(job, SimpleNamespace(optimizer=optimizer))
+        schedule.step(0)
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_counts_that_an_optimizer_keeps_of_each_number_are_no_averages():
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.weight.detach()
+    optimizer.state[model.weight] = {"average": weight, "visits": torch.ones_like(weight, dtype=torch.int64)}
+    session = SimpleNamespace(build=SimpleNamespace(models=[model]), optimizers=[optimizer])
+    assert list(averages_of(session)) == ["average of weight"]
