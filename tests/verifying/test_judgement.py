@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from vivace.verifying.displacement import Outcome, State, distances, output_distance, resolution
+from vivace.verifying.displacement import (
+    Outcome,
+    State,
+    different_states,
+    distances,
+    output_distance,
+    resolution,
+)
+from vivace.verifying.feeding import _equal
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import check, curve_check, is_near, outright, summary
 
@@ -163,3 +171,18 @@ def test_a_weight_without_numbers_is_no_obstacle():
     after = _ended({"w": torch.ones(2), "none": torch.zeros(0)}, gradients={"none": torch.zeros(0)})
     assert resolution(after, before)[SCALE] == 0.0
     assert set(distances(after, after, before, {}, 1).values()) == {0.0}
+
+
+def test_what_is_nan_in_both_is_the_same():
+    """As a buffer that waits for its first value, and data with gaps."""
+    gaps, weights = torch.tensor([1.0, math.nan]), {"w": torch.zeros(2)}
+    before = State(weights, {"gaps": gaps})
+    theirs, other = (_ended(weights, {"gaps": one}) for one in (gaps, torch.tensor([1.0, 2.0])))
+    mine = _ended(weights, {"gaps": gaps.clone()})
+    assert different_states(mine.after, theirs.after) == []
+    assert different_states(other.after, theirs.after) == ["gaps"]
+    assert distances(mine, theirs, before, {}, 1)[Measure(Quantity.BUFFER, "gaps")] == 0.0
+    assert distances(other, theirs, before, {}, 1)[Measure(Quantity.BUFFER, "gaps")] == math.inf
+    assert _equal([gaps.clone(), torch.ones(1)], [gaps, torch.ones(1)])
+    assert not _equal([torch.tensor([1.0, 2.0])], [gaps])
+    assert not _equal([gaps.double()], [gaps.clone().flip(0).double()])

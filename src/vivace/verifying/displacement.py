@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from vivace.tensors.trees import same_numbers
 from vivace.verifying.figures import Measure, Quantity
 
 Tensors = dict[str, torch.Tensor]
@@ -134,7 +135,8 @@ def distances(
             found[Measure(Quantity.BUFFER, name)] = float(not torch.equal(mine, theirs))
             continue
         way = float(_finite(moved(theirs, start)).norm()) + _rounding_of(name, before.buffers)
-        found[Measure(Quantity.BUFFER, name)] = float(moved(mine, theirs).norm()) / (way or 1.0)
+        gap = 0.0 if same_numbers(mine, theirs) else float(moved(mine, theirs).norm())
+        found[Measure(Quantity.BUFFER, name)] = gap / (way or 1.0)
     found[Measure(Quantity.EVALUATION)] = output_distance(outcome.outputs, reference.outputs)
     return {measure: value if math.isfinite(value) else math.inf for measure, value in found.items()}
 
@@ -172,7 +174,7 @@ def spread_of(outputs: torch.Tensor) -> float:
 def different_states(mine: State, theirs: State) -> list[str]:
     """The names of parameters and buffers that are not bit-identical."""
     pairs = ((mine.parameters, theirs.parameters), (mine.buffers, theirs.buffers))
-    return [name for ours, others in pairs for name in others if not torch.equal(ours[name], others[name])]
+    return [name for ours, others in pairs for name in others if not same_numbers(ours[name], others[name])]
 
 
 def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[Measure, float]:
@@ -229,7 +231,7 @@ def identical(outcome: Outcome, reference: Outcome) -> list[str]:
     """The names of everything that is not bit-identical."""
     different = ["loss"] if outcome.losses != reference.losses else []
     different += different_states(outcome.after, reference.after)
-    if not torch.equal(outcome.outputs, reference.outputs):
+    if not same_numbers(outcome.outputs, reference.outputs):
         different.append("evaluation")
     return different
 
