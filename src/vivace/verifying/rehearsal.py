@@ -227,12 +227,13 @@ def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple
 
 
 def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
-    """One number between 0.5 and 1.5 for each sample, from all that the batch holds of it."""
+    """One number between 0.5 and 1.5 for each sample, from all finite numbers that the batch holds of it."""
     count = batch_size(batch)
     total = torch.zeros(count, dtype=torch.float64, device=device)
     for index, tensor in enumerate(tensors(batch)):
         if tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count and tensor.numel():
-            values = tensor.detach().to(device).reshape(count, -1).double()
+            numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            values = numbers.detach().to(device).reshape(count, -1).double().nan_to_num(0.0, 0.0, 0.0)
             waves = torch.cos(torch.arange(values.shape[1], dtype=torch.float64, device=device) + index)
             total = total + (values * waves).mean(1)
     return (1.0 + 0.5 * total / (1.0 + total.abs())).float()
