@@ -186,3 +186,16 @@ def test_what_is_nan_in_both_is_the_same():
     assert _equal([gaps.clone(), torch.ones(1)], [gaps, torch.ones(1)])
     assert not _equal([torch.tensor([1.0, 2.0])], [gaps])
     assert not _equal([gaps.double()], [gaps.clone().flip(0).double()])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("form", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_buffer_is_compared(form):
+    """As the neighbours in a graph."""
+    weights = {"w": torch.zeros(2)}
+    theirs, other = (getattr(torch.eye(3) * size, form)() for size in (1.0, 2.0))
+    before, after = State(weights, {"graph": theirs}), _ended(weights, {"graph": theirs})
+    for buffer, apart in ((theirs.clone(), False), (other, True)):
+        mine = _ended(weights, {"graph": buffer})
+        assert bool(different_states(mine.after, after.after)) == apart
+        assert bool(distances(mine, after, before, {}, 1)[Measure(Quantity.BUFFER, "graph")]) == apart

@@ -36,8 +36,7 @@ class Progress:
         self.meter = Meter(gpus=on_gpus)
         self._tell = teller(on_event if folder is not None else None)
         self._path = folder / "metrics.jsonl" if folder is not None else None
-        self.num_bytes = log_bytes
-        """Length of metrics.jsonl as far as it was written whole, for truncating it on resume."""
+        self.num_bytes = log_bytes  # of metrics.jsonl as far as it is whole: a resumed run cuts it off there
         self._scalars: Callable[[int, dict[str, float]], None] | None = None
         if self._path is not None and folder is not None:
             self._guard(lambda: self._open(folder, step, log_bytes))

@@ -64,6 +64,7 @@ def _square(mine: State, theirs: State) -> float:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Its numbers in a row, in float64; of complex ones the real parts, then the imaginary ones."""
+    tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj()).movedim(-1, 0)
     return tensor.double().flatten()
@@ -71,7 +72,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def moved(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """The difference, `flat`; zero where both hold the same infinity, as a mask does."""
-    difference = flat(after - before)
+    difference = flat(after.to_dense() - before.to_dense())
     if math.isfinite(float(difference.sum())):
         return difference
     return difference.masked_fill(flat(after) == flat(before), 0.0)
@@ -132,7 +133,7 @@ def distances(
     for name, start in before.buffers.items():
         mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
         if not _is_measured(start):
-            found[Measure(Quantity.BUFFER, name)] = float(not torch.equal(mine, theirs))
+            found[Measure(Quantity.BUFFER, name)] = float(not same_numbers(mine, theirs))
             continue
         way = float(_finite(moved(theirs, start)).norm()) + _rounding_of(name, before.buffers)
         gap = 0.0 if same_numbers(mine, theirs) else float(moved(mine, theirs).norm())
