@@ -115,3 +115,15 @@ def test_a_run_does_not_begin_anew_on_checkpoints_that_cannot_be_removed(tmp_pat
     assert (tmp_path / "saved.jsonl").exists()
     RunFolder(tmp_path, resume=False, restart=True).close()
     assert not kept.exists()
+
+
+def test_what_a_killed_run_had_begun_to_save_takes_no_room_from_the_resumed_one(tmp_path):
+    open_folder(tmp_path).close()
+    (tmp_path / "plan.toml").touch()
+    whole, torn = (tmp_path / "checkpoints" / name / "model.pt" for name in ("step_8", "step_9.tmp.0a1b2c3d"))
+    for file in (whole, torn):
+        file.parent.mkdir()
+        file.touch()
+    open_folder(tmp_path, resume=True).close()
+    assert whole.exists()
+    assert not torn.parent.exists()

@@ -43,6 +43,8 @@ class RunFolder:
             own_folder(self.checkpoints)
             if restart:
                 self._clear()
+            for item in filter(lambda item: is_leftover(item.name), self.checkpoints.iterdir()):
+                shutil.rmtree(item, ignore_errors=True)  # the disk may have room for no more
             _rehearse(self.checkpoints)
             for item in self.path.iterdir():
                 if is_leftover(item.name):
