@@ -126,9 +126,7 @@ class Damage:
         found: dict[str, dict[str, Any]] = {}
         lines = read_own(self.path).splitlines() if self.path is not None else []
         for line in lines:
-            with contextlib.suppress(
-                ValueError, KeyError, TypeError
-            ):  # a line that was torn
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was torn
                 entry = json.loads(line)
                 known = found.setdefault(repr(entry["index"]), {**entry, "times": 0})
                 known["times"] += 1
