@@ -70,7 +70,7 @@ def linear(low: float, high: float, num_ticks: int = 5) -> Scale:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return Scale(low, high, tuple(round(index * step, 12) for index in range(first, last + 1)))
+    return Scale(low, high, tuple(float(f"{index * step:.12g}") for index in range(first, last + 1)))
 
 
 def ratios(values: Iterable[float]) -> Scale:
