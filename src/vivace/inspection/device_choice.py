@@ -46,9 +46,11 @@ def train_on(
         raise InputError(
             f"there is no device {name} here: this machine shows {here} (vivace inspect says why)"
         )
-    shown = visible(facts.nvidia.gpus, choice) if nvidia else ()
-    instance = next((one for one in shown[wanted : wanted + 1] if "mig" in one.device.features), None)
-    if instance is not None and choice is None:  # a number means a GPU, which has several instances
-        environment[variable] = instance.uuid
-        return
-    environment[variable] = str(wanted) if choice is None else choice.split(",")[wanted].strip()
+    if choice is not None:
+        environment[variable] = choice.split(",")[wanted].strip()
+    elif nvidia:
+        gpu = visible(facts.nvidia.gpus, None)[wanted]
+        # A number means a GPU, which may have several instances, or MIG mode on and none.
+        environment[variable] = gpu.uuid if "mig" in gpu.device.features else str(gpu.index)
+    else:
+        environment[variable] = str(wanted)
