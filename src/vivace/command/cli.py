@@ -122,6 +122,8 @@ def inspect(
     With --measure also the speeds that it reaches.
     """
     with screen(as_json, quiet, debug, device) as out:
+        if fits is not None and measure:
+            raise InputError("--fits runs nothing, and --measure measures this machine: give one of them")
         if fits is not None:
             _show_fits(fits, plan, ranks, out)
             return
