@@ -156,7 +156,10 @@ def test_amounts_of_training(profile):
     assert amount(subject, None, 50, None).samples == 50 * 32
     assert amount(subject, None, None, "1.5M").samples == 1.5e6
     assert seconds_of("3d") == 3 * 86400
-    assert seconds_of("2") == 7200
+    with pytest.raises(InputError, match="--deadline must be a time such as 12h or 3d, not '2'"):
+        seconds_of("2")
+    with pytest.raises(InputError, match="--epochs 1e\\+308 is too much"):
+        amount(subject, 1e308, None, None)
     endless = open_subject(profile(steps_per_epoch=None))
     with pytest.raises(InputError, match="give --steps"):
         amount(endless, 3, None, None)
