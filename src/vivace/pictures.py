@@ -57,8 +57,8 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A rectangle in pixels from the left upper corner; one whose sides are not finite is not kept. `correct` is
-    None for the true box, else whether the model's is right.
+    """A rectangle in pixels from the left upper corner; one whose sides are not finite is not kept. `correct`
+    is None for the true box, else whether the model's is right.
     """
 
     left: float
