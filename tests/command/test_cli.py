@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from vivace import recipes
+from vivace.command import cli
 from vivace.command.models import require_processor
 from vivace.errors import InputError
 from vivace.recipes import RECIPES
@@ -583,3 +584,9 @@ def test_inspect_leaves_no_option_out_silently(vivace):
     done = vivace("inspect", "--fits", "JOBS:good", "--measure", "--json")
     assert (done.code, done.document["error"]["kind"]) == (2, "InputError")
     assert "--measure" in done.sentence
+
+
+def test_a_report_tells_the_whole_command_of_its_search():
+    found = cli.again("my jobs/train.py:job", 2, budget="fast", out=Path("a b"), steps=None, device="cuda:1")
+    start = "torchrun --nproc-per-node 2 -m vivace tune 'my jobs/train.py:job'"
+    assert found == f"{start} --budget fast --out 'a b' --device cuda:1"

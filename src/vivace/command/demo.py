@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def demo(out: Path, quiet: bool = False) -> tuple[int, dict[str, Any]]:
             raise FolderError(f"'{folder}' holds a training already: name another folder with --out")
     console = Lasting(stderr=True, highlight=False, quiet=quiet)
     console.print(f"[bold]1 of 2  tune[/]: {RECIPES[JOB].data}, a small residual network, two minutes")
-    command = f"vivace tune {JOB} --budget fast --out {out / 'tune'}"
+    command = f"vivace tune {JOB} --budget fast --out {shlex.quote(str(out / 'tune'))}"
     with TuneProgress(quiet) as listener:
         result = tune(JOB, budget="fast", out=out / "tune", on_event=listener, command=command)
     tuned(result, JOB, console)
