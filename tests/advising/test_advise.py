@@ -435,6 +435,11 @@ def test_a_plan_says_in_what_precision(profile, tmp_path, tables, precision):
         vivace.advise(profile(), plan=path, precision="amp")
 
 
+def test_a_budget_of_next_to_nothing_is_kept_by_none(profile):
+    advice = vivace.advise(profile(), gpus=["RTX 4090"], budget_usd=5e-324)
+    assert (advice.exit_code, advice.refusals["RTX 4090"].told) == (1, "too dear: 0 % sure of the budget")
+
+
 @pytest.mark.parametrize(("precision", "card"), [("amp_bf16", "V100-SXM2-16GB"), ("fp64", "Arc A770")])
 def test_a_card_without_the_precision_that_was_asked_for_is_no_choice(profile, precision, card):
     advice = vivace.advise(profile(), gpus=[card, "A100-SXM4-80GB"], precision=precision)

@@ -386,3 +386,9 @@ def test_threads_of_one_core_count_once(tmp_path):
     found = this_processor(Device("cpu", "x", 1, ("avx2",)), 4, tmp_path)
     assert found == Processor("AuthenticAMD", 25, ("avx2",), 2, 3.7e9)
     assert this_processor(Device("cpu", "x", 1), 4, tmp_path / "none") == Processor("", 0, (), 4, 0.0)
+
+
+def test_files_without_a_limit_have_none(monkeypatch):
+    unlimited = (limits.resource.RLIM_INFINITY, limits.resource.RLIM_INFINITY)
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: unlimited)
+    assert "open_files" not in limits.gather_limits()

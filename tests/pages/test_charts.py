@@ -55,3 +55,8 @@ def test_labels_of_a_small_axis_are_no_zeros():
     ticks = charts.linear(0.0, 1e-14).ticks
     assert len(set(ticks)) == len(ticks) == 6
     assert ticks[1] == 2e-15
+
+
+@pytest.mark.parametrize("values", [[2**60, 2**60 + 1], [0.0, 0.0], [3, 3, 3], [-(2**60)] * 2])
+def test_an_axis_of_equal_numbers_has_a_place_for_them(values):
+    assert set(charts.axis_of("seed", values, str).places) == {0.0}

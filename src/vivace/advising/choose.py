@@ -48,7 +48,7 @@ class Offer:
         """The probability that the training ends within so many hours: the interval's, each of its halves
         taken for log-normal."""
         half = self.high_hours / self.hours if hours > self.hours else self.hours / self.low_hours
-        if hours >= self.high_hours * 1e3 or half <= 1:
+        if hours <= 0 or hours >= self.high_hours * 1e3 or half <= 1:
             return float(self.hours <= hours)
         return _NORMAL.cdf(_NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(half))
 

@@ -121,7 +121,7 @@ def gather_limits(root: Path = Path("/")) -> dict[str, Any]:
         "cores_usable": usable_cores(root),
         "memory_bytes": memory_limit(root),
         "shared_memory_bytes": shared_memory(root),
-        "open_files": soft,
+        "open_files": None if soft == resource.RLIM_INFINITY else soft,
         "cores_quota": quota_cores(root),
         "disk_free_bytes": _free(Path.cwd()) if _folder_exists() else None,
     }

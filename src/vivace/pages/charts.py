@@ -518,7 +518,7 @@ def axis_of(name: str, values: Sequence[Any], tell: Callable[[Any], str]) -> Coo
         return Coordinate(name, places, kinds[0], kinds[-1])
     low, high = min(numbers), max(numbers)
     logarithmic = low > 0 and high / low >= 20
-    scale = Scale(low, high if high > low else low + 1.0, (), logarithmic)
+    scale = Scale(low, high if high > low else low + max(1.0, abs(low)), (), logarithmic)
     ends = (tell(values[numbers.index(end)]) for end in (low, high))
     return Coordinate(name, tuple(scale.at(number) for number in numbers), *ends)
 
