@@ -34,6 +34,7 @@ TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
         (THREE, "cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 0"}, {"CUDA_VISIBLE_DEVICES": "0"}),
         (THREE, "cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-1"}, {"CUDA_VISIBLE_DEVICES": "GPU-1"}),
         (TWO_AMD, "cuda:1", {}, {"HIP_VISIBLE_DEVICES": "1"}),
+        (TWO_AMD, "cuda:0", {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
         (BEHIND_AN_EMPTY_ONE, "cuda:0", {}, {"CUDA_VISIBLE_DEVICES": "1"}),
         (INSTANCES, "cuda:1", {}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}),
     ],

@@ -34,12 +34,12 @@ def train_on(
         return
     facts = gather_facts() if facts is None else facts
     nvidia = bool(facts.nvidia.gpus)
-    variable = CUDA if nvidia else ROCM
+    variable = CUDA if nvidia or (CUDA in environment and ROCM not in environment) else ROCM
     choice = environment.get(variable)
     if nvidia:
         count = len(visible(facts.nvidia.gpus, choice))
     else:
-        count = len(facts.amd_gpus) if choice is None else len([word for word in choice.split(",") if word])
+        count = len(facts.amd_shown) if choice is None else len([word for word in choice.split(",") if word])
     wanted = int(match[1] or 0)
     if wanted >= count:
         here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -31,7 +32,8 @@ LIBRARY_FOLDERS = (
 NODES = ("nvidiactl", "kfd", "dxg")  # below /dev
 LIBRARIES = ("libcuda", "libOpenCL", "libvulkan")
 VULKAN_FOLDERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
-HIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+AMD_HIDING = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+HIDING = (*AMD_HIDING, "CUDA_DEVICE_ORDER")
 
 Result = TypeVar("Result")
 NOT_ASKED = Nvidia(error="not asked")
@@ -79,10 +81,14 @@ class Facts:
         return sum(found == vendor and address != INTEGRATED for found, address in self.bus)
 
     @property
-    def amd_is_hidden(self) -> bool:
-        """Does a variable hide all AMD GPUs?"""
-        names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        return any(self.hiding.get(name) in ("", "-1") for name in names)
+    def amd_shown(self) -> tuple[Device, ...]:
+        """The AMD GPUs that ROCm shows a process: ROCR_VISIBLE_DEVICES chooses first, and among its choice
+        HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES without it.
+        """
+        if any(self.hiding.get(name) in ("", "-1") for name in AMD_HIDING):
+            return ()
+        hip = self.hiding.get("HIP_VISIBLE_DEVICES", self.hiding.get("CUDA_VISIBLE_DEVICES"))
+        return _chosen(_chosen(self.amd_gpus, self.hiding.get("ROCR_VISIBLE_DEVICES")), hip)
 
     @property
     def intel_gpus(self) -> int:
@@ -94,6 +100,14 @@ class Facts:
     def apple_gpus(self) -> int:
         """One in each of Apple's own processors."""
         return int(self.system == "Darwin" and self.processor == "arm64")
+
+
+def _chosen(gpus: tuple[Device, ...], choice: str | None) -> tuple[Device, ...]:
+    """Those that a variable's numbers name, up to the first that names none; all where it has identifiers."""
+    numbers = [word.strip() for word in choice.split(",")] if choice is not None else []
+    if not numbers or not all(number.isdigit() for number in numbers):
+        return gpus
+    return tuple(gpus[place] for place in itertools.takewhile(lambda at: at < len(gpus), map(int, numbers)))
 
 
 def gather_facts(root: Path = Path("/")) -> Facts:
