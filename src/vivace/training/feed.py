@@ -255,7 +255,7 @@ def _where(position: Position) -> str:
 def _little_shared_memory() -> str:
     """Why workers may not be able to hand their batches over, and what to do; empty where there is room."""
     free = shared_memory()
-    return "; ".join(little_shared_memory(free)) if free < LITTLE_SHARED_MEMORY else ""
+    return "" if free is None or free >= LITTLE_SHARED_MEMORY else "; ".join(little_shared_memory(free))
 
 
 def _batches_per_step(session: Session) -> int:
