@@ -371,12 +371,38 @@ def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason
     assert capfd.readouterr().out == printed
 
 
-def test_calls_of_a_compiled_model_are_left_alone_at_once(watched):
+@pytest.mark.parametrize("how", ["model", "in place", "function"])
+def test_what_a_script_compiles_is_left_alone_at_once(watched, how):
+    """Nothing is compiled once more because it was looked at."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
     def compiled():
-        return linear(plain, make=lambda: torch.compile(nn.Linear(4, 2), backend="eager"), steps=3)
+        torch.compiler.reset()
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_of(inputs):
+            return model(inputs).square().mean()
+
+        if how == "model":
+            model = torch.compile(model, backend=backend)
+        elif how == "in place":
+            model.compile(backend=backend)
+        else:
+            loss_of = torch.compile(loss_of, backend=backend)
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss_of(torch.randn(4, 4)).backward()
+            optimizer.step()
 
     _, loop = watched(compiled)
-    assert "torch.compile" in loop.rest
+    subject = "functions of its own are" if how == "function" else "its model is"
+    assert loop.rest == f"{subject} compiled by torch.compile"
+    assert len(graphs) == 1
 
 
 class Closed(nn.Module):

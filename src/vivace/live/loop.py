@@ -217,9 +217,10 @@ class Loop:
 
     def _compiling(self, original: Callable[..., Any]) -> Any:
         def compile(model: object = None, *arguments: object, **keywords: object) -> Any:
-            if isinstance(model, nn.Module):  # calls must not be looked at: the looking would be compiled
-                self.seen.compiles = True
-                self._looking.restore()
+            if model is not None and not self._at_work and not keywords.get("disable"):
+                of_model = isinstance(getattr(model, "__self__", model), nn.Module)
+                self.seen.compiles = "its model is" if of_model else "functions of its own are"
+                self._looking.restore()  # else the looking would be compiled, and then the same without it
                 if self.conductor is not None and not self.rest:
                     self.conductor.close()
                     self.only_the_rest(why_only_the_rest(self.seen))

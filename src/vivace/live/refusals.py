@@ -31,7 +31,7 @@ class Seen:
     differentiates_twice: bool = False
     scalers: dict[int, torch.amp.GradScaler] = dataclasses.field(default_factory=dict)  # that scale a loss
     autocasts: bool = False  # around the call of a module, or inside
-    compiles: bool = False
+    compiles: str = ""  # what, as a sentence begins
     methods: Methods = dataclasses.field(default_factory=Methods)
     method: str = "__call__"  # by which the root is called
 
@@ -134,7 +134,7 @@ def _of_kind(seen: Seen) -> str:
 def _of_loop(seen: Seen) -> str:
     names = ", ".join(sorted({type(module).__name__ for module in seen.roots.values()}))
     if seen.compiles:
-        return "its model is compiled by torch.compile"
+        return f"{seen.compiles} compiled by torch.compile"
     if not seen.roots:
         return "no model with weights is called in training: its parts, or its methods, may be"
     if len(seen.roots) > 1:
