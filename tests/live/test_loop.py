@@ -1,8 +1,10 @@
 """Loops that are led: what is recognised, adopted and taken back, and what is left alone."""
 
 import dataclasses
+import gc
 import json
 import os
+import weakref
 from typing import ClassVar
 
 import pytest
@@ -596,6 +598,26 @@ def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
     assert " in all, and a search begins where at least " in reason
     assert loop.conductor is None
     assert same_weights(mine, train(20, slow=False))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_script_that_trains_many_models_holds_one_at_a_time(watched, monkeypatch, begins):
+    """Whether or not a search began with the first of them."""
+    if not begins:
+        monkeypatch.setattr(spending, "PATIENCE", 1e9)
+        monkeypatch.setattr(spending, "SHARE", 0.01)
+    models = []
+
+    def folds():
+        for seed in range(3):
+            models.append(weakref.ref(train(20, slow=False, seed=seed)[1].weight))
+        gc.collect()
+        return [model() for model in models]
+
+    held, loop = watched(folds)
+    assert held == [None] * 3
+    assert (loop.conductor is not None) == begins
+    assert not loop.problems
 
 
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):

@@ -191,6 +191,11 @@ class Conductor:
             self._kept = None
         self._act(self.reference)
 
+    def let_go(self) -> None:
+        """Hold nothing of the script's any more: it may train another model."""
+        self.root, self._optimizers = nn.Module(), []
+        vars(self).pop("optimizer", None)
+
     @property
     def step_seconds(self) -> float:
         """The median of the newest steps."""
@@ -232,16 +237,16 @@ class Conductor:
     def _kept_call(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        begin = self.clock.wall()
+        begin, root = self.clock.wall(), self.root
         self._keeping = False
         kept = None
         try:
-            self._kept = kept = KeptCall(self.root, self._optimizers, arguments, keywords)
+            self._kept = kept = KeptCall(root, self._optimizers, arguments, keywords)
             kept.method = self.loop.seen.method
         except CannotKeep as error:
             self._only_the_rest(str(error))
         self.spending.waited += self.clock.wall() - begin
-        outputs = original(self.root, *arguments, **keywords)
+        outputs = original(root, *arguments, **keywords)
         if kept is not None:
             kept.returned(outputs)
         return outputs
@@ -327,7 +332,7 @@ class Conductor:
             self.drop(reason)
             return
         self.close()
-        self.loop.only_the_rest(reason)
+        self.loop.only_the_rest(self.optimizer, reason)
 
     # The course.
 
