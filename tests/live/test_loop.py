@@ -222,6 +222,36 @@ def test_a_plan_whose_model_fails_later_is_dropped_and_the_step_goes_on(watched,
     assert loop.guard.off
 
 
+class Strict(nn.Linear):
+    """Refuses a batch, once, in words of its own."""
+
+    def forward(self, inputs):
+        if len(inputs) == 3:
+            raise ValueError("three is no batch")
+        return super().forward(inputs)
+
+
+def test_what_a_model_raises_itself_is_as_it_was(watched, register):
+    register(Hurry)
+
+    def refused():
+        model = nn.Sequential(Slow(), Strict(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(4, 4)).square().mean().backward()
+            optimizer.step()
+        try:
+            model(torch.randn(3, 4))
+        except ValueError as error:
+            return error
+
+    error, loop = watched(refused, {"hurry": {}})
+    assert "three is no batch" in loop.left_alone
+    assert str(error) == "three is no batch"
+    assert error.__context__ is None
+
+
 def test_nothing_changes_where_only_exact_plans_may_act(watched, tmp_path):
     def exact():
         torch.use_deterministic_algorithms(True)

@@ -118,9 +118,10 @@ class Conductor:
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
-            randomness.restore({**randomness.host_state(), **before}, self.device)
-            self.drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
-            return original(root, *arguments, **keywords)
+            reason = f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}"
+        randomness.restore({**randomness.host_state(), **before}, self.device)
+        self.drop(reason)
+        return original(root, *arguments, **keywords)
 
     def updating(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
