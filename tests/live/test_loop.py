@@ -1,5 +1,6 @@
 """Loops that are led: what is recognised, adopted and taken back, and what is left alone."""
 
+import copy
 import dataclasses
 import gc
 import json
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vivace.live import conductor, spending
+from vivace.live import conductor, kept, spending
 from vivace.live import loop as loop_module
 from vivace.live.conductor import Conductor
 from vivace.live.ending import tell
@@ -617,6 +618,16 @@ def test_evaluation_between_steps_runs_as_it_is(watched, only):
     assert not loop.left_alone
     assert not loop.problems
     assert not any(calls)
+
+
+def test_nothing_is_copied_where_the_memory_does_not_hold_it(watched, monkeypatch):
+    """Else the system ends the script, unasked."""
+    monkeypatch.setattr(kept, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(copy, "deepcopy", None)
+    mine, loop = watched(lambda: train(20, slow=False))
+    assert loop.left_alone == "the memory does not hold its model a second time"
+    assert not loop.problems
+    assert same_weights(mine, train(20, slow=False))
 
 
 def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
