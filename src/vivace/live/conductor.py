@@ -24,11 +24,12 @@ from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted, compiles
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
-from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
+from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
 from vivace.tensors import randomness
+from vivace.tensors.modules import untouched
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop

@@ -18,6 +18,7 @@ from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.sites import calling_site
+from vivace.tensors.modules import untouched
 from vivace.torch_internals.modules import acting
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
@@ -115,7 +116,7 @@ def run(
     if not (contexts or changes or bounding.is_wanted(document)):
         return
     allowance = Allowance(TOTAL_SECONDS)
-    with same_random_streams():
+    with same_random_streams(), untouched(module):
         shadow = Shadow(module, call, (device, *autocast))
         for setting, context in contexts.items():
             if not allowance.is_spent:
