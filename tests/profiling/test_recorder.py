@@ -204,6 +204,15 @@ def test_experiments_keep_a_script_waiting_for_no_longer_than_they_may(recorded,
     assert record["experiments"] == {}
 
 
+@pytest.mark.usefixtures("brief_experiments")
+def test_no_model_is_copied_where_the_memory_does_not_hold_it(recorded, batches, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(experiments, "free_memory", lambda: 2**20)
+    document, record = recorded(Loop(batches))
+    assert record["experiments"] == {}
+    assert "what settings bring: the memory does not hold the model a second time" in document["missing"]
+
+
 def test_a_sleeping_dataset_is_named(recorded, batches):
     document, _ = recorded(Loop(batches, pause=0.01))
     assert causes(document)[0] == "input"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.inspection.limits import free_memory, peak_memory
 from vivace.profiling.record import bounding
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import Patches, num_samples
@@ -114,6 +115,9 @@ def run(
     contexts = _contexts(device, used, document)
     changes = _changes(module, document)
     if not (contexts or changes or bounding.is_wanted(document)):
+        return
+    if device == "cpu" and free_memory() < peak_memory():  # the system would end the script
+        document["no_room"] = True
         return
     allowance = Allowance(TOTAL_SECONDS)
     with same_random_streams(), untouched(module):
