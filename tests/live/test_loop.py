@@ -661,6 +661,21 @@ def test_a_script_that_trains_many_models_holds_one_at_a_time(watched, monkeypat
     assert not loop.problems
 
 
+def test_a_model_whose_update_alone_is_led_is_let_go_too(watched):
+    def folds():
+        first = linear(penalized, steps=20)
+        held = weakref.ref(first.weight)
+        del first
+        linear(penalized, steps=conductor.MOST_INTERRUPTED + 20)
+        gc.collect()
+        return held()
+
+    held, loop = watched(folds)
+    assert held is None
+    assert loop.left_alone == "another optimizer began to step"
+    assert not loop.problems
+
+
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):
     only(*Plan.from_dict({"micro_batches": {"num": 2}}).techniques)
     _, loop = watched(lambda: train(20, slow=False))

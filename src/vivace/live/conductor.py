@@ -66,8 +66,7 @@ class Conductor:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
         self._optimizers = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
         self.clock, self.spending = loop.clock, loop.spending
-        self.device = device_of(root)
-        self.machine = inspect()
+        self.device, self.machine = device_of(root), inspect()
         self.plan, self.reference = Plan(), Plan()
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
@@ -87,7 +86,7 @@ class Conductor:
         self._keeping = self._autocasts = False
         self._calls = 0  # of the root since the last step
         self._wish: Wish = Pause(self.reference, 1)
-        self._done = self._interrupted = self._overflows = 0
+        self._done = self._interrupted = self._overflows = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
         self._last = Timing(self.clock.wall(), self.clock.cpu())
         self._step_seconds = deque(loop.step_seconds, maxlen=21)
@@ -145,9 +144,12 @@ class Conductor:
     def updated(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer has stepped: a step of the script is over. Was there more to do than to count it?"""
         if optimizer is not self.optimizer:
-            if not self.rest and not any(optimizer is known for known in self._optimizers):
+            self._steps_of_others += 1
+            is_new = not self.rest and not any(optimizer is known for known in self._optimizers)
+            if is_new or self._steps_of_others > MOST_INTERRUPTED:
                 self.drop("another optimizer began to step")
             return True
+        self._steps_of_others = 0
         self._wait_at_the_end()
         wall, cpu = self.clock.wall(), self.clock.cpu()
         step = Timing(wall - self._last.wall, cpu - self._last.cpu)
