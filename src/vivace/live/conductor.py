@@ -51,7 +51,6 @@ NOT_FASTER = "nothing that was tried is faster and trains the same model"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
 Wish = Segment | Pause | object
-Answer = Timing | Kept | None
 Course = Generator[Wish, Any, None]
 
 
@@ -309,7 +308,7 @@ class Conductor:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _advance(self, answer: Answer) -> None:
+    def _advance(self, answer: Timing | Kept | None) -> None:
         """Ask the course for its next wish."""
         if self._course is None:
             return
