@@ -18,8 +18,8 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import adding, additions, lowers, own_settings
-from vivace.live.compiling import Compiling
+from vivace.live.candidates import PRECISION_COSTS, adding, additions, lowers, own_settings
+from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted, compiles
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
@@ -30,12 +30,12 @@ from vivace.plan import Plan
 from vivace.technique import Stage, Technique
 from vivace.tensors import randomness
 from vivace.tensors.modules import untouched
+from vivace.words import duration
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
 SEGMENT_SECONDS = 0.12
-PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 LONG_STEP_SECONDS = 1.0  # in a shorter one the kernels that a plan has made the first time are seen
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
@@ -46,7 +46,6 @@ OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
-PASSING_SHARE = 0.005  # of a step, that they may take while a run becomes long enough to compile
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
@@ -441,9 +440,10 @@ class Conductor:
 
     def _compiled(self) -> Generator[Wish, Any, float]:
         """Compile the model's call, and keep that where it is faster; about the seconds of a proof."""
-        base, plan = self.plan, self.compiling.taken(self.plan)
+        about, base, plan = self.compiling.seconds, self.plan, self.compiling.taken(self.plan)
         kept: Kept = yield KEEP
         begin = self.clock.wall()
+        self.loop.say(f"compiling a copy of the model, once, for about {duration(about)}")
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
         proof.may_compile = True

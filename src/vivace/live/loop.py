@@ -141,6 +141,11 @@ class Loop:
         if self.num_steps or (self.errand.is_for_this_process and not told_already):
             self.tell(self)  # else it is a loader's worker, or a launcher
 
+    def say(self, line: str) -> None:
+        """Tell the person what a script waits for, where anything is told."""
+        if self.errand.search_seconds is None and not self.errand.quiet:
+            print(f"vivace: {line}", file=sys.stderr, flush=True)
+
     def leave_alone(self, reason: str) -> None:
         """Let the script run on as it is."""
         self.left_alone = self.left_alone or reason
