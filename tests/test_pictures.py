@@ -156,3 +156,11 @@ def test_counts_are_whole():
     with pytest.raises(TypeError):
         Counts("odd", ["a"], [[0.5]])
     assert Counts("fine", ["a"], numpy.array([[2]])).counts == ((2,),)
+
+
+def test_a_box_without_a_place_is_left_out_of_the_document():
+    """JSON has no word for it, and no reader draws it."""
+    boxes = [Box(float("nan"), 0, 1, 1), Box(0, 0, 1, float("inf")), Box(0, 0, 1, 1)]
+    found = document({"a": [Image("a", numpy.zeros((2, 2)), boxes)]})
+    assert len(found["headings"][0]["pictures"][0]["boxes"]) == 1
+    assert json.dumps(found, allow_nan=False)

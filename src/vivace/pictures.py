@@ -57,8 +57,8 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A rectangle in pixels from the left upper corner. `correct` is None for the true box, else whether the
-    model's is right.
+    """A rectangle in pixels from the left upper corner; one whose sides are not finite is not kept. `correct`
+    is None for the true box, else whether the model's is right.
     """
 
     left: float
@@ -211,6 +211,7 @@ def _written(one: Picture) -> dict[str, Any]:
     boxes = [
         {**dataclasses.asdict(box), **{side: getattr(box, side) / every for side in SIDES}}
         for box in one.boxes
+        if all(math.isfinite(getattr(box, side)) for side in SIDES)
     ]
     packed = base64.b64encode(zlib.compress(kept.data, 9)).decode()
     return {

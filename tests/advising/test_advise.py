@@ -156,7 +156,10 @@ def test_amounts_of_training(profile):
     assert amount(subject, None, 50, None).samples == 50 * 32
     assert amount(subject, None, None, "1.5M").samples == 1.5e6
     assert seconds_of("3d") == 3 * 86400
-    assert seconds_of("2") == 7200
+    with pytest.raises(InputError, match="--deadline must be a time such as 12h or 3d, not '2'"):
+        seconds_of("2")
+    with pytest.raises(InputError, match="--epochs 1e\\+308 is too much"):
+        amount(subject, 1e308, None, None)
     endless = open_subject(profile(steps_per_epoch=None))
     with pytest.raises(InputError, match="give --steps"):
         amount(endless, 3, None, None)
@@ -374,6 +377,12 @@ def test_one_card_is_enough_where_one_card_is_the_answer():
     assert not any("enough" in hint for hint in hurried.hints)
 
 
+def test_a_training_of_days_is_not_short_because_this_machine_is_as_fast(profile):
+    advice = vivace.advise(profile(device="NVIDIA GeForce RTX 4090"), gpus=["RTX 4090"], target="10b")
+    assert advice.picks["best value"].hours > 24
+    assert not any("short" in hint for hint in advice.hints)
+
+
 def test_a_job_whose_loading_nobody_measured_is_told_what_it_must_give():
     counted = dataclasses.replace(open_subject("resnet50"), counted="fake")
     hints = [vivace.advise(s, target="90M", gpus=["H100"]).hints for s in (counted, "resnet50")]
@@ -424,6 +433,21 @@ def test_a_plan_says_in_what_precision(profile, tmp_path, tables, precision):
     assert {offer.prediction.precision for offer in advice.offers} == {precision}
     with pytest.raises(InputError, match="give no --precision"):
         vivace.advise(profile(), plan=path, precision="amp")
+
+
+def test_a_budget_of_next_to_nothing_is_kept_by_none(profile):
+    advice = vivace.advise(profile(), gpus=["RTX 4090"], budget_usd=5e-324)
+    assert (advice.exit_code, advice.refusals["RTX 4090"].told) == (1, "too dear: 0 % sure of the budget")
+
+
+@pytest.mark.parametrize(("precision", "card"), [("amp_bf16", "V100-SXM2-16GB"), ("fp64", "Arc A770")])
+def test_a_card_without_the_precision_that_was_asked_for_is_no_choice(profile, precision, card):
+    advice = vivace.advise(profile(), gpus=[card, "A100-SXM4-80GB"], precision=precision)
+    assert advice.refusals[card].told == f"has no {precision.removeprefix('amp_')}"
+    assert {offer.prediction.gpu.name for offer in advice.allowed} == {"A100-SXM4-80GB"}
+    alone = vivace.advise(profile(), gpus=[card], precision=precision)
+    assert alone.exit_code == 1
+    assert answering.answer(alone).sentence.startswith("None of these cards computes in the precision")
 
 
 def test_a_job_of_small_kernels_is_told_that_one_card_is_enough():

@@ -22,7 +22,6 @@ def test_this_machine_is_the_known_card_with_what_was_measured() -> None:
     )
     assert gpu.measured == {"bf16": 7e14, "bandwidth": 3e12}
     assert gpu.rates == find_gpu("H100").rates
-    assert this_machine(machine_with("Tesla T4")) == find_gpu("T4")
 
 
 def test_an_unknown_device_is_what_was_measured_of_it() -> None:
@@ -32,3 +31,11 @@ def test_an_unknown_device_is_what_was_measured_of_it() -> None:
     assert json.dumps(gpu.to_dict())
     with pytest.raises(InputError, match="'Some processor' is not in the catalogue and was not measured"):
         this_machine(machine_with("Some processor", matmul_fp32=2e11))
+
+
+def test_a_card_that_is_sold_in_two_sizes_is_the_one_that_is_here() -> None:
+    """The driver calls both by one name."""
+    here = Device("cuda", "NVIDIA GeForce RTX 4060 Ti", 8188 * 2**20)
+    assert this_machine(Machine((here,), 2, {}, {})).memory_bytes == here.memory_bytes
+    whole = Device("cuda", "Tesla T4", 15360 * 2**20)  # the driver keeps some for itself
+    assert this_machine(Machine((whole,), 2, {}, {})) == find_gpu("T4")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from vivace import recipes
+from vivace.command import cli
 from vivace.command.models import require_processor
 from vivace.errors import InputError
 from vivace.recipes import RECIPES
@@ -539,3 +540,53 @@ def test_a_full_or_closed_standard_output_is_one_sentence():
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 1
+
+
+def test_what_nobody_reads_any_more_changes_no_exit_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    codes = {}
+    for command in ("recipes", "report nowhere"):
+        arguments = [sys.executable, "-m", "vivace", *command.split()]
+        codes[command] = subprocess.run(arguments, stderr=writer, check=False).returncode
+    os.close(writer)
+    assert codes == {"recipes": 0, "report nowhere": 2}
+
+
+def test_a_training_outlives_the_reader_of_its_progress():
+    code = """
+from vivace.command.progress import TrainProgress
+from vivace.events import Event, EventKind
+
+with TrainProgress() as progress:
+    for text in "ab":
+        progress(Event(EventKind.NOTICE, {"text": text}))
+print("trained")
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+
+
+def test_a_name_that_is_no_text_stands_in_the_document():
+    command = [sys.executable, "-m", "vivace", "report", b"no\xff", "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert "there is no folder 'no\udcff'" in json.loads(done.stdout)["error"]["message"]
+    assert b"Traceback" not in done.stderr
+
+
+def test_inspect_leaves_no_option_out_silently(vivace):
+    done = vivace("inspect", "--fits", "JOBS:good", "--measure", "--json")
+    assert (done.code, done.document["error"]["kind"]) == (2, "InputError")
+    assert "--measure" in done.sentence
+
+
+def test_a_report_tells_the_whole_command_of_its_search():
+    found = cli.again("my jobs/train.py:job", 2, budget="fast", out=Path("a b"), steps=None, device="cuda:1")
+    start = "torchrun --nproc-per-node 2 -m vivace tune 'my jobs/train.py:job'"
+    assert found == f"{start} --budget fast --out 'a b' --device cuda:1"

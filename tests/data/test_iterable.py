@@ -276,3 +276,24 @@ def test_a_mark_is_of_a_few_numbers_in_reading_order_whatever_the_layout(dtype, 
     assert marked(b"before", {"x": tensor}) == expected.digest()
     turned = tensor.t().contiguous().t() if len(shape) == 2 else tensor
     assert marked(b"before", [turned]) == expected.digest()
+
+
+@pytest.mark.parametrize("fault", ["refused", "gone"])
+def test_a_state_that_the_data_no_longer_take_is_no_obstacle(fault):
+    """As after another version of the library that reads them."""
+
+    class Refusing(Keeping):
+        def load_state_dict(self, state):
+            raise KeyError("shard")
+
+    first = IterableData(DataLoader(Keeping(), BATCH), 7)
+    whole = list(itertools.islice(first, 5))
+    place = first.place(4)
+    assert "state" in place
+
+    def source():
+        return DataLoader(Refusing() if fault == "refused" else Stream(), BATCH)
+
+    again = IterableData(source(), 7, start_batch=4, place=place, renew=source)
+    assert torch.equal(next(iter(again))[0], whole[4][0])
+    assert again.notices[0] == "the state that the data gave did not bring them back to their place"

@@ -86,6 +86,13 @@ def test_compile_keeps_its_mode():
     assert "torch.compile(model, mode='max-autotune-no-cudagraphs')" in text
 
 
+def test_names_that_compiling_changes_are_told():
+    text = "format = 1\n[techniques.compile]\n"
+    names = written(text)["prepare"](model()).state_dict()
+    (told,) = [line for line in in_words(plan(text)).splitlines() if line.startswith("# compile: ")]
+    assert all(name.startswith(told.split()[-1]) for name in names)
+
+
 def test_what_has_no_equivalent_says_so():
     for to in TARGETS:
         text = in_words(plan("format = 1\n[techniques.bf16_weights]\n"), to)

@@ -14,6 +14,14 @@ THREE = Facts(
 INSTANCES = Facts(
     nvidia=Nvidia(tuple(Gpu(Device("cuda", "a part", 2**34, ("mig",)), f"MIG-{n}", 0) for n in range(3)))
 )
+BEHIND_AN_EMPTY_ONE = Facts(
+    nvidia=Nvidia(
+        (
+            Gpu(Device("cuda", "card", 2**34, ("sm_90", "mig")), "GPU-00000", 0, empty_mig=True),
+            Gpu(Device("cuda", "card", 2**34, ("sm_90",)), "GPU-10000", 1),
+        )
+    )
+)
 TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
 
 
@@ -26,6 +34,8 @@ TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
         (THREE, "cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 0"}, {"CUDA_VISIBLE_DEVICES": "0"}),
         (THREE, "cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-1"}, {"CUDA_VISIBLE_DEVICES": "GPU-1"}),
         (TWO_AMD, "cuda:1", {}, {"HIP_VISIBLE_DEVICES": "1"}),
+        (TWO_AMD, "cuda:0", {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (BEHIND_AN_EMPTY_ONE, "cuda:0", {}, {"CUDA_VISIBLE_DEVICES": "1"}),
         (INSTANCES, "cuda:1", {}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}),
     ],
 )

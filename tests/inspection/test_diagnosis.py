@@ -242,6 +242,24 @@ def test_visible_gpus_are_those_that_cuda_shows(choice, shown):
     assert [found.index for found in visible(gpus, choice)] == shown
 
 
+@pytest.mark.parametrize(
+    ("hiding", "shown"),
+    [
+        ({}, "abc"),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, "ca"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "b"),
+        ({"ROCR_VISIBLE_DEVICES": "1, 2", "HIP_VISIBLE_DEVICES": "1"}, "c"),
+        ({"HIP_VISIBLE_DEVICES": "0,7,1"}, "a"),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, ""),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-8bda3c6f"}, "abc"),  # which one that is, its driver alone knows
+    ],
+)
+def test_visible_amd_gpus_are_those_that_rocm_shows(hiding, shown):
+    """https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html"""
+    found = Facts(amd_gpus=tuple(Device("cuda", name, 2**34) for name in "abc"), hiding=hiding)
+    assert "".join(device.name for device in found.amd_shown) == shown
+
+
 def test_versions_are_read_leniently():
     assert [version_of(text) for text in ("13.2", "12", "", "v12.6.1")] == [(13, 2), (12, 0), (0, 0), (12, 6)]
 

@@ -47,11 +47,14 @@ def compiler():
 
 
 @pytest.mark.slow
-def test_the_call_is_compiled_once_and_only_for_the_batches_that_were_proven(led, compiler, monkeypatch):
+def test_the_call_is_compiled_once_and_only_for_the_batches_that_were_proven(
+    led, compiler, monkeypatch, capsys
+):
     monkeypatch.setattr(spending, "COMPILING_SHARE", 1e9)
     loop, model, document = led(train, "compile")
     assert list(document["plan"]) == ["compile"]
     assert not loop.problems
+    assert "vivace: compiling a copy of the model, once, for about " in capsys.readouterr().err
     assert compiler["stats"]["unique_graphs"] == 1  # of the copy, which the script's own model runs
     assert loop.spending.compiling > 0
     alone = train()

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,16 @@ def epochs_of_unknown_length(step):
             number += 1
 
 
+def backwards(step):
+    for _number in reversed(range(120)):
+        step()
+
+
+def drawn(step):
+    for _seed in random.Random(0).sample(range(10_000), 120):
+        step()
+
+
 OF_PASSES = (epochs_of_settings, epochs_of_a_table)
 
 
@@ -116,9 +127,21 @@ def test_an_epoch_is_as_long_as_those_before_it():
     assert said[-1] < count * 1.05  # the last epoch promises no other
 
 
-def test_what_says_nothing_is_not_guessed():
-    said, _ = looked(open_end)
+@pytest.mark.parametrize("train", [open_end, backwards, drawn])
+def test_what_says_nothing_is_not_guessed(train):
+    said, _ = looked(train)
     assert said == [8 * number for number in range(1, len(said) + 1)]
+
+
+def test_bars_around_a_range_change_nothing():
+    tqdm = SimpleNamespace(auto=SimpleNamespace(tqdm=iter))
+
+    def shown(step):
+        for _number in tqdm.auto.tqdm(range(120)):
+            step()
+
+    said, count = looked(shown)
+    assert set(said[1:]) == {count}
 
 
 def test_code_without_a_source_says_nothing():

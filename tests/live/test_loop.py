@@ -1,8 +1,11 @@
 """Loops that are led: what is recognised, adopted and taken back, and what is left alone."""
 
+import copy
 import dataclasses
+import gc
 import json
 import os
+import weakref
 from typing import ClassVar
 
 import pytest
@@ -11,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vivace.live import conductor, spending
+from vivace.live import conductor, kept, spending
 from vivace.live import loop as loop_module
 from vivace.live.conductor import Conductor
 from vivace.live.ending import tell
@@ -220,6 +223,36 @@ def test_a_plan_whose_model_fails_later_is_dropped_and_the_step_goes_on(watched,
     assert loop.guard.off
 
 
+class Strict(nn.Linear):
+    """Refuses a batch, once, in words of its own."""
+
+    def forward(self, inputs):
+        if len(inputs) == 3:
+            raise ValueError("three is no batch")
+        return super().forward(inputs)
+
+
+def test_what_a_model_raises_itself_is_as_it_was(watched, register):
+    register(Hurry)
+
+    def refused():
+        model = nn.Sequential(Slow(), Strict(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(4, 4)).square().mean().backward()
+            optimizer.step()
+        try:
+            model(torch.randn(3, 4))
+        except ValueError as error:
+            return error
+
+    error, loop = watched(refused, {"hurry": {}})
+    assert "three is no batch" in loop.left_alone
+    assert str(error) == "three is no batch"
+    assert error.__context__ is None
+
+
 def test_nothing_changes_where_only_exact_plans_may_act(watched, tmp_path):
     def exact():
         torch.use_deterministic_algorithms(True)
@@ -371,12 +404,38 @@ def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason
     assert capfd.readouterr().out == printed
 
 
-def test_calls_of_a_compiled_model_are_left_alone_at_once(watched):
+@pytest.mark.parametrize("how", ["model", "in place", "function"])
+def test_what_a_script_compiles_is_left_alone_at_once(watched, how):
+    """Nothing is compiled once more because it was looked at."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
     def compiled():
-        return linear(plain, make=lambda: torch.compile(nn.Linear(4, 2), backend="eager"), steps=3)
+        torch.compiler.reset()
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_of(inputs):
+            return model(inputs).square().mean()
+
+        if how == "model":
+            model = torch.compile(model, backend=backend)
+        elif how == "in place":
+            model.compile(backend=backend)
+        else:
+            loss_of = torch.compile(loss_of, backend=backend)
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss_of(torch.randn(4, 4)).backward()
+            optimizer.step()
 
     _, loop = watched(compiled)
-    assert "torch.compile" in loop.rest
+    subject = "functions of its own are" if how == "function" else "its model is"
+    assert loop.rest == f"{subject} compiled by torch.compile"
+    assert len(graphs) == 1
 
 
 class Closed(nn.Module):
@@ -561,6 +620,16 @@ def test_evaluation_between_steps_runs_as_it_is(watched, only):
     assert not any(calls)
 
 
+def test_nothing_is_copied_where_the_memory_does_not_hold_it(watched, monkeypatch):
+    """Else the system ends the script, unasked."""
+    monkeypatch.setattr(kept, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(copy, "deepcopy", None)
+    mine, loop = watched(lambda: train(20, slow=False))
+    assert loop.left_alone == "the memory does not hold its model a second time"
+    assert not loop.problems
+    assert same_weights(mine, train(20, slow=False))
+
+
 def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
     monkeypatch.setattr(spending, "PATIENCE", 1e9)
     monkeypatch.setattr(spending, "SHARE", 0.01)
@@ -570,6 +639,41 @@ def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
     assert " in all, and a search begins where at least " in reason
     assert loop.conductor is None
     assert same_weights(mine, train(20, slow=False))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_script_that_trains_many_models_holds_one_at_a_time(watched, monkeypatch, begins):
+    """Whether or not a search began with the first of them."""
+    if not begins:
+        monkeypatch.setattr(spending, "PATIENCE", 1e9)
+        monkeypatch.setattr(spending, "SHARE", 0.01)
+    models = []
+
+    def folds():
+        for seed in range(3):
+            models.append(weakref.ref(train(20, slow=False, seed=seed)[1].weight))
+        gc.collect()
+        return [model() for model in models]
+
+    held, loop = watched(folds)
+    assert held == [None] * 3
+    assert (loop.conductor is not None) == begins
+    assert not loop.problems
+
+
+def test_a_model_whose_update_alone_is_led_is_let_go_too(watched):
+    def folds():
+        first = linear(penalized, steps=20)
+        held = weakref.ref(first.weight)
+        del first
+        linear(penalized, steps=conductor.MOST_INTERRUPTED + 20)
+        gc.collect()
+        return held()
+
+    held, loop = watched(folds)
+    assert held is None
+    assert loop.left_alone == "another optimizer began to step"
+    assert not loop.problems
 
 
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):

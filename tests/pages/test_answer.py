@@ -265,3 +265,9 @@ def test_of_a_training_is_said_what_is_known_of_its_model(run, said, kept):
     line, answer = of_run(run)
     assert said in line
     assert answer is kept
+
+
+def test_a_word_longer_than_a_line_is_cut_and_not_lost():
+    lines = told(dataclasses.replace(ANSWER, parts=(("a" * 90, "of one kind"),) * 9), width=60)
+    assert sum("aaaa" in line for line in lines) >= 3
+    assert max(map(cell_len, lines)) <= 60

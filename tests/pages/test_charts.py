@@ -49,3 +49,14 @@ def test_memory_is_drawn_in_steps_above_what_is_held():
     corners = [tuple(map(int, point)) for point in live]
     assert corners[0][1] == corners[-1][1] == int(held[1][1])
     assert all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(corners))
+
+
+def test_labels_of_a_small_axis_are_no_zeros():
+    ticks = charts.linear(0.0, 1e-14).ticks
+    assert len(set(ticks)) == len(ticks) == 6
+    assert ticks[1] == 2e-15
+
+
+@pytest.mark.parametrize("values", [[2**60, 2**60 + 1], [0.0, 0.0], [3, 3, 3], [-(2**60)] * 2])
+def test_an_axis_of_equal_numbers_has_a_place_for_them(values):
+    assert set(charts.axis_of("seed", values, str).places) == {0.0}

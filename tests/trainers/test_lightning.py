@@ -109,6 +109,19 @@ class Indexed(Net):
         return super().training_step(batch, batch_idx) * batch_idx
 
 
+class Annealed(Net):
+    def weight(self):
+        return max(max(0.0, 1.0 - self.global_step / count) for count in (10,))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight() * torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+class Warming(Net):
+    def forward(self, inputs):
+        return super().forward(inputs) if self.current_epoch else self.layer(inputs).detach()
+
+
 class Two(Net):
     def configure_optimizers(self):
         return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
@@ -121,6 +134,8 @@ class Two(Net):
         (Hooked, "on_train_batch_end would not be called"),
         (Starting, "on_train_start would not be called"),
         (Indexed, "uses batch_idx"),
+        (Annealed, "weight uses global_step, which is 0 without a Trainer"),
+        (Warming, "forward uses current_epoch, which is 0 without a Trainer"),
         (Two, "one optimizer and one schedule; the module has 2"),
         (lambda: torch.nn.Linear(1, 1), "not a Linear"),
     ],

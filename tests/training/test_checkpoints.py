@@ -39,6 +39,24 @@ def craft(path, name=None, content=None, **changes):
     (path / "MANIFEST.json").write_text(json.dumps({**manifest, "digest": _digest(manifest)}))
 
 
+def test_no_checkpoint_goes_into_a_folder_that_has_taken_the_place_of_the_runs(tmp_path):
+    """The person renames the folder of a run that still trains, and begins another one under its name."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    first = Checkpoints(folder, {})
+    save(first, 1)
+    folder.rename(tmp_path / "kept")
+    folder.mkdir()
+    second = Checkpoints(folder, {})
+    save(second, 7)
+    with pytest.raises(FolderError, match=r"checkpoints' is another one than when the run began.*step 8"):
+        save(first, 8)
+    assert second.newest().position.step == 7
+    folder.rename(tmp_path / "other")
+    (tmp_path / "kept").rename(folder)
+    assert save(first, 8).is_dir()
+
+
 def test_what_goes_in_comes_out(checkpoints):
     assert checkpoints.newest() is None
     save(checkpoints, 3)

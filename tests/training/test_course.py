@@ -125,6 +125,56 @@ def test_a_learning_rate_of_one_optimizer_leaves_the_schedules_of_others():
     assert schedules[1].base_lrs == [pytest.approx(0.1)]
 
 
+SCHEDULES = {
+    "milestones": lambda rates, optimizer, length: rates.MultiStepLR(optimizer, [length, 90]),
+    "phases": lambda rates, optimizer, length: rates.OneCycleLR(optimizer, 0.1, total_steps=length),
+    "parts": lambda rates, optimizer, length: rates.SequentialLR(
+        optimizer,
+        [rates.LinearLR(optimizer, total_iters=3), rates.CosineAnnealingLR(optimizer, length)],
+        [3],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_an_accepted_schedule_counts_from_there_on(kind):
+    """Also where what has changed in it is no plain number."""
+
+    def made(length):
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+        return optimizer, SCHEDULES[kind](torch.optim.lr_scheduler, optimizer, length)
+
+    def course(pair):
+        return course_of(vivace.Job(model=print, data=list, loss=print, optimizer=print), *pair)
+
+    def rates(optimizer, schedule):
+        found = []
+        for _ in range(10):
+            schedule.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    before, wanted, resumed = made(15), made(25), made(25)
+    then, now, fresh = course(before), course(resumed), Fresh(*resumed)
+    rates(*before), rates(*wanted)
+    for mine, saved in zip(resumed, before, strict=True):
+        mine.load_state_dict(saved.state_dict())
+    assert differences(then, now)
+    fresh.take(then, now)
+    if kind == "parts":
+        assert resumed[1]._schedulers[1].T_max == 25
+        assert resumed[1]._schedulers[1].last_epoch == before[1]._schedulers[1].last_epoch
+    else:
+        assert rates(*resumed) == pytest.approx(rates(*wanted))
+
+
+def test_a_checkpoint_that_does_not_say_all_of_a_schedule_is_no_other_training():
+    now = {"scheduler": "MultiStepLR", "scheduler milestones": "{30: 1, 60: 1}"}
+    assert differences({"scheduler": "MultiStepLR"}, now) == []
+    assert differences({}, now) == ["scheduler: none -> MultiStepLR"]
+
+
 def test_the_plan_of_the_newest_checkpoint_counts_also_where_it_is_none(tmp_path, monkeypatch):
     vivace.Plan.from_dict({"fused_optimizer": {}}).save(tmp_path / "plan.toml")
     monkeypatch.setattr(training, "kept_plan", lambda folder: vivace.Plan())

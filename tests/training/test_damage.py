@@ -399,3 +399,11 @@ def children_of(process):
         return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:
         return []
+
+
+def test_a_line_that_a_full_disk_or_a_lost_machine_tore_hides_no_other(tmp_path):
+    path = tmp_path / "damaged.jsonl"
+    whole = json.dumps({"index": 3, "path": "a.png", "error": "OSError"})
+    path.write_text(f'{whole}\n{whole}\n{{"index": 4, "pa\n\0\0\0\n[]\n')
+    (found,) = Damage("skip", path).listed()
+    assert (found["index"], found["times"]) == (3, 2)

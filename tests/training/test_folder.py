@@ -90,3 +90,40 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "old"
     replace_file(path, lambda file: file.write(b"new"))
     assert [item.name for item in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_run_does_not_begin_anew_on_checkpoints_that_cannot_be_removed(tmp_path, monkeypatch):
+    open_folder(tmp_path).close()
+    kept = tmp_path / "checkpoints" / "step_5" / "model.pt"
+    kept.parent.mkdir()
+    kept.touch()
+    (tmp_path / "saved.jsonl").write_text('{"step": 5}\n')
+    (tmp_path / "plan.toml").touch()
+
+    unlink = os.unlink
+
+    def refuse(path, **where):
+        if os.fspath(path).endswith(kept.name):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, **where)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        with pytest.raises(FolderError, match=r"step_5' cannot be removed"):
+            RunFolder(tmp_path, resume=False, restart=True)
+    assert kept.exists()
+    assert (tmp_path / "saved.jsonl").exists()
+    RunFolder(tmp_path, resume=False, restart=True).close()
+    assert not kept.exists()
+
+
+def test_what_a_killed_run_had_begun_to_save_takes_no_room_from_the_resumed_one(tmp_path):
+    open_folder(tmp_path).close()
+    (tmp_path / "plan.toml").touch()
+    whole, torn = (tmp_path / "checkpoints" / name / "model.pt" for name in ("step_8", "step_9.tmp.0a1b2c3d"))
+    for file in (whole, torn):
+        file.parent.mkdir()
+        file.touch()
+    open_folder(tmp_path, resume=True).close()
+    assert whole.exists()
+    assert not torn.parent.exists()

@@ -440,6 +440,18 @@ class TestJobs:
         assert run.notices[-1] == ("epoch 3 ended 2 steps early: the data's length promises 7, and 5 came")
         assert train(tiny.job, out=tmp_path / "whole").exit_code == 0
 
+    def test_data_that_have_a_length_in_name_only_are_trained(self, tmp_path, tiny):
+        class Stream(torch.utils.data.IterableDataset):
+            def __len__(self):
+                raise NotImplementedError
+
+            def __iter__(self):
+                return (tiny.Noisy()[index] for index in range(tiny.SAMPLES))
+
+        data = lambda: torch.utils.data.DataLoader(Stream(), batch_size=tiny.BATCH)  # noqa: E731
+        run = train(tiny.make(data=data, metric=None), out=tmp_path / "run", max_steps=6)
+        assert (run.steps, run.epochs, run.missing_steps) == (6, 1, 0)
+
     def test_errors_of_the_job_name_the_step(self, tmp_path, tiny):
         def loss(model, batch):
             raise ValueError("no such thing")

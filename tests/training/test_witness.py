@@ -110,3 +110,36 @@ def test_a_sample_that_was_left_out_is_left_out_of_the_second_reading(tmp_path, 
     )
     train(job, out=tmp_path / "run", max_steps=3)
     assert train(job, out=tmp_path / "run", resume=True, max_steps=5).steps == 5
+
+
+class Shuffled(torch.utils.data.Sampler):
+    """A sampler of the person's own, whose numbers go on from epoch to epoch, or begin anew in each."""
+
+    def __init__(self, size, told):
+        self.size, self.told, self.numbers = size, told, random.Random(0)
+
+    def __len__(self):
+        return self.size
+
+    def set_epoch(self, epoch):
+        if self.told:
+            self.numbers = random.Random(epoch)
+
+    def __iter__(self):
+        return iter(self.numbers.sample(range(self.size), self.size))
+
+
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("told", [True, False], ids=["by the epoch", "from epoch to epoch"])
+def test_a_sampler_that_gives_another_order_after_a_stop_is_told(told, tiny, tmp_path):
+    def data():
+        return DataLoader(tiny.Noisy(), batch_size=tiny.BATCH, sampler=Shuffled(tiny.SAMPLES, told))
+
+    job = dataclasses.replace(tiny.job, data=data, metric=None)
+    train(job, out=tmp_path / "run", max_steps=7)
+    notices = train(job, out=tmp_path / "run", resume=True, max_steps=9).notices
+    if told:
+        assert notices == ()
+    else:
+        (notice,) = notices
+        assert "not bit-exact: up to batch 2 of epoch 2 the sampler gave another order" in notice

@@ -436,3 +436,9 @@ def test_a_shadow_that_is_not_finite_is_named_and_no_figure_is_kept_for_it(regis
     biases = [c for c in verdict["checks"] if c["quantity"] in ("loss bias", "gradient noise")]
     assert {c["quantity"] for c in biases} == {"loss bias", "gradient noise"}
     assert [c["kept"] for c in biases] == [None] * len(biases)
+
+
+def test_of_complex_gradients_both_parts_are_compared():
+    right = torch.ones(4, dtype=torch.complex64)
+    pair = pair_of(Gradient(1.0, {"w": right + 1.0j}), Gradient(1.0, {"w": right - 1.0j}))
+    assert pair.products["w"] == (0.0, 8.0, 8.0, 8.0)

@@ -182,3 +182,21 @@ def test_few_samples_that_are_all_but_the_same_are_held_against_the_spread_of_th
     assert second["value"] == pytest.approx(1e-3 / float(plain[0].std()), rel=1e-3)
     assert (second["kept"], second["limit"]) == (True, 2 * first["limit"])
     assert len(checks_of(plain, [plain[0], plain[1] * torch.nan], 2.0**-8)) == 1
+
+
+def test_a_complex_output_is_seen_with_both_parts():
+    class Spectrum(nn.Module):
+        def forward(self, values):
+            return torch.fft.fft(values)
+
+    job = vivace.Job(
+        model=lambda: nn.Sequential(nn.Linear(4, 4), Spectrum()),
+        data=lambda: [torch.arange(8.0).view(2, 4)],
+        loss=lambda model, batch: model(batch).abs().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), Machine.from_dict(MACHINE)) as session:
+        batch = session.place(torch.arange(8.0).view(2, 4))
+        outputs = Evaluation(job, batch).everywhere(session, state_of(session))[0]
+        (model,) = session.build.models
+        assert torch.equal(outputs, torch.view_as_real(model(batch)).flatten())

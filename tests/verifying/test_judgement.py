@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from vivace.verifying.displacement import Outcome, State, distances
+from vivace.verifying.displacement import (
+    Outcome,
+    State,
+    different_states,
+    distances,
+    output_distance,
+    resolution,
+)
+from vivace.verifying.feeding import _equal
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import check, curve_check, is_near, outright, summary
 
@@ -116,3 +124,78 @@ def test_a_figure_holds_the_envelope_by_which_it_was_scored(measure, floor):
 
 def test_a_plain_fault_is_never_near():
     assert not is_near(outright(False, "closing the session changes the weights", Quantity.FACTS))
+
+
+def _ended(parameters, buffers=None, gradients=None, outputs=None):
+    still = torch.zeros(1)
+    outputs = still if outputs is None else outputs
+    return Outcome([1.0], State(parameters, buffers or {}), outputs, still, False, gradients=gradients or {})
+
+
+def test_a_mask_of_infinities_stands_still_and_is_told_from_another():
+    mask, weights = (
+        torch.full((3, 3), -math.inf).triu(1),
+        {"w": torch.ones(2), "frozen": torch.tensor(-math.inf)},
+    )
+    before, after = State({**weights, "w": torch.zeros(2)}, {"mask": mask}), _ended(weights, {"mask": mask})
+    assert set(distances(_ended(weights, {"mask": mask.clone()}), after, before, {}, 1).values()) == {0.0}
+    assert math.isfinite(resolution(after, before)[SCALE])
+    for other in (torch.zeros(3, 3), mask.where(mask.isinf(), 1e-3)):
+        found = distances(_ended(weights, {"mask": other}), after, before, {}, 1)
+        assert found[Measure(Quantity.BUFFER, "mask")] >= 1e-3
+
+
+def test_outputs_that_a_mask_takes_out_do_not_hide_the_others():
+    outputs = torch.tensor([-math.inf, 1.0, 2.0])
+    assert output_distance(outputs.clone(), outputs) == 0.0
+    assert output_distance(torch.tensor([-math.inf, 1.0, 2.1]), outputs) > 0.05
+    assert output_distance(torch.tensor([0.0, 1.0, 2.0]), outputs) == math.inf
+    assert math.isnan(output_distance(torch.tensor([math.nan] * 2), torch.tensor([math.nan] * 2)))
+
+
+def test_of_complex_weights_both_parts_are_compared():
+    start = torch.ones(4, dtype=torch.complex64)
+    before = State({"w": start}, {"b": start})
+    right, wrong = start - 0.1 + 0.1j, start - 0.1 - 0.1j
+    theirs = _ended({"w": right}, {"b": right}, {"w": right})
+    found = distances(_ended({"w": wrong}, {"b": wrong}, {"w": wrong}), theirs, before, {}, 1)
+    for quantity in (Quantity.RESIDUAL, Quantity.GRADIENT_RESIDUAL, Quantity.BUFFER):
+        assert found[Measure(quantity, "b" if quantity == Quantity.BUFFER else "w")] > 0.01, quantity
+    rounded = right * (1 + 1e-6)
+    found = distances(_ended({"w": rounded}, {"b": rounded}, {"w": rounded}), theirs, before, {}, 1)
+    assert all(abs(value) < 1e-4 for value in found.values())
+
+
+def test_a_weight_without_numbers_is_no_obstacle():
+    before = State({"w": torch.zeros(2), "none": torch.zeros(0)}, {})
+    after = _ended({"w": torch.ones(2), "none": torch.zeros(0)}, gradients={"none": torch.zeros(0)})
+    assert resolution(after, before)[SCALE] == 0.0
+    assert set(distances(after, after, before, {}, 1).values()) == {0.0}
+
+
+def test_what_is_nan_in_both_is_the_same():
+    """As a buffer that waits for its first value, and data with gaps."""
+    gaps, weights = torch.tensor([1.0, math.nan]), {"w": torch.zeros(2)}
+    before = State(weights, {"gaps": gaps})
+    theirs, other = (_ended(weights, {"gaps": one}) for one in (gaps, torch.tensor([1.0, 2.0])))
+    mine = _ended(weights, {"gaps": gaps.clone()})
+    assert different_states(mine.after, theirs.after) == []
+    assert different_states(other.after, theirs.after) == ["gaps"]
+    assert distances(mine, theirs, before, {}, 1)[Measure(Quantity.BUFFER, "gaps")] == 0.0
+    assert distances(other, theirs, before, {}, 1)[Measure(Quantity.BUFFER, "gaps")] == math.inf
+    assert _equal([gaps.clone(), torch.ones(1)], [gaps, torch.ones(1)])
+    assert not _equal([torch.tensor([1.0, 2.0])], [gaps])
+    assert not _equal([gaps.double()], [gaps.clone().flip(0).double()])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("form", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_buffer_is_compared(form):
+    """As the neighbours in a graph."""
+    weights = {"w": torch.zeros(2)}
+    theirs, other = (getattr(torch.eye(3) * size, form)() for size in (1.0, 2.0))
+    before, after = State(weights, {"graph": theirs}), _ended(weights, {"graph": theirs})
+    for buffer, apart in ((theirs.clone(), False), (other, True)):
+        mine = _ended(weights, {"graph": buffer})
+        assert bool(different_states(mine.after, after.after)) == apart
+        assert bool(distances(mine, after, before, {}, 1)[Measure(Quantity.BUFFER, "graph")]) == apart

@@ -23,6 +23,7 @@ PAYS = 1.6  # the least speed-up of twice the cards that is worth its money
 DOLLARS_A_KWH = 0.25
 PROBABILITY = 0.8  # with which a deadline and a budget are kept, unless said
 ALIKE, CENT = 1.02, 0.01  # costs that differ by less are one: fewer cards win
+NEEDED = ("bf16", "fp64")  # precisions that a card without units of their own does not train in
 UNKNOWN = "no evidence"
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
@@ -47,7 +48,7 @@ class Offer:
         """The probability that the training ends within so many hours: the interval's, each of its halves
         taken for log-normal."""
         half = self.high_hours / self.hours if hours > self.hours else self.hours / self.low_hours
-        if hours >= self.high_hours * 1e3 or half <= 1:
+        if hours <= 0 or hours >= self.high_hours * 1e3 or half <= 1:
             return float(self.hours <= hours)
         return _NORMAL.cdf(_NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(half))
 
@@ -133,6 +134,7 @@ def risk_of(p: Prediction) -> str:
 class Hindrance(enum.Enum):
     """What keeps an offer from being one for this person."""
 
+    PRECISION = "it lacks the precision"
     MEMORY = "the job does not fit"
     SIZE = "nobody rents so many"
     PRICE = "no price is known"
@@ -157,10 +159,13 @@ class Against:
 def against(
     offer: Offer, prices: Prices, limits: tuple[float | None, float | None], probability: float
 ) -> Against | None:
-    """Why an offer is none for this person: memory, rentable sizes, budget in dollars, deadline in seconds,
-    the last two with the probability that is asked for. None where nothing speaks against it."""
+    """Why an offer is none for this person: precision, memory, rentable sizes, budget in dollars, deadline in
+    seconds, the last two with the probability that is asked for. None where nothing speaks against it."""
     budget, deadline = limits
     p = offer.prediction
+    dtype = p.precision.removeprefix("amp_")
+    if dtype in NEEDED and not any(rate.startswith(dtype) for rate in p.gpu.rates):
+        return Against(Hindrance.PRECISION, f"has no {dtype}")
     if not p.fits:
         room = f"{words.size(p.needed_bytes)} of {words.size(p.gpu.memory_bytes)}"
         return Against(Hindrance.MEMORY, f"does not fit: needs {room}")

@@ -11,6 +11,7 @@ from vivace.errors import InputError
 from vivace.machine import Machine
 
 SOURCE = "Measured on this machine by vivace inspect"
+OTHER_MEMORY = 0.1  # of the catalogue's, from which this is another size of the card: drivers keep less
 
 
 def this_machine(machine: Machine, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
@@ -32,7 +33,9 @@ def this_machine(machine: Machine, catalogue: Mapping[str, Gpu] | None = None) -
             ) from None
     else:
         cited = gpu.sources | ({"measured": SOURCE} if measured else {})
-        return dataclasses.replace(gpu, measured=measured or gpu.measured, sources=cited)
+        here = device.memory_bytes or gpu.memory_bytes
+        memory = here if abs(here / gpu.memory_bytes - 1) > OTHER_MEMORY else gpu.memory_bytes
+        return dataclasses.replace(gpu, measured=measured or gpu.measured, sources=cited, memory_bytes=memory)
     fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Gpu))
     for name in ("vendor", "architecture", "family", "release", "link", "compute_capability", "note"):
         fields[name] = ""

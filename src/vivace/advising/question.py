@@ -12,6 +12,7 @@ from vivace.errors import InputError
 
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 EXAMPLE_STEPS = 100_000
+MOST = 1e18  # epochs, steps or samples of a training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,12 @@ def amount(subject: Subject, epochs: float | None, steps: float | None, target: 
     for name, value in (("--epochs", epochs), ("--steps", steps)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InputError(f"{name} must be more than 0, not {value:g}")
+        if value is not None and value > MOST:
+            raise InputError(f"{name} {value:g} is too much: no training has more than {MOST:g}")
     if target is not None:
         samples = _number(target, SIZES, "--target", "a number of samples such as 90M")
+        if samples > MOST:
+            raise InputError(f"--target {target} is too much: no training has more than {MOST:g} samples")
         return Amount(samples, f"{target} samples", True)
     if steps is not None:
         return Amount(steps * subject.batch_size, f"{steps:,.0f} steps", True)

@@ -171,7 +171,8 @@ def _asked(
 
 
 def _small(found: Mapping[str, Offer], here: Offer | None) -> list[str]:
-    """Where a faster card brings nothing: launches limit it, or it ends before one has rented it."""
+    """Where a faster card brings little: launches limit it, it ends before one has rented it, or this machine
+    is nearly as fast."""
     best = found.get("best value")
     if best is None or best.prediction.num_gpus > 1:
         return []
@@ -182,7 +183,9 @@ def _small(found: Mapping[str, Offer], here: Offer | None) -> list[str]:
             f"launches of small kernels limit this job: {enough}; a larger batch, compilation or CUDA graphs "
             "bring more than another card"
         ]
-    return [f"this training is short: {enough}"] if best.hours < SHORT_HOURS or near else []
+    if best.hours < SHORT_HOURS:
+        return [f"this training is short: {enough}"]
+    return ["this machine takes less than twice as long as the best value"] if near else []
 
 
 def _unfed(subject: Subject, found: Mapping[str, Offer]) -> list[str]:

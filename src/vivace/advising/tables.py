@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vivace import words
 from vivace.advising.advice import Advice
-from vivace.advising.choose import LIFTED, Offer, picks
+from vivace.advising.choose import LIFTED, Hindrance, Offer, picks
 from vivace.advising.predict import LIMITS
 from vivace.pages.answer import capital
 
@@ -59,6 +59,8 @@ def none_is_good(advice: Advice) -> str:
     near = picks([offer for offer, against in refusals if against and against.hindrance in LIFTED])
     if not any(offer.prediction.fits for offer in advice.offers):
         return "The job fits on none of these cards"
+    if all(against and against.hindrance is Hindrance.PRECISION for _, against in refusals):
+        return "None of these cards computes in the precision that was asked for"
     if not near:
         return "None of these cards is offered in such a number, or at a known price"
     told = []

@@ -122,6 +122,8 @@ def inspect(
     With --measure also the speeds that it reaches.
     """
     with screen(as_json, quiet, debug, device) as out:
+        if fits is not None and measure:
+            raise InputError("--fits runs nothing, and --measure measures this machine: give one of them")
         if fits is not None:
             _show_fits(fits, plan, ranks, out)
             return
@@ -266,11 +268,8 @@ def tune(
         from vivace.training.crew import num_ranks
         from vivace.tuning import tune as run
 
-        launcher = f"torchrun --nproc-per-node {num_ranks()} -m " if num_ranks() > 1 else ""
-        command = f"{launcher}vivace tune {job} --budget {budget} --allow {allow}"
-        command += f" --runs {runs}" if runs > 1 else ""
-        command += f" --steps {steps}" if steps is not None else ""
-        command += f" --memory {memory}" if memory else ""
+        told: dict[str, object] = {"budget": budget, "allow": allow, "runs": runs if runs > 1 else None}
+        told |= {"steps": steps, "memory": memory, "out": out, "device": device}
         with TuneProgress(shown.quiet) as progress:
             result = run(
                 job,
@@ -281,11 +280,18 @@ def tune(
                 allow=allow,
                 out=out,
                 on_event=progress,
-                command=command,
+                command=again(job, num_ranks(), **told),
             )
         shown.document(result.to_dict())
         shown.show(lambda console: tuned(result, job, console, details=details))
         shown.exit_code = result.exit_code
+
+
+def again(job: str, ranks: int, **options: object) -> str:
+    """The command of a search, by which its report says how it is done again."""
+    launcher = ["torchrun", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+    given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    return shlex.join([*launcher, "vivace", "tune", job, *(word for pair in given for word in pair)])
 
 
 def _refuse_options_of_a_job(given: list[str]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from vivace.command.console import Lasting
 from vivace.command.endings import trained, tuned
 from vivace.command.progress import TrainProgress, TuneProgress
 from vivace.errors import FolderError
@@ -34,9 +34,9 @@ def demo(out: Path, quiet: bool = False) -> tuple[int, dict[str, Any]]:
     for folder in folders.values():
         if folder.is_dir() and any(folder.iterdir()):
             raise FolderError(f"'{folder}' holds a training already: name another folder with --out")
-    console = Console(stderr=True, highlight=False, quiet=quiet)
+    console = Lasting(stderr=True, highlight=False, quiet=quiet)
     console.print(f"[bold]1 of 2  tune[/]: {RECIPES[JOB].data}, a small residual network, two minutes")
-    command = f"vivace tune {JOB} --budget fast --out {out / 'tune'}"
+    command = f"vivace tune {JOB} --budget fast --out {shlex.quote(str(out / 'tune'))}"
     with TuneProgress(quiet) as listener:
         result = tune(JOB, budget="fast", out=out / "tune", on_event=listener, command=command)
     tuned(result, JOB, console)

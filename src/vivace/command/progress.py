@@ -32,9 +32,9 @@ class _Lines:
 
     def __enter__(self) -> Self:
         if not self.quiet:
-            from rich.console import Console
+            from vivace.command.console import Lasting
 
-            self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+            self._console = Lasting(stderr=True, highlight=False, soft_wrap=True)
             if sys.stderr.isatty():
                 self._status = self._console.status("starting")
                 self._status.start()

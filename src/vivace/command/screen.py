@@ -33,7 +33,8 @@ class Screen:
         warnings.showwarning = self._warn  # type: ignore[assignment]
         for number in (1, 2):
             _stand_in(number)
-        self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        # A file's name may be no text: in JSON the parts of it that are none are told by their numbers.
+        self._output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
         os.dup2(2, 1)  # what a job prints goes to standard error
 
     @property
@@ -74,7 +75,7 @@ class Screen:
         if sys.stderr.isatty():  # between words; elsewhere it stays one line
             width = shutil.get_terminal_size().columns
             text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
-        print(text, file=sys.stderr, flush=True)
+        _print(text)
 
     def _warn(
         self,
@@ -94,15 +95,20 @@ class Screen:
     def show(self, draw: Callable[[Any], None]) -> None:
         """Let `draw` print tables on a console, unless quiet."""
         if not self.quiet:
-            from rich.console import Console
+            from vivace.command.console import Lasting
 
-            draw(Console(stderr=True, highlight=False))
+            draw(Lasting(stderr=True, highlight=False))
 
     def say(self, text: str) -> None:
         """One line on standard error, unless quiet; it may begin with an empty one."""
         if not self.quiet:
-            text = "\n".join(map(printable, text.split("\n")))
-            print(text, file=sys.stderr, flush=True)
+            _print("\n".join(map(printable, text.split("\n"))))
+
+
+def _print(text: str) -> None:
+    """On standard error, where somebody still reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _stand_in(number: int) -> None:

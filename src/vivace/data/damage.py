@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -125,9 +126,10 @@ class Damage:
         found: dict[str, dict[str, Any]] = {}
         lines = read_own(self.path).splitlines() if self.path is not None else []
         for line in lines:
-            entry = json.loads(line)
-            known = found.setdefault(repr(entry["index"]), {**entry, "times": 0})
-            known["times"] += 1
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was torn
+                entry = json.loads(line)
+                known = found.setdefault(repr(entry["index"]), {**entry, "times": 0})
+                known["times"] += 1
         return list(found.values())
 
     def _times(self) -> int:

@@ -147,7 +147,10 @@ class IterableData:
         with streams:
             self._prepare()
             if state is not None:
-                keeper.load_state_dict(state["state"])
+                try:
+                    keeper.load_state_dict(state["state"])
+                except Exception:  # of another version of the data: as one that does not bring them back
+                    return
             batches = iter(self.source)
             if state is not None:
                 restore(from_plain(state["streams"]))

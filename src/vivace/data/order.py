@@ -7,12 +7,14 @@ rank). Nothing here draws from the main random streams, and nothing that the tra
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ from vivace.job import Batch, Job
 from vivace.tensors.loaders import CollatingDataset, known_length
 from vivace.tensors.randomness import SeededStreams, Streams, derive
 from vivace.tensors.trees import batch_size, split
+
+_MARKS = 4096  # of the last batches: what workers fetch ahead lies within
 
 
 def ordered(
@@ -65,10 +69,10 @@ def ordered(
         return IterableData(loader, derive(seed, epoch), epoch, start_batch, share, place, renew)
     assert isinstance(loader, DataLoader)
     order = loader.batch_sampler
-    if not isinstance(order, _Order):
-        order = _Order(loader, seed, rank, world_size)
+    if not isinstance(order, PassOrder):
+        order = PassOrder(loader, seed, rank, world_size)
         loader = _rebuild(loader, order, damage or Damage(), witness)
-    order.begin(epoch, start_batch)
+    order.begin(epoch, start_batch, place)
     rebuilt: Any = loader.dataset
     if hasattr(rebuilt.dataset, "set_epoch"):
         rebuilt.dataset.set_epoch(epoch)
@@ -80,8 +84,14 @@ def tickets(loader: Iterable[Any]) -> Iterator[list[Any]] | None:
     """Of each batch of an epoch, as `ordered` gave it, its seed and the indices of its samples, of which none
     is loaded; None where the data have no index.
     """
+    order = order_of(loader)
+    return None if order is None else iter(order)
+
+
+def order_of(loader: Iterable[Any]) -> PassOrder | None:
+    """The order of an epoch, as `ordered` gave it; None where the data have no index."""
     order = loader.batch_sampler if isinstance(loader, DataLoader) else None
-    return iter(order) if isinstance(order, _Order) else None
+    return order if isinstance(order, PassOrder) else None
 
 
 def require_index(loader: Iterable[Any], job: Job) -> None:
@@ -110,7 +120,7 @@ def _rebuildable(loader: Iterable[Any]) -> bool:
 
 
 def _rebuild(
-    loader: DataLoader[Any], order: _Order, damage: Damage, witness: Witness | None
+    loader: DataLoader[Any], order: PassOrder, damage: Damage, witness: Witness | None
 ) -> DataLoader[Any]:
     if damage.policy == "skip" and order.world_size > 1:
         raise JobError(
@@ -200,8 +210,12 @@ class SeededDataset(CollatingDataset):
             return self.collate(samples)
 
 
-class _Order(Sampler[list[Any]]):
-    """The batch sampler: tickets of one epoch, from one batch on. `begin` moves it to another epoch."""
+class PassOrder(Sampler[list[Any]]):
+    """The batch sampler: tickets of one epoch, from one batch on. `begin` moves it to another epoch.
+
+    The order of a sampler of the person's own is marked, batch after batch. `notices` says where it did not
+    come as before a stop.
+    """
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
         self.batches = loader.batch_sampler
@@ -209,6 +223,9 @@ class _Order(Sampler[list[Any]]):
         self.num_samples = known_length(loader.dataset)
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.epoch = self.start_batch = 0
+        self.notices: list[str] = []
+        self._wanted = ""
+        self._marks: deque[tuple[int, str]] = deque(maxlen=_MARKS)
         if world_size > 1 and isinstance(self.sampler, DistributedSampler):
             raise JobError(
                 "the data's DistributedSampler splits the samples between the ranks, and Vivace splits "
@@ -220,9 +237,16 @@ class _Order(Sampler[list[Any]]):
             if whole is not None and not self.batches.drop_last:
                 _share(list(range(whole % self.batches.batch_size)), rank, world_size)
 
-    def begin(self, epoch: int, start_batch: int) -> None:
-        """Let the next pass be that of `epoch`, from `start_batch` on."""
+    def begin(self, epoch: int, start_batch: int, place: Place | None = None) -> None:
+        """Let the next pass be that of `epoch`, from `start_batch` on; `place` was kept before a stop."""
         self.epoch, self.start_batch = epoch, start_batch
+        fits = place is not None and (place.get("epoch"), place.get("batch")) == (epoch, start_batch)
+        self._wanted = place.get("order", "") if place is not None and fits else ""
+
+    def place(self, batch: int) -> Place:
+        """What a checkpoint keeps of the order up to `batch`; empty where that is a function of the seed."""
+        mark = dict(self._marks).get(batch)
+        return {"epoch": self.epoch, "batch": batch, "order": mark} if mark else {}
 
     def __len__(self) -> int:
         whole: Any = self.sampler if self.batches is None else self.batches
@@ -249,11 +273,33 @@ class _Order(Sampler[list[Any]]):
         seed = derive(self.seed, self.epoch)
         known = self._known_order(seed)
         if known is None:
-            return islice(self._person_order(seed), self.start_batch, None)
+            return self._behind(self._person_order(seed))
         size = 1 if self.batches is None else self.batches.batch_size  # type: ignore[attr-defined]
         whole = self.batches is not None and self.batches.drop_last  # type: ignore[attr-defined]
         end = len(known) - len(known) % size if whole else len(known)
         return (list(known[i : min(i + size, end)]) for i in range(self.start_batch * size, end, size))
+
+    def _behind(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        """Those from the start on; the marks tell whether what comes before it came again."""
+        number, mark = 0, ""
+        self._marks.clear()
+        for number, batch in enumerate(batches, 1):
+            mark = _marked(mark, batch)
+            self._marks.append((number, mark))
+            if number > self.start_batch:
+                yield batch
+            elif number == self.start_batch:
+                self._require(mark)
+        if number < self.start_batch:
+            self._require("")
+
+    def _require(self, mark: str) -> None:
+        if self._wanted and mark != self._wanted:
+            self.notices.append(
+                f"resumed, not bit-exact: up to batch {self.start_batch} of epoch {self.epoch + 1} the "
+                "sampler gave another order than before the stop: this epoch sees some samples twice and "
+                "others never; a sampler of your own should draw its order from what set_epoch tells it"
+            )
 
     def _known_order(self, seed: int) -> list[int] | range | None:
         """All indices of the epoch where the person's sampler is one of torch's two plain ones, else None."""
@@ -317,6 +363,15 @@ def isolated(source: Callable[[], Iterable[Any]], seed: int) -> Iterator[Any]:
             except StopIteration:
                 return
         yield item
+
+
+def _marked(before: str, indices: list[Any]) -> str:
+    """A mark of all batches so far; empty where indices are no numbers or texts."""
+    try:
+        text = json.dumps([before, indices], default=int)
+    except (TypeError, ValueError):
+        return ""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _share(indices: list[Any], rank: int, world_size: int) -> list[Any]:

@@ -109,7 +109,8 @@ def _cuda(facts: Facts) -> Backend:
 
 def _rocm(facts: Facts) -> Backend:
     if facts.amd_gpus:
-        return Backend("rocm", tuple(device.name for device in facts.amd_gpus), facts.rocm)
+        reason = "" if facts.amd_shown else "none is visible"
+        return Backend("rocm", tuple(device.name for device in facts.amd_shown), facts.rocm, reason=reason)
     reason = "the compute driver lists none" if facts.on_bus("amd") else "no AMD GPU"
     return Backend("rocm", reason=reason)
 

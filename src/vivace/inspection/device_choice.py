@@ -34,21 +34,23 @@ def train_on(
         return
     facts = gather_facts() if facts is None else facts
     nvidia = bool(facts.nvidia.gpus)
-    variable = CUDA if nvidia else ROCM
+    variable = CUDA if nvidia or (CUDA in environment and ROCM not in environment) else ROCM
     choice = environment.get(variable)
     if nvidia:
         count = len(visible(facts.nvidia.gpus, choice))
     else:
-        count = len(facts.amd_gpus) if choice is None else len([word for word in choice.split(",") if word])
+        count = len(facts.amd_shown) if choice is None else len([word for word in choice.split(",") if word])
     wanted = int(match[1] or 0)
     if wanted >= count:
         here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
         raise InputError(
             f"there is no device {name} here: this machine shows {here} (vivace inspect says why)"
         )
-    shown = visible(facts.nvidia.gpus, choice) if nvidia else ()
-    instance = next((one for one in shown[wanted : wanted + 1] if "mig" in one.device.features), None)
-    if instance is not None and choice is None:  # a number means a GPU, which has several instances
-        environment[variable] = instance.uuid
-        return
-    environment[variable] = str(wanted) if choice is None else choice.split(",")[wanted].strip()
+    if choice is not None:
+        environment[variable] = choice.split(",")[wanted].strip()
+    elif nvidia:
+        gpu = visible(facts.nvidia.gpus, None)[wanted]
+        # A number means a GPU, which may have several instances, or MIG mode on and none.
+        environment[variable] = gpu.uuid if "mig" in gpu.device.features else str(gpu.index)
+    else:
+        environment[variable] = str(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from vivace.inspection.facts import Facts, TorchBuild
+from vivace.inspection.facts import AMD_HIDING, Facts, TorchBuild
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory
 from vivace.inspection.nvidia import visible
 from vivace.machine import NOT_YET, Device, Finding
@@ -153,7 +153,7 @@ def _hidden(facts: Facts) -> Iterator[Finding]:
                 f"CUDA_VISIBLE_DEVICES={choice!r} names a GPU that is not here: CUDA shows {shown}",
                 f"name GPUs from 0 to {max(gpu.index for gpu in gpus)}",
             )
-    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+    for name in AMD_HIDING:
         if facts.hiding.get(name) in ("", "-1") and facts.amd_gpus:
             yield Finding(f"{name}={facts.hiding[name]!r} hides all AMD GPUs", "unset it")
 
@@ -194,7 +194,7 @@ def _amd(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             f"an AMD GPU is here, and {facts.torch.words} was installed", "install a build of torch for ROCm"
         )
-    elif facts.torch is not None and not facts.amd_is_hidden:
+    elif facts.torch is not None and facts.amd_shown:
         yield Finding(
             "ROCm: untested: Vivace has not run on an AMD GPU yet",
             "ask vivace verify about a plan before a long training under it",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -29,15 +29,11 @@ LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
     "/usr/local/cuda/compat", "/usr/lib/wsl/lib", "/opt/rocm/lib", "/opt/intel/oneapi/lib",
 )  # fmt: skip
-LIBRARIES = ("libcuda", "libnvidia-ml", "libOpenCL", "libvulkan", "libze_loader", "libamdhip64")
+NODES = ("nvidiactl", "kfd", "dxg")  # below /dev
+LIBRARIES = ("libcuda", "libOpenCL", "libvulkan")
 VULKAN_FOLDERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
-HIDING = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-)
+AMD_HIDING = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+HIDING = (*AMD_HIDING, "CUDA_DEVICE_ORDER")
 
 Result = TypeVar("Result")
 NOT_ASKED = Nvidia(error="not asked")
@@ -79,17 +75,20 @@ class Facts:
     hiding: dict[str, str] = dataclasses.field(default_factory=dict)
     system: str = "Linux"
     processor: str = "x86_64"
-    container: bool = False
 
     def on_bus(self, vendor: str) -> int:
         """How many GPUs of a vendor the bus has, the processor's own graphics not counted."""
         return sum(found == vendor and address != INTEGRATED for found, address in self.bus)
 
     @property
-    def amd_is_hidden(self) -> bool:
-        """Does a variable hide all AMD GPUs?"""
-        names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        return any(self.hiding.get(name) in ("", "-1") for name in names)
+    def amd_shown(self) -> tuple[Device, ...]:
+        """The AMD GPUs that ROCm shows a process: ROCR_VISIBLE_DEVICES chooses first, and among its choice
+        HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES without it.
+        """
+        if any(self.hiding.get(name) in ("", "-1") for name in AMD_HIDING):
+            return ()
+        hip = self.hiding.get("HIP_VISIBLE_DEVICES", self.hiding.get("CUDA_VISIBLE_DEVICES"))
+        return _chosen(_chosen(self.amd_gpus, self.hiding.get("ROCR_VISIBLE_DEVICES")), hip)
 
     @property
     def intel_gpus(self) -> int:
@@ -103,20 +102,17 @@ class Facts:
         return int(self.system == "Darwin" and self.processor == "arm64")
 
 
+def _chosen(gpus: tuple[Device, ...], choice: str | None) -> tuple[Device, ...]:
+    """Those that a variable's numbers name, up to the first that names none; all where it has identifiers."""
+    numbers = [word.strip() for word in choice.split(",")] if choice is not None else []
+    if not numbers or not all(number.isdigit() for number in numbers):
+        return gpus
+    return tuple(gpus[place] for place in itertools.takewhile(lambda at: at < len(gpus), map(int, numbers)))
+
+
 def gather_facts(root: Path = Path("/")) -> Facts:
     """Read them all; each that fails is as if it were not there."""
-    nodes = [
-        name
-        for pattern in (
-            "nvidiactl",
-            "nvidia0",
-            "nvidia-uvm",
-            "kfd",
-            "dxg",
-            "dri/renderD*",
-        )
-        for name in sorted(glob.glob(str(root / "dev" / pattern)))
-    ]
+    nodes = [name for name in NODES if (root / "dev" / name).exists()]
     return Facts(
         torch=_or(None, torch_build),
         nvidia=ask(),
@@ -124,18 +120,17 @@ def gather_facts(root: Path = Path("/")) -> Facts:
         nvidia_module=_module_version(read(root / "proc/driver/nvidia/version")),
         amd_gpus=_or((), amd_gpus, root),
         rocm=read(root / "opt/rocm/.info/version").strip(),
-        nodes=frozenset(_short(name, root) for name in nodes),
+        nodes=frozenset(nodes),
         closed_nodes=frozenset(
-            _short(name, root) for name in nodes if not os.access(name, os.R_OK | os.W_OK)
+            name for name in nodes if not os.access(root / "dev" / name, os.R_OK | os.W_OK)
         ),
         libraries=_or(frozenset(), libraries, root),
         opencl_drivers=_or((), opencl_drivers, root),
         vulkan_drivers=_or((), vulkan_drivers, root),
-        packages=_packages("torchvision", "torch-directml", "pyopencl", "pocl-binary-distribution", "dpnp"),
+        packages=_packages("torchvision", "torch-directml", "pyopencl", "dpnp"),
         hiding={name: os.environ[name] for name in HIDING if name in os.environ},
         system=platform.system(),
         processor=platform.machine(),
-        container=(root / ".dockerenv").exists() or "container" in os.environ,
     )
 
 
@@ -231,10 +226,6 @@ def _packages(*names: str) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _short(name: str, root: Path) -> str:
-    return Path(name).relative_to(root / "dev").as_posix()
 
 
 def _or(default: Result, function: Callable[..., Result], *arguments: object) -> Result:

@@ -85,8 +85,7 @@ def _gpus(facts: Facts) -> list[Device]:
     if any("mig" in device.features for device in shown):
         shown = shown[:1]  # CUDA shows a process one instance
     found = [(device, "nvidia") for device in shown]
-    if not facts.amd_is_hidden:
-        found += [(device, "amd") for device in facts.amd_gpus]
+    found += [(device, "amd") for device in facts.amd_shown]
     not_yet = []
     if nvidia_is_out_of_reach(facts) and choice not in HIDES_ALL:
         not_yet.append(Device("cuda", "NVIDIA GPU", 0, served=False))

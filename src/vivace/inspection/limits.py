@@ -121,20 +121,16 @@ def gather_limits(root: Path = Path("/")) -> dict[str, Any]:
         "cores_usable": usable_cores(root),
         "memory_bytes": memory_limit(root),
         "shared_memory_bytes": shared_memory(root),
-        "open_files": soft,
+        "open_files": None if soft == resource.RLIM_INFINITY else soft,
+        "cores_quota": quota_cores(root),
+        "disk_free_bytes": _free(Path.cwd()) if _folder_exists() else None,
     }
-    quota = quota_cores(root)
-    if quota is not None:
-        found["cores_quota"] = quota
-    free = _free(Path.cwd()) if _folder_exists() else None
-    if free is not None:
-        found["disk_free_bytes"] = free
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def shared_memory(root: Path = Path("/")) -> int:
-    """Bytes that are free in /dev/shm; 0 where there is none."""
-    return _free(root / "dev/shm") or 0
+def shared_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that are free in /dev/shm; None where there is none, as on macOS."""
+    return _free(root / "dev/shm")
 
 
 def little_shared_memory(free: int) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 OF_CALLS = ("channels_last", "bf16_autocast", "compile")  # act on the call of a model
 
 

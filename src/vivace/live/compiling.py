@@ -12,6 +12,8 @@ from vivace.measuring.pace import TRACING_SECONDS, compiling_pace, compiling_sec
 from vivace.observing.reference import Kernels
 from vivace.plan import Plan
 
+PASSING_SHARE = 0.005  # of a step, that hooks may take while a run becomes long enough to compile
+
 
 class Compiling:
     """`seconds` is about what it takes; infinite until `foretell`, and where it is not tried, or no more.

@@ -18,23 +18,24 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import adding, additions, lowers, own_settings
-from vivace.live.compiling import Compiling
+from vivace.live.candidates import PRECISION_COSTS, adding, additions, lowers, own_settings
+from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted, compiles
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
-from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
+from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
 from vivace.tensors import randomness
+from vivace.tensors.modules import untouched
+from vivace.words import duration
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
 SEGMENT_SECONDS = 0.12
-PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 LONG_STEP_SECONDS = 1.0  # in a shorter one the kernels that a plan has made the first time are seen
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
@@ -45,12 +46,10 @@ OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
-PASSING_SHARE = 0.005  # of a step, that they may take while a run becomes long enough to compile
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
 Wish = Segment | Pause | object
-Answer = Timing | Kept | None
 Course = Generator[Wish, Any, None]
 
 
@@ -65,8 +64,7 @@ class Conductor:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
         self._optimizers = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
         self.clock, self.spending = loop.clock, loop.spending
-        self.device = device_of(root)
-        self.machine = inspect()
+        self.device, self.machine = device_of(root), inspect()
         self.plan, self.reference = Plan(), Plan()
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
@@ -86,7 +84,7 @@ class Conductor:
         self._keeping = self._autocasts = False
         self._calls = 0  # of the root since the last step
         self._wish: Wish = Pause(self.reference, 1)
-        self._done = self._interrupted = self._overflows = 0
+        self._done = self._interrupted = self._overflows = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
         self._last = Timing(self.clock.wall(), self.clock.cpu())
         self._step_seconds = deque(loop.step_seconds, maxlen=21)
@@ -118,9 +116,10 @@ class Conductor:
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
-            randomness.restore({**randomness.host_state(), **before}, self.device)
-            self.drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
-            return original(root, *arguments, **keywords)
+            reason = f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}"
+        randomness.restore({**randomness.host_state(), **before}, self.device)
+        self.drop(reason)
+        return original(root, *arguments, **keywords)
 
     def updating(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -143,9 +142,12 @@ class Conductor:
     def updated(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer has stepped: a step of the script is over. Was there more to do than to count it?"""
         if optimizer is not self.optimizer:
-            if not self.rest and not any(optimizer is known for known in self._optimizers):
+            self._steps_of_others += 1
+            is_new = not self.rest and not any(optimizer is known for known in self._optimizers)
+            if is_new or self._steps_of_others > MOST_INTERRUPTED:
                 self.drop("another optimizer began to step")
             return True
+        self._steps_of_others = 0
         self._wait_at_the_end()
         wall, cpu = self.clock.wall(), self.clock.cpu()
         step = Timing(wall - self._last.wall, cpu - self._last.cpu)
@@ -191,6 +193,11 @@ class Conductor:
             self._kept = None
         self._act(self.reference)
 
+    def let_go(self) -> None:
+        """Hold nothing of the script's any more: it may train another model."""
+        self.root, self._optimizers = nn.Module(), []
+        vars(self).pop("optimizer", None)
+
     @property
     def step_seconds(self) -> float:
         """The median of the newest steps."""
@@ -232,16 +239,16 @@ class Conductor:
     def _kept_call(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        begin = self.clock.wall()
+        begin, root = self.clock.wall(), self.root
         self._keeping = False
         kept = None
         try:
-            self._kept = kept = KeptCall(self.root, self._optimizers, arguments, keywords)
+            self._kept = kept = KeptCall(root, self._optimizers, arguments, keywords)
             kept.method = self.loop.seen.method
         except CannotKeep as error:
             self._only_the_rest(str(error))
         self.spending.waited += self.clock.wall() - begin
-        outputs = original(self.root, *arguments, **keywords)
+        outputs = original(root, *arguments, **keywords)
         if kept is not None:
             kept.returned(outputs)
         return outputs
@@ -300,7 +307,7 @@ class Conductor:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _advance(self, answer: Answer) -> None:
+    def _advance(self, answer: Timing | Kept | None) -> None:
         """Ask the course for its next wish."""
         if self._course is None:
             return
@@ -327,7 +334,7 @@ class Conductor:
             self.drop(reason)
             return
         self.close()
-        self.loop.only_the_rest(reason)
+        self.loop.only_the_rest(self.optimizer, reason)
 
     # The course.
 
@@ -433,9 +440,10 @@ class Conductor:
 
     def _compiled(self) -> Generator[Wish, Any, float]:
         """Compile the model's call, and keep that where it is faster; about the seconds of a proof."""
-        base, plan = self.plan, self.compiling.taken(self.plan)
+        about, base, plan = self.compiling.seconds, self.plan, self.compiling.taken(self.plan)
         kept: Kept = yield KEEP
         begin = self.clock.wall()
+        self.loop.say(f"compiling a copy of the model, once, for about {duration(about)}")
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
         proof.may_compile = True

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.inspection.limits import free_memory, peak_memory
 from vivace.live.refusals import device_of
 from vivace.profiling.record.hooks import tensors_of
 from vivace.technique import UNIT_ROUNDOFF
@@ -47,6 +48,8 @@ class Kept:
 
     def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
         self.device = device_of(root)
+        if self.device.type == "cpu" and free_memory() < peak_memory():  # else the system ends the script
+            raise CannotKeep("the memory does not hold its model a second time")
         self.random = randomness.capture(self.device)
         self.of_weights: dict[str, torch.Tensor] = {}
         self.scale = 1.0

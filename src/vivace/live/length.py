@@ -23,6 +23,9 @@ import torch
 from vivace.live.frames import variables
 
 Place = tuple[CodeType, int]  # a function, and a line in it
+# What goes once through all that it is given: Python's own, and bars that show how far it is.
+IN_ORDER = {"enumerate", "list", "iter", "tqdm", "tqdm_notebook"}
+IN_ORDER |= {"track", "progress_bar", "master_bar", "alive_it"}
 
 
 class Length:
@@ -119,12 +122,12 @@ def _loops(code: CodeType) -> tuple[ast.For, ...]:
 
 
 def _range(node: ast.expr, names: Mapping[str, Any]) -> range | None:
-    """What is gone through, also inside of tqdm's or enumerate's brackets."""
+    """What is gone through, also inside of the brackets of what keeps its order."""
     if not isinstance(node, ast.Call) or not node.args:
         return None
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name not in ("range", "trange"):
-        return _range(node.args[0], names)
+        return _range(node.args[0], names) if name in IN_ORDER else None
     ends = [_value(argument, names) for argument in node.args]
     whole = len(ends) <= 3 and all(isinstance(end, int) for end in ends)
     return range(*ends) if whole and 0 not in ends[2:] else None

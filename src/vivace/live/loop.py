@@ -141,6 +141,11 @@ class Loop:
         if self.num_steps or (self.errand.is_for_this_process and not told_already):
             self.tell(self)  # else it is a loader's worker, or a launcher
 
+    def say(self, line: str) -> None:
+        """Tell the person what a script waits for, where anything is told."""
+        if self.errand.search_seconds is None and not self.errand.quiet:
+            print(f"vivace: {line}", file=sys.stderr, flush=True)
+
     def leave_alone(self, reason: str) -> None:
         """Let the script run on as it is."""
         self.left_alone = self.left_alone or reason
@@ -154,11 +159,11 @@ class Loop:
             self.finish()
             self.end()
 
-    def only_the_rest(self, reason: str) -> None:
+    def only_the_rest(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
         """Nothing acts on the model's calls any more; begin anew with what else there is."""
         self.rest = reason
         self._leading.restore()
-        self._begin()
+        self._begin(optimizer)
 
     def _give_up(self, error: Exception) -> None:
         """A fault of ours: the script goes on as it is."""
@@ -172,6 +177,8 @@ class Loop:
     def _restore(self) -> None:
         for patches in (self._leading, self._looking, self._waiting):
             patches.restore()
+        if self.conductor is not None:
+            self.conductor.let_go()
 
     def _forked(self) -> None:
         """A child process trains, if it does, as it is."""
@@ -217,12 +224,13 @@ class Loop:
 
     def _compiling(self, original: Callable[..., Any]) -> Any:
         def compile(model: object = None, *arguments: object, **keywords: object) -> Any:
-            if isinstance(model, nn.Module):  # calls must not be looked at: the looking would be compiled
-                self.seen.compiles = True
-                self._looking.restore()
+            if model is not None and not self._at_work and not keywords.get("disable"):
+                of_model = isinstance(getattr(model, "__self__", model), nn.Module)
+                self.seen.compiles = "its model is" if of_model else "functions of its own are"
+                self._looking.restore()  # else the looking would be compiled, and then the same without it
                 if self.conductor is not None and not self.rest:
                     self.conductor.close()
-                    self.only_the_rest(why_only_the_rest(self.seen))
+                    self.only_the_rest(self.conductor.optimizer, why_only_the_rest(self.seen))
             return original(model, *arguments, **keywords)
 
         return compile
@@ -318,7 +326,7 @@ class Loop:
             self.length.look(self.num_steps, self._steps_left(), self._steps_a_pass)
         self._last = self.clock.wall()
         if self.errand.plan is not None:
-            self._begin()
+            self._begin(optimizer)
 
     def _wait(self, optimizer: torch.optim.Optimizer, now: float) -> None:
         """Note how long a step took, and begin when a search is worth its time."""
@@ -342,7 +350,7 @@ class Loop:
             self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
             return
         if self.spending.begins(seconds, self.seconds_left if self.length.is_said else math.inf):
-            self._begin()
+            self._begin(optimizer)
 
     @property
     def median_seconds(self) -> float:
@@ -370,13 +378,12 @@ class Loop:
     def _steps_a_pass(self) -> float:
         return self._pass[1] / max(1, self.seen.calls)
 
-    def _begin(self) -> None:
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
         from vivace.live import page as page
         from vivace.live.conductor import Conductor
         from vivace.live.kept import Weights
 
-        optimizer = self.seen.stepping
         self.rest = self.rest or why_only_the_rest(self.seen)  # as it is by now
         try:
             root = Weights(optimizer) if self.rest else self.seen.root

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import logging
 from types import FrameType, FunctionType, ModuleType
+from weakref import WeakValueDictionary as Held
 
 from torch import nn
 
@@ -22,7 +23,7 @@ SILENT |= {"functools", "itertools", "operator", "collections", "typing", "time"
 class Methods:
     """Seen of a step: of which module what method called the parts, and how often."""
 
-    owners: dict[tuple[int, str], nn.Module] = dataclasses.field(default_factory=dict)
+    owners: Held[tuple[int, str], nn.Module] = dataclasses.field(default_factory=Held)
     calls: int = 0
     is_whole: bool = True  # was every call made by a method, and no backward pass inside?
     _running: FrameType | None = None

@@ -76,24 +76,6 @@ class Verdict:
         return {**dataclasses.asdict(self), "limit": LIMIT}
 
 
-@contextlib.contextmanager
-def untouched(root: nn.Module) -> Iterator[None]:
-    """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back."""
-    with torch.no_grad():
-        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
-        grads = [(p, p.grad, p.grad.clone() if p.grad is not None else None) for p in root.parameters()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in buffers:
-                buffer.copy_(values)
-            for parameter, grad, gradient in grads:
-                parameter.grad = grad
-                if grad is not None and gradient is not None:
-                    grad.copy_(gradient)
-
-
 class Proof:
     """Replays of one kept step. Raises CannotKeep where the reference does not repeat it."""
 

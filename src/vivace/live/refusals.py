@@ -7,8 +7,9 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import weakref
 from collections.abc import Iterable
-from typing import Any
+from weakref import WeakValueDictionary as Held
 
 import torch
 from torch import nn
@@ -21,17 +22,20 @@ SPARSE_OR_FULL = (torch.optim.LBFGS, torch.optim.SparseAdam)
 
 @dataclasses.dataclass
 class Seen:
-    """What a step of a loop showed, and any step did; one ends with the optimizer that stepped first."""
+    """What a step of a loop showed, and any step did; one ends with the optimizer that stepped first.
 
-    roots: dict[int, nn.Module] = dataclasses.field(default_factory=dict)
-    optimizers: dict[int, Any] = dataclasses.field(default_factory=dict)
+    What the script lets go of is not held: it may train many models, one after the other.
+    """
+
+    roots: Held[int, nn.Module] = dataclasses.field(default_factory=Held)
+    optimizers: Held[int, torch.optim.Optimizer] = dataclasses.field(default_factory=Held)
     calls: int = 0
     backwards: int = 0
-    primary: int | None = None
+    primary: weakref.ref[torch.optim.Optimizer] | None = None
     differentiates_twice: bool = False
     scalers: dict[int, torch.amp.GradScaler] = dataclasses.field(default_factory=dict)  # that scale a loss
     autocasts: bool = False  # around the call of a module, or inside
-    compiles: bool = False
+    compiles: str = ""  # what, as a sentence begins
     methods: Methods = dataclasses.field(default_factory=Methods)
     method: str = "__call__"  # by which the root is called
 
@@ -50,8 +54,8 @@ class Seen:
 
     def ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is it with this optimizer that a step ends?"""
-        self.primary = self.primary or id(optimizer)
-        return id(optimizer) == self.primary
+        self.primary = self.primary or weakref.ref(optimizer)
+        return self.primary() is optimizer
 
     def next_step(self) -> None:
         """Forget what belongs to one step: before the first, models may be called for other reasons."""
@@ -66,13 +70,7 @@ class Seen:
         if found is None:
             return None
         root, name = found
-        return dataclasses.replace(self, roots={id(root): root}, calls=self.methods.calls, method=name)
-
-    @property
-    def stepping(self) -> torch.optim.Optimizer:
-        """The optimizer with which a step ends."""
-        found: torch.optim.Optimizer = self.optimizers[self.primary or 0]
-        return found
+        return dataclasses.replace(self, roots=Held({id(root): root}), calls=self.methods.calls, method=name)
 
     @property
     def root(self) -> nn.Module:
@@ -134,7 +132,7 @@ def _of_kind(seen: Seen) -> str:
 def _of_loop(seen: Seen) -> str:
     names = ", ".join(sorted({type(module).__name__ for module in seen.roots.values()}))
     if seen.compiles:
-        return "its model is compiled by torch.compile"
+        return f"{seen.compiles} compiled by torch.compile"
     if not seen.roots:
         return "no model with weights is called in training: its parts, or its methods, may be"
     if len(seen.roots) > 1:

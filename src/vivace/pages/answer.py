@@ -118,8 +118,11 @@ def _folded(text: str, width: int, most: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    """One line; what is longer ends with three dots, between words."""
-    return text if len(text) <= width else text[: width - 3].rpartition(" ")[0].rstrip(" ,;:(") + " ..."
+    """One line; what is longer ends with three dots, between words where it has several."""
+    if len(text) <= width:
+        return text
+    whole = text[: width - 3].rpartition(" ")[0].rstrip(" ,;:(")
+    return (whole or text[: width - 4]) + " ..."
 
 
 def in_letters(text: str) -> str:

@@ -70,7 +70,7 @@ def linear(low: float, high: float, num_ticks: int = 5) -> Scale:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return Scale(low, high, tuple(round(index * step, 12) for index in range(first, last + 1)))
+    return Scale(low, high, tuple(float(f"{index * step:.12g}") for index in range(first, last + 1)))
 
 
 def ratios(values: Iterable[float]) -> Scale:
@@ -518,7 +518,7 @@ def axis_of(name: str, values: Sequence[Any], tell: Callable[[Any], str]) -> Coo
         return Coordinate(name, places, kinds[0], kinds[-1])
     low, high = min(numbers), max(numbers)
     logarithmic = low > 0 and high / low >= 20
-    scale = Scale(low, high if high > low else low + 1.0, (), logarithmic)
+    scale = Scale(low, high if high > low else low + max(1.0, abs(low)), (), logarithmic)
     ends = (tell(values[numbers.index(end)]) for end in (low, high))
     return Coordinate(name, tuple(scale.at(number) for number in numbers), *ends)
 

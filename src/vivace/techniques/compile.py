@@ -120,6 +120,8 @@ class Compile(Technique):
         return Plain(
             model=(f"model = torch.compile(model{keywords})",),
             transformers=None if self.dynamic is not None else {"torch_compile": True, **mode},
+            note="save and load the weights of the model that you compiled: around it all names begin with "
+            "_orig_mod.",
         )
 
     @classmethod

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from vivace.tensors.trees import Tree
 from vivace.torch_internals.modules import BatchNorm
+
+if TYPE_CHECKING:
+    from vivace.tensors.trees import Tree
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -80,6 +82,24 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
+
+
+@contextlib.contextmanager
+def untouched(root: nn.Module) -> Iterator[None]:
+    """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back."""
+    with torch.no_grad():
+        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+        grads = [(p, p.grad, p.grad.clone() if p.grad is not None else None) for p in root.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in buffers:
+                buffer.copy_(values)
+            for parameter, grad, gradient in grads:
+                parameter.grad = grad
+                if grad is not None and gradient is not None:
+                    grad.copy_(gradient)
 
 
 def is_product(module: nn.Conv2d) -> bool:

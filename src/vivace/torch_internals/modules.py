@@ -70,10 +70,11 @@ _step_hooks = [
     attribute(torch.optim.Optimizer, name, lost="it is not seen that somebody waits for a whole update")
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 ]
+INNER_SCHEDULES = "_schedulers"  # in the state of a schedule, too
 attribute(
     torch.optim.lr_scheduler.SequentialLR,
-    "_schedulers",
-    lost="a schedule inside of another that is too long is not seen",
+    INNER_SCHEDULES,
+    lost="a schedule inside of another that is too long, or was changed, is not seen",
 )
 _acts = attribute(torch.autocast, "_enabled", lost="autocast is not seen, and another cannot be tried")
 
@@ -160,7 +161,7 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 def inner_schedules(schedule: object) -> list[Any]:
     """The schedules that one is made of; empty where it is made of none."""
-    return list(getattr(schedule, "_schedulers", ()))
+    return list(getattr(schedule, INNER_SCHEDULES, ()))
 
 
 def is_acting(region: torch.autocast) -> bool:

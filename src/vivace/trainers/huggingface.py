@@ -76,6 +76,8 @@ def _refuse(trainer: Any) -> None:
         raise JobError(
             "a Job's schedule knows no metric: lr_scheduler_type='reduce_lr_on_plateau' cannot act"
         )
+    if arguments.load_best_model_at_end:
+        raise JobError("a Job ends with the weights of its last step: leave load_best_model_at_end=True out")
     if trainer.optimizer is not None:
         raise JobError(
             "the Trainer's optimizer is built for its own model; name it by optimizer_cls_and_kwargs="

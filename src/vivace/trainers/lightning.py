@@ -9,6 +9,7 @@ import copy
 import dis
 import inspect
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 from vivace.errors import JobError
@@ -43,6 +44,8 @@ HOOKS = (
     "lr_scheduler_step",
     "configure_gradient_clipping",
 )
+COUNTED = ("current_epoch", "global_step")  # by a Trainer; they stay 0 where there is none
+BESIDE_TRAINING = ("validation_", "test_", "predict_", "on_")
 OF_BATCHES = ("transfer_batch_to_device", "on_after_batch_transfer", "on_before_batch_transfer")
 
 
@@ -104,11 +107,22 @@ def _refuse(module: object) -> None:
     for name in (*HOOKS, *OF_BATCHES):
         if getattr(type(module), name) is not getattr(LightningModule, name):
             raise JobError(f"the module's {name} would not be called: a Job has no place for it")
+    for name, function in inspect.getmembers(type(module), inspect.isfunction):
+        own = getattr(LightningModule, name, None) is not function and not name.startswith(BESIDE_TRAINING)
+        found = [count for count in COUNTED if own and _reads(function.__code__, count)]
+        if found:
+            raise JobError(f"the module's {name} uses {found[0]}, which is 0 without a Trainer")
     if not _takes_index(module.training_step):
         return
     index = list(inspect.signature(module.training_step).parameters)[1]
     if any(each.argval == index for each in dis.get_instructions(type(module).training_step)):
         raise JobError(f"training_step uses {index}, which a Job's loss does not know")
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    """Does a function, or one inside of it, look up a name?"""
+    inside = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return name in code.co_names or any(_reads(one, name) for one in inside)
 
 
 def _refuse_data(data: object) -> None:

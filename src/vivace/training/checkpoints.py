@@ -18,6 +18,7 @@ import resource
 import shutil
 import time
 import uuid
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,17 +96,20 @@ class Checkpoints:
         self.facts = facts
         self.ledger = ledger
         self._tried = False
+        self._opened: int | None = None  # the folder itself, whatever its name may be by now
 
     def save(self, position: Position, model: nn.Module, state: dict[str, Any]) -> Path:
         """Write a checkpoint, verify it, then remove all but the one before it.
 
-        Raises FolderError where the disk is full, CheckpointError where the contents cannot be stored; the
-        checkpoints that were there before stay as they are.
+        Raises FolderError where the disk is full or another folder has taken the place of the run's,
+        CheckpointError where the contents cannot be stored; the checkpoints that were there before stay as
+        they are.
         """
         needed = _num_bytes((model, state)) + _SLACK_BYTES
         target = self.folder / f"step_{position.step}"
         temporary = self._beside(target)
         try:
+            self._require_same_folder(position.step)
             self._require_space(needed)
             self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
             if target.exists():
@@ -146,6 +150,7 @@ class Checkpoints:
         Raises CheckpointError with every reason where there are some and none can be trusted.
         """
         skipped: list[str] = []
+        self._hold_folder()
         for path in _listed(self.folder):
             try:
                 manifest = read_manifest(path)
@@ -216,6 +221,20 @@ class Checkpoints:
             _flush(file)
         sync_folder(folder)
         _pause_for_fault("before_rename")
+
+    def _hold_folder(self) -> int:
+        """A descriptor of the folder as it was found first, open for as long as this lives."""
+        if self._opened is None:
+            self._opened = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._opened)
+        return self._opened
+
+    def _require_same_folder(self, step: int) -> None:
+        if not os.path.samestat(os.fstat(self._hold_folder()), os.stat(self.folder)):
+            raise FolderError(
+                f"the folder '{self.folder}' is another one than when the run began, so the checkpoint of "
+                f"step {step} is not written: somebody has renamed the run's while it trained; put it back"
+            )
 
     def _require_space(self, needed: int) -> None:
         free = shutil.disk_usage(self.folder).free

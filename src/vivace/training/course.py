@@ -9,8 +9,10 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ import torch
 from vivace.job import Job
 from vivace.session.opening import parts_of
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
-from vivace.torch_internals.modules import inner_schedules
+from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
 _SOURCE = "source of "
 _NEWER = ("damaged", "batch_size")  # what checkpoints of before do not say
+_OF_SCHEDULE = re.compile(r"scheduler\d* ")  # of which they say less
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -51,10 +54,9 @@ def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
             found |= {
                 f"{where} {key}": _short(value) for key, value in group.items() if key not in _NOT_SETTINGS
             }
-    for number, one in enumerate(_schedules(scheduler)):
-        where = f"scheduler{number or ''}"
+    for where, one in _schedules(scheduler):
         found[where] = type(one).__name__
-        found |= {f"{where} {key}": _short(value) for key, value in one.state_dict().items() if _plain(value)}
+        found |= {f"{where} {key}": _text(value) for key, value in _settings(one).items()}
     words = {"epochs": str(job.epochs), "scheduler_every": job.scheduler_every, "damaged": job.damaged}
     return {**found, **words}
 
@@ -68,14 +70,18 @@ def sources_of(job: Job, whose: str = "") -> dict[str, str]:
 
 
 def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What has changed, as ``lr: 0.1 -> 0.2``. A module that only one of both has loaded is no change."""
+    """What has changed, as ``lr: 0.1 -> 0.2``. No change is a module that only one of both has loaded, nor
+    what a checkpoint of before does not say.
+    """
     found = []
     for key in {**then, **now}:
         before, after = then.get(key), now.get(key)
         source = key.startswith(_SOURCE)
-        if before == after or (source and None in (before, after)) or (key in _NEWER and before is None):
+        newer = before is None and (key in _NEWER or _OF_SCHEDULE.match(key))
+        if before == after or (source and None in (before, after)) or newer:
             continue
-        found.append(key if source else f"{key}: {before or 'none'} -> {after or 'none'}")
+        told = (str(value or "none")[:_MOST_LETTERS] for value in (before, after))
+        found.append(key if source else f"{key}: {' -> '.join(told)}")
     return found
 
 
@@ -144,6 +150,18 @@ def _plain(value: object) -> bool:
     )
 
 
+def _is_table(value: object) -> bool:
+    """Are these the milestones of a schedule, which are counted, or its phases?"""
+    rows = value if isinstance(value, list) else [value]
+    return all(isinstance(row, dict) and all(map(_plain, row.values())) for row in rows)
+
+
+def _text(value: object) -> str:
+    if not _is_table(value):
+        return _short(value)
+    return repr(dict(value) if isinstance(value, dict) else value)
+
+
 def _short(value: object) -> str:
     if isinstance(value, torch.Tensor):
         value = value.tolist()
@@ -156,6 +174,7 @@ class Fresh:
     def __init__(self, optimizer: object, scheduler: object) -> None:
         self._optimizers = parts_of(optimizer, torch.optim.Optimizer)
         self._schedules = _schedules(scheduler)
+        self._states = [_settings(one) for _, one in self._schedules]
         self._groups = [
             [
                 {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
@@ -163,7 +182,6 @@ class Fresh:
             ]
             for one in self._optimizers
         ]
-        self._states = [one.state_dict() for one in self._schedules]
 
     def take(self, then: dict[str, str], now: dict[str, str]) -> None:
         """What the person has changed counts from here on, though the loaded state says otherwise.
@@ -177,9 +195,9 @@ class Fresh:
                 for key in fresh:
                     if f"{where} {key}" in changed:
                         self._set(one, place, key, fresh[key], then[f"{where} {key}"])
-        for number, (schedule, state) in enumerate(zip(self._schedules, self._states, strict=True)):
-            new = {key: state[key] for key in state if f"scheduler{number or ''} {key}" in changed}
-            schedule.load_state_dict({**schedule.state_dict(), **new})
+        for (where, schedule), state in zip(self._schedules, self._states, strict=True):
+            if new := {key: state[key] for key in state if f"{where} {key}" in changed}:
+                schedule.load_state_dict({**schedule.state_dict(), **new})
 
     def _set(self, optimizer: torch.optim.Optimizer, place: int, key: str, value: Any, before: str) -> None:
         group = optimizer.param_groups[place]
@@ -190,20 +208,41 @@ class Fresh:
         group["lr"] = group["lr"] * ratio if float(before) else value
         if "initial_lr" in group:
             group["initial_lr"] = group["initial_lr"] * ratio
-        for schedule in self._schedules:
-            for part in [schedule, *inner_schedules(schedule)]:
-                rates = getattr(part, "base_lrs", [])
-                if getattr(part, "optimizer", None) is optimizer and place < len(rates):
-                    part.base_lrs = [rate * ratio if at == place else rate for at, rate in enumerate(rates)]
+        for _, part in self._schedules:
+            rates = getattr(part, "base_lrs", [])
+            if getattr(part, "optimizer", None) is optimizer and place < len(rates):
+                part.base_lrs = [rate * ratio if at == place else rate for at, rate in enumerate(rates)]
 
 
 def _where(number: int, place: int, num_groups: int) -> str:
     return f"optimizer{number or ''}{f' group {place}' if num_groups > 1 else ''}"
 
 
-def _schedules(scheduler: object) -> list[Any]:
+def _schedules(scheduler: object) -> list[tuple[str, Any]]:
+    """All schedules and, behind each, those that it is made of, with the words for each."""
     parts = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
-    return [one for one in parts if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]
+    named = enumerate(filter(_keeps, parts))
+    return [pair for number, one in named for pair in _with_parts(f"scheduler{number or ''}", one)]
+
+
+def _with_parts(where: str, schedule: Any) -> Iterator[tuple[str, Any]]:
+    yield where, schedule
+    for number, part in enumerate(filter(_keeps, inner_schedules(schedule)), 1):
+        yield from _with_parts(f"{where} part {number}", part)
+
+
+def _keeps(schedule: object) -> bool:
+    return hasattr(schedule, "state_dict") and hasattr(schedule, "load_state_dict")
+
+
+def _settings(schedule: Any) -> dict[str, Any]:
+    """What a schedule's state holds beside the parts that it is made of, as far as it can be compared."""
+    state = schedule.state_dict()
+    return {
+        key: value
+        for key, value in state.items()
+        if key != INNER_SCHEDULES and (_plain(value) or _is_table(value))
+    }
 
 
 def counts_steps(job: Job, scheduler: object) -> str:

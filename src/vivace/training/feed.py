@@ -15,13 +15,14 @@ import torch
 from vivace.data.damage import Damage, path_of
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
-from vivace.data.order import ordered, require_index
+from vivace.data.order import PassOrder, order_of, ordered, require_index
 from vivace.data.witness import Witness
 from vivace.errors import JobError, VivaceError, is_lost_worker, is_no_shared_memory
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory, shared_memory
 from vivace.job import Job, blame
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
+from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
 from vivace.torch_internals.loaders import end_workers_of, forget_workers
 from vivace.training.checkpoints import Position
@@ -62,7 +63,7 @@ class Feed:
         require_index(self.own_loader, job)
         self.loader = self.own_loader
         self.place: Place | None = None  # where a stream stood when it was left
-        self._pass: IterableData | None = None
+        self._pass: IterableData | PassOrder | None = None
         self._asked = self._compared = False
         self._read_under: list[str] = []  # the facts under which the first batch was marked
 
@@ -98,25 +99,20 @@ class Feed:
 
     def num_batches_in(self, step: int, most: int) -> int:
         """The batches in the `step`-th step of an epoch, of at most `most`; the last may take fewer."""
-        try:
-            left = len(self.own_loader) - (step - 1) * most
-        except TypeError:
-            return most
-        return max(1, min(most, left))
+        length = known_length(self.own_loader)
+        return most if length is None else max(1, min(most, length - (step - 1) * most))
 
     def num_missing(self, batches: int, most: int) -> int:
         """Steps that are missing after an epoch of so many, by the data's own length; 0 where it has none."""
-        try:
-            return max(0, -(-len(self.own_loader) // most) - batches)
-        except TypeError:
-            return 0
+        length = known_length(self.own_loader)
+        return 0 if length is None else max(0, -(-length // most) - batches)
 
     def state(self, session: Session, position: Position) -> Place | None:
         """What a checkpoint keeps: of data with an index a mark of the first batch, which holds under the
         same facts alone; else where a stream stands in the middle of an epoch.
         """
         if mark := self.witness.mark or self.witness.wanted:
-            return {"first_batch": mark, "of": self._read_under}
+            return {"first_batch": mark, "of": self._read_under} | (self._place(session, position) or {})
         return self._place(session, position)
 
     def _facts(self, session: Session) -> list[str]:
@@ -128,7 +124,8 @@ class Feed:
 
     def _begin_witness(self, session: Session) -> None:
         """Expect the first batch of the run that is continued. Only rank 0 looks: each has another share."""
-        kept, self.place = self.place or {}, None
+        kept = self.place or {}
+        self.place = {key: kept[key] for key in ("epoch", "batch", "order") if key in kept} or None
         if kept.get("of") == self._facts(session) and not self._changed:
             self.witness = Witness(str(kept["first_batch"]))
 
@@ -143,7 +140,7 @@ class Feed:
     def _place(self, session: Session, position: Position) -> Place | None:
         if self._pass is None or not position.batch:
             return None
-        return self._pass.place(position.batch * _batches_per_step(session))
+        return self._pass.place(position.batch * _batches_per_step(session)) or None
 
     def require_one_stream(self, session: Session, position: Position) -> None:
         """Once in a run. Raises JobError on all ranks where these read different streams."""
@@ -151,7 +148,7 @@ class Feed:
         if asked or self.ranks.world_size == 1:
             return
         place = self._place(session, position)
-        if len(set(self.ranks.gather(place["mark"] if place is not None else ""))) > 1:
+        if len(set(self.ranks.gather(place.get("mark") if place is not None else ""))) > 1:
             raise JobError(
                 "the ranks read different streams, and Vivace splits every batch itself: most of "
                 "the data would be lost; leave out what splits the data by rank (split_by_node; a WebDataset "
@@ -160,8 +157,8 @@ class Feed:
 
     def unordered(self) -> str:
         """Once in a run: a sentence where a stream, read a second time, begins otherwise; else empty."""
-        begun, self._asked = self._pass if not self._asked else None, True
-        if begun is None or not begun.first:
+        begun, asked, self._asked = self._pass, self._asked, True
+        if asked or not isinstance(begun, IterableData) or not begun.first:
             return ""
         try:
             source = self._made(begun.epoch)
@@ -211,8 +208,8 @@ class Feed:
             renew=lambda: self._renewed(epoch),
             witness=None if self.ranks.rank else self.witness,
         )
-        self._pass = loader if isinstance(loader, IterableData) else None
-        if self._pass is None and not self.witness.mark:
+        self._pass = loader if isinstance(loader, IterableData) else order_of(loader)
+        if not isinstance(loader, IterableData) and not self.witness.mark:
             self._read_under = self._facts(session)
         if type(loader) is type(self.loader):
             self.loader = loader
@@ -258,7 +255,7 @@ def _where(position: Position) -> str:
 def _little_shared_memory() -> str:
     """Why workers may not be able to hand their batches over, and what to do; empty where there is room."""
     free = shared_memory()
-    return "; ".join(little_shared_memory(free)) if free < LITTLE_SHARED_MEMORY else ""
+    return "" if free is None or free >= LITTLE_SHARED_MEMORY else "; ".join(little_shared_memory(free))
 
 
 def _batches_per_step(session: Session) -> int:

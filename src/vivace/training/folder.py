@@ -42,9 +42,9 @@ class RunFolder:
         try:
             own_folder(self.checkpoints)
             if restart:
-                shutil.rmtree(self.checkpoints, ignore_errors=True)
-                (self.path / LEDGER).unlink(missing_ok=True)
-                own_folder(self.checkpoints)
+                self._clear()
+            for item in filter(lambda item: is_leftover(item.name), self.checkpoints.iterdir()):
+                shutil.rmtree(item, ignore_errors=True)  # the disk may have room for no more
             _rehearse(self.checkpoints)
             for item in self.path.iterdir():
                 if is_leftover(item.name):
@@ -94,6 +94,16 @@ class RunFolder:
                 f"the folder '{self.path}' holds other files ('{found[0]}') and no run of Vivace: "
                 "choose a new name"
             )
+
+    def _clear(self) -> None:
+        """Remove what the run had trained, all of it: what stays would be gone on with."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        if left := next(self.checkpoints.glob("step_*"), None):
+            raise FolderError(
+                f"'{left}' cannot be removed, so the run cannot begin anew: remove it, or choose a new name"
+            )
+        (self.path / LEDGER).unlink(missing_ok=True)
+        own_folder(self.checkpoints)
 
     def _take_lock(self) -> IO[str]:
         if self.path.resolve() in _held:  # the kernel's lock does not keep a process from itself

@@ -22,6 +22,7 @@ from vivace.plan import Plan
 from vivace.session.opening import reopened, require_one_number, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
+from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, counts_steps, course_of
@@ -189,11 +190,10 @@ class Loop(Strides):
 
     def _length(self) -> tuple[int | None, int | None]:
         """The steps of the run and of an epoch, where the length of the data is known."""
-        limit = self.options.max_steps
-        try:
-            an_epoch = -(-len(self.feed.own_loader) // self._batches_per_step())
-        except TypeError:
+        limit, batches = self.options.max_steps, known_length(self.feed.own_loader)
+        if batches is None:
             return limit, None
+        an_epoch = -(-batches // self._batches_per_step())
         steps = self.job.epochs * an_epoch
         return min(steps, limit or steps), an_epoch
 

@@ -36,14 +36,10 @@ class Progress:
         self.meter = Meter(gpus=on_gpus)
         self._tell = teller(on_event if folder is not None else None)
         self._path = folder / "metrics.jsonl" if folder is not None else None
+        self.num_bytes = log_bytes  # of metrics.jsonl as far as it is whole: a resumed run cuts it off there
         self._scalars: Callable[[int, dict[str, float]], None] | None = None
         if self._path is not None and folder is not None:
             self._guard(lambda: self._open(folder, step, log_bytes))
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of metrics.jsonl in bytes, for truncating it on resume."""
-        return self._path.stat().st_size if self._path is not None and self._path.exists() else 0
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
         """Append one line of JSON with a ``step``, and tell the callback."""
@@ -64,13 +60,16 @@ class Progress:
     def _open(self, folder: Path, step: int, log_bytes: int) -> None:
         assert self._path is not None
         with os.fdopen(open_own(self._path, _APPEND), "ab") as file:
-            file.truncate(min(log_bytes, self.num_bytes))
+            self.num_bytes = min(log_bytes, os.fstat(file.fileno()).st_size)
+            file.truncate(self.num_bytes)
         self._scalars = tensorboard_writer(folder / "tensorboard", step)
 
     def _append(self, record: dict[str, Any]) -> None:
         assert self._path is not None
         with os.fdopen(open_own(self._path, _APPEND), "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+            file.flush()
+            self.num_bytes = os.fstat(file.fileno()).st_size
         if self._scalars is not None:
             self._scalars(record["step"], scalars_of(record))
 

@@ -10,7 +10,7 @@ import torch
 from vivace.job import Job
 from vivace.session.opening import call, models_of, seed_everything
 from vivace.tensors.modules import named_buffers, named_parameters
-from vivace.verifying.displacement import Tensors
+from vivace.verifying.displacement import Tensors, flat
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import figure_of
 
@@ -28,8 +28,8 @@ def draw(job: Job) -> Tensors:
         seed_everything(seed)
         models = models_of(job, call(job, "model"))
         for name, tensor in [*named_parameters(models), *named_buffers(models)]:
-            flat = tensor.detach().flatten().double()
-            found.setdefault(name, []).append(flat[:: 1 + len(flat) // MOST_ELEMENTS].cpu())
+            numbers = flat(tensor.detach())
+            found.setdefault(name, []).append(numbers[:: 1 + len(numbers) // MOST_ELEMENTS].cpu())
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vivace.tensors.randomness import derive
-from vivace.verifying.displacement import Tensors
+from vivace.verifying.displacement import Tensors, flat
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check, root_mean_square
 
@@ -101,10 +101,7 @@ def pair_of(mine: Gradient, theirs: Gradient, others: tuple[Gradient, Gradient] 
     for name in dict.fromkeys(name for gradients in known for name in gradients):
         like = next(gradients[name] for gradients in known if name in gradients)
         own, reference, own_again, on = (
-            gradients[name].double().flatten()
-            if name in gradients
-            else torch.zeros_like(like).double().flatten()
-            for gradients in known
+            flat(gradients[name] if name in gradients else torch.zeros_like(like)) for gradients in known
         )
         pairs = (own, on), (reference, on), (own, own), (reference, reference)
         products[name] = tuple(float(a @ b) for a, b in pairs)

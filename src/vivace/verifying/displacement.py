@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from vivace.tensors.trees import same_numbers
 from vivace.verifying.figures import Measure, Quantity
 
 Tensors = dict[str, torch.Tensor]
@@ -58,15 +59,40 @@ def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
 def _square(mine: State, theirs: State) -> float:
     """The squared distance of all parameters."""
     pairs = ((mine.parameters[name], value) for name, value in theirs.parameters.items())
-    return sum(float((a - b).double().square().sum()) for a, b in pairs)
+    return sum(float(moved(a, b).square().sum()) for a, b in pairs)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers in a row, in float64; of complex ones the real parts, then the imaginary ones."""
+    tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj()).movedim(-1, 0)
+    return tensor.double().flatten()
+
+
+def moved(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The difference, `flat`; zero where both hold the same infinity, as a mask does."""
+    difference = flat(after.to_dense() - before.to_dense())
+    if math.isfinite(float(difference.sum())):
+        return difference
+    return difference.masked_fill(flat(after) == flat(before), 0.0)
+
+
+def _finite(numbers: torch.Tensor) -> torch.Tensor:
+    """Zero in place of what is not finite."""
+    return numbers.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _mean(items: Sequence[Tensors]) -> Tensors:
     return {
-        name: torch.stack([item[name] for item in items]).mean(0) if tensor.is_floating_point() else tensor
+        name: torch.stack([item[name] for item in items]).mean(0) if _is_measured(tensor) else tensor
         for name, tensor in items[0].items()
         if all(name in item for item in items)
     }
+
+
+def _is_measured(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def distances(
@@ -85,14 +111,14 @@ def distances(
     size = sum(p.numel() for p in before.parameters.values())
     typical = _norm(reference.after.parameters, before.parameters) / math.sqrt(size)
     for name, start in before.parameters.items():
-        mine = (outcome.after.parameters[name] - start).double().flatten()
-        theirs = (reference.after.parameters[name] - start).double().flatten()
+        mine = moved(outcome.after.parameters[name], start)
+        theirs = moved(reference.after.parameters[name], start)
         dot, square, whole = float(mine @ theirs), float(theirs @ theirs), float(mine @ mine)
         sums = [a + b for a, b in zip(sums, (dot, square, whole), strict=True)]
-        flat = start.double().flatten()
-        along += float((mine - theirs) @ flat)
-        weights += float(flat @ flat)
-        due += decay.get(name, 0.0) * float(flat @ flat) * steps
+        own = _finite(flat(start))
+        along += float((mine - theirs) @ own)
+        weights += float(own @ own)
+        due += decay.get(name, 0.0) * float(own @ own) * steps
         floor = (1e-4 * typical) ** 2 * start.numel()
         scale, residual = scale_and_residual(dot, square + floor, whole, floor)
         found[Measure(Quantity.SCALE, name)], found[Measure(Quantity.RESIDUAL, name)] = scale, residual
@@ -106,13 +132,12 @@ def distances(
     found[Measure(Quantity.LOSS)] = _largest(abs(a - b) / (abs(b) + 1e-12) for a, b in pairs)
     for name, start in before.buffers.items():
         mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
-        if not start.is_floating_point():
-            found[Measure(Quantity.BUFFER, name)] = float(not torch.equal(mine, theirs))
+        if not _is_measured(start):
+            found[Measure(Quantity.BUFFER, name)] = float(not same_numbers(mine, theirs))
             continue
-        moved = float((theirs - start).norm()) + _rounding_of(name, before.buffers)
-        found[Measure(Quantity.BUFFER, name)] = (
-            float((mine - theirs).norm()) / moved if moved else float((mine - theirs).norm())
-        )
+        way = float(_finite(moved(theirs, start)).norm()) + _rounding_of(name, before.buffers)
+        gap = 0.0 if same_numbers(mine, theirs) else float(moved(mine, theirs).norm())
+        found[Measure(Quantity.BUFFER, name)] = gap / (way or 1.0)
     found[Measure(Quantity.EVALUATION)] = output_distance(outcome.outputs, reference.outputs)
     return {measure: value if math.isfinite(value) else math.inf for measure, value in found.items()}
 
@@ -126,7 +151,7 @@ def _rounding_of(name: str, buffers: Tensors) -> float:
     variance = buffers.get(name.removesuffix("running_mean") + "running_var")
     if name.endswith("running_mean") and variance is not None:
         return BATCH_SHARE * float(variance.abs().sum().sqrt())
-    return 1e-6 * float(buffers[name].norm())
+    return 1e-6 * float(_finite(flat(buffers[name])).norm())
 
 
 def output_distance(mine: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
@@ -135,11 +160,14 @@ def output_distance(mine: torch.Tensor, theirs: torch.Tensor, least: float = 0.0
     """
     if mine.shape != theirs.shape:
         return math.inf
-    return float((mine - theirs).square().mean().sqrt()) / max(spread_of(theirs), least)
+    return float(moved(mine, theirs).square().mean().sqrt()) / max(spread_of(theirs), least)
 
 
 def spread_of(outputs: torch.Tensor) -> float:
-    """Their standard deviation, in place of none their mean size; 1 for zeros."""
+    """Their standard deviation, in place of none their mean size; 1 for zeros. Infinities do not count."""
+    outputs = outputs[~outputs.isinf()]
+    if not outputs.numel():
+        return 1.0
     spread = float(outputs.std()) if outputs.numel() > 1 else 0.0
     return spread or float(outputs.abs().mean()) or 1.0
 
@@ -147,7 +175,7 @@ def spread_of(outputs: torch.Tensor) -> float:
 def different_states(mine: State, theirs: State) -> list[str]:
     """The names of parameters and buffers that are not bit-identical."""
     pairs = ((mine.parameters, theirs.parameters), (mine.buffers, theirs.buffers))
-    return [name for ours, others in pairs for name in others if not torch.equal(ours[name], others[name])]
+    return [name for ours, others in pairs for name in others if not same_numbers(ours[name], others[name])]
 
 
 def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[Measure, float]:
@@ -156,11 +184,11 @@ def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[Measure, float]:
         return {}
     found: dict[Measure, float] = {}
     sums = [0.0, 0.0, 0.0]
-    squares = {name: float(value.double().square().sum()) for name, value in theirs.items()}
-    typical = sum(squares.values()) / sum(value.numel() for value in theirs.values())
+    squares = {name: float(flat(value).square().sum()) for name, value in theirs.items()}
+    typical = sum(squares.values()) / max(1, sum(value.numel() for value in theirs.values()))
     for name, gradient in theirs.items():
-        other = gradient.double().flatten()
-        own = mine[name].double().flatten() if name in mine else torch.zeros_like(other)
+        other = flat(gradient)
+        own = flat(mine[name]) if name in mine else torch.zeros_like(other)
         dot, square, whole = float(own @ other), squares[name], float(own @ own)
         sums = [a + b for a, b in zip(sums, (dot, square, whole), strict=True)]
         floor = 1e-8 * typical * gradient.numel()
@@ -184,15 +212,16 @@ def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
     found, unit = dict[str, float](), 2.0**-23
     weights = way = 0.0
     for name, start in before.parameters.items():
-        size = float(start.double().square().sum())
-        moved = float((reference.after.parameters[name] - start).double().square().sum())
-        found[name] = unit * math.sqrt(size / moved) if moved else math.inf
-        weights, way = weights + size, way + moved
+        size = float(_finite(flat(start)).square().sum())
+        square = float(moved(reference.after.parameters[name], start).square().sum())
+        found[name] = unit * math.sqrt(size / square) if square else math.inf
+        weights, way = weights + size, way + square
     finest = unit * math.sqrt(weights / way) if way else 0.0
     layers = {Measure(Quantity.SCALE): finest, Measure(Quantity.RESIDUAL): finest}
     for name, tensor in before.parameters.items():
-        layers[Measure(Quantity.SCALE, name)] = max(found[name], 0.2 / tensor.numel())
-        layers[Measure(Quantity.RESIDUAL, name)] = max(found[name], 0.2 / math.sqrt(tensor.numel()))
+        num = max(1, tensor.numel())
+        layers[Measure(Quantity.SCALE, name)] = max(found[name], 0.2 / num)
+        layers[Measure(Quantity.RESIDUAL, name)] = max(found[name], 0.2 / math.sqrt(num))
         rows = max(1, len(tensor) if tensor.dim() else 1)
         layers[Measure(Quantity.GRADIENT_SCALE, name)] = 0.02 / rows
         layers[Measure(Quantity.GRADIENT_RESIDUAL, name)] = 0.02 / math.sqrt(rows)
@@ -203,7 +232,7 @@ def identical(outcome: Outcome, reference: Outcome) -> list[str]:
     """The names of everything that is not bit-identical."""
     different = ["loss"] if outcome.losses != reference.losses else []
     different += different_states(outcome.after, reference.after)
-    if not torch.equal(outcome.outputs, reference.outputs):
+    if not same_numbers(outcome.outputs, reference.outputs):
         different.append("evaluation")
     return different
 
@@ -224,4 +253,4 @@ def _largest(values: Iterable[float]) -> float:
 
 
 def _norm(after: Tensors, before: Tensors) -> float:
-    return math.sqrt(sum(float((after[name] - before[name]).double().square().sum()) for name in before))
+    return math.sqrt(sum(float(moved(after[name], before[name]).square().sum()) for name in before))

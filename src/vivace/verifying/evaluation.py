@@ -58,8 +58,8 @@ class Evaluation:
         return [self(session, state), *self._of_held_out(session)]
 
     def __call__(self, session: Session, state: State) -> torch.Tensor:
-        """All floating-point outputs with the weights and buffers of `state`, as one vector; a single zero
-        for a job with its own step.
+        """All floating-point and complex outputs with the weights and buffers of `state`, as one vector; a
+        single zero for a job with its own step.
         """
         load_state(session, state)
         if self.job.loss is None:
@@ -138,7 +138,9 @@ def _of_torch(module: nn.Module) -> bool:
 
 def _keep(outputs: list[torch.Tensor]) -> Callable[..., None]:
     def keep(module: nn.Module, arguments: object, output: object) -> None:
-        found = (tensor for tensor in tensors(output) if tensor.is_floating_point())
-        outputs.extend(tensor.detach().float().flatten() for tensor in found)
+        for tensor in tensors(output):
+            numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            if numbers.is_floating_point():
+                outputs.append(numbers.detach().float().flatten())
 
     return keep

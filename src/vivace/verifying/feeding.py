@@ -18,8 +18,9 @@ from vivace.data.order import isolated, ordered, share_of
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
+from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import derive
-from vivace.tensors.trees import map_tensors, tensors
+from vivace.tensors.trees import map_tensors, same_numbers, tensors
 
 EPOCHS = 3  # what is recorded in one and replayed in the next shows in the third
 LEAST_BATCHES = 3
@@ -45,7 +46,7 @@ class Loaders:
             self.loader = call(self.job, self.field)  # what is no DataLoader may live for one pass
         mine: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
         found = ordered(self.loader, seed=0, epoch=number, damage=Damage.of(self.job), **mine)
-        known = _length(found)
+        known = known_length(found)
         if last is not None and known is not None and isinstance(found, DataLoader):
             found = ordered(found, seed=0, epoch=number, start_batch=max(0, known - last), **mine)
         self.loader = found if isinstance(found, DataLoader) else self.loader
@@ -77,7 +78,7 @@ class Ending(IterableData):
 
 def has_index(loader: Any) -> bool:
     """Has an epoch's loader, as `ordered` gives it, a length, and can its end be read without the rest?"""
-    return isinstance(loader, DataLoader) and _length(loader) is not None
+    return isinstance(loader, DataLoader) and known_length(loader) is not None
 
 
 class Reach(NamedTuple):
@@ -227,7 +228,7 @@ def _alike(
     number = 0
     for mine, theirs in pairs:
         if number >= LEAST_BATCHES and time.perf_counter() > deadline:
-            known = _length(fed), _length(own)
+            known = known_length(fed), known_length(own)
             return None in known or known[0] == known[1], Read(number, whole=False)
         if mine is missing or theirs is missing:
             return False, Read(number, whole=True)
@@ -241,11 +242,4 @@ def _alike(
 
 def _equal(mine: object, theirs: object) -> bool:
     a, b = list(tensors(mine)), list(tensors(theirs))
-    return len(a) == len(b) and all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True))
-
-
-def _length(batches: object) -> int | None:
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+    return len(a) == len(b) and all(same_numbers(x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True))

@@ -227,12 +227,13 @@ def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple
 
 
 def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
-    """One number between 0.5 and 1.5 for each sample, from all that the batch holds of it."""
+    """One number between 0.5 and 1.5 for each sample, from all finite numbers that the batch holds of it."""
     count = batch_size(batch)
     total = torch.zeros(count, dtype=torch.float64, device=device)
     for index, tensor in enumerate(tensors(batch)):
         if tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count and tensor.numel():
-            values = tensor.detach().to(device).reshape(count, -1).double()
+            numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            values = numbers.detach().to(device).reshape(count, -1).double().nan_to_num(0.0, 0.0, 0.0)
             waves = torch.cos(torch.arange(values.shape[1], dtype=torch.float64, device=device) + index)
             total = total + (values * waves).mean(1)
     return (1.0 + 0.5 * total / (1.0 + total.abs())).float()
@@ -265,7 +266,7 @@ class _Schedule:
             warnings.simplefilter("ignore")
             if job.scheduler is not None and session.optimizer is not None:
                 built = call(job, "scheduler", session.optimizer)
-        self.schedulers = list(built) if isinstance(built, (list, tuple)) else [built]
+        self.schedulers = list(filter(None, built if isinstance(built, (list, tuple)) else [built]))
 
     def step(self, number: int) -> None:
         """After a training step; one that has come to its end (OneCycleLR raises then) stays where it is."""

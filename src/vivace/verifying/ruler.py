@@ -25,6 +25,7 @@ from vivace.verifying.displacement import (
     different_states,
     distances,
     identical,
+    moved,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
@@ -566,8 +567,8 @@ class Ruler(Runner):
     def _apart(self, end: State, reference: State) -> float:
         """The distance between two ends of the course, as a fraction of the reference's way."""
         begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
-        gap = sum(float((mine[name] - t).double().square().sum()) for name, t in theirs.items())
-        way = sum(float((t - begin[name]).double().square().sum()) for name, t in theirs.items())
+        gap = sum(float(moved(mine[name], t).square().sum()) for name, t in theirs.items())
+        way = sum(float(moved(t, begin[name]).square().sum()) for name, t in theirs.items())
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
 
 

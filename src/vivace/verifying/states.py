@@ -82,7 +82,10 @@ def averages_of(session: Session) -> Tensors:
         for optimizer in session.optimizers
         for parameter, kept in optimizer.state.items()
         for key, value in kept.items()
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and id(parameter) in names
+        if isinstance(value, torch.Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and value.shape == parameter.shape
+        and id(parameter) in names
     }
 
 

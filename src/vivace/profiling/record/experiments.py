@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.inspection.limits import free_memory, peak_memory
 from vivace.profiling.record import bounding
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.sites import calling_site
+from vivace.tensors.modules import untouched
 from vivace.torch_internals.modules import acting
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
@@ -114,8 +116,11 @@ def run(
     changes = _changes(module, document)
     if not (contexts or changes or bounding.is_wanted(document)):
         return
+    if device == "cpu" and free_memory() < peak_memory():  # the system would end the script
+        document["no_room"] = True
+        return
     allowance = Allowance(TOTAL_SECONDS)
-    with same_random_streams():
+    with same_random_streams(), untouched(module):
         shadow = Shadow(module, call, (device, *autocast))
         for setting, context in contexts.items():
             if not allowance.is_spent:

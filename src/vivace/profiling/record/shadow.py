@@ -25,7 +25,9 @@ class Shadow:
         self, module: nn.Module, call: tuple[Any, Any], autocast: tuple[str, bool, torch.dtype]
     ) -> None:
         self.module = copy.deepcopy(module)
-        self.arguments, self.keywords = (mapped(part, torch.Tensor.detach) for part in call)
+        self.arguments, self.keywords = (
+            mapped(part, lambda tensor: tensor.detach().clone()) for part in call
+        )
         self.autocast = autocast
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:

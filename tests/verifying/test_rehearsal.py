@@ -1,0 +1,36 @@
+"""What a rehearsal takes of a job's schedules and of what its optimizers keep."""
+
+from types import SimpleNamespace
+
+import torch
+
+from vivace.verifying.rehearsal import DictatedLoss, _Schedule
+from vivace.verifying.states import averages_of
+
+
+def test_a_job_may_leave_an_optimizer_without_a_schedule():
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    for built in (None, [None, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]):
+        job = SimpleNamespace(scheduler=lambda _, built=built: built, scheduler_every="step", epochs=1)
+        schedule = _Schedule(job, SimpleNamespace(optimizer=optimizer))
+        schedule.step(0)
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_counts_that_an_optimizer_keeps_of_each_number_are_no_averages():
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.weight.detach()
+    optimizer.state[model.weight] = {"average": weight, "visits": torch.ones_like(weight, dtype=torch.int64)}
+    session = SimpleNamespace(build=SimpleNamespace(models=[model]), optimizers=[optimizer])
+    assert list(averages_of(session)) == ["average of weight"]
+
+
+def test_gaps_and_masks_in_a_batch_leave_the_dictated_loss_finite():
+    model = torch.nn.Linear(2, 1, bias=False)
+    loss = DictatedLoss({"weight": torch.ones(1, 2)}, torch.device("cpu"))
+    batch = torch.tensor([[1.0, torch.nan], [-torch.inf, 2.0]])
+    found = [loss(model, one).item() for one in (batch, batch.nan_to_num(0.0, 0.0, 0.0), batch.flip(0, 1))]
+    assert 0.5 <= found[0] == found[1] != found[2]
+    waves = torch.tensor([[1.0 + 1.0j]]), torch.tensor([[1.0 - 1.0j]])
+    assert loss(model, waves[0]).item() != loss(model, waves[1]).item()
