@@ -8,7 +8,7 @@ GPU = "NVIDIA H100 80GB HBM3"
 
 
 def test_tune_finds_an_answer_for_the_gpu(stand_in, tmp_path):
-    for budget in (12, 60, 240):  # the longer ones where the machine is so busy that no technique is timed before
+    for budget in (12, 60, 240):  # the longer ones where a busy machine has no technique timed before
         words = ("tune", JOB, "--budget", budget, "--out", tmp_path / "tune", "--json")
         done = stand_in.vivace(*words, computes=True)
         if done.returncode != 1:
