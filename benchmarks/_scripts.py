@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -33,12 +32,12 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 def table(records: Iterable[dict[str, Any]], file: str) -> str:
-    """The newest record of each script, machine by machine."""
+    """The newest record of each script, machine by machine, the one with the most scripts first."""
     words, parts = WORDS[file], []
-    for _, group in itertools.groupby(records, key=lambda record: record["machine"]["fingerprint"]):
-        newest: dict[str, dict[str, Any]] = {}
-        for record in group:
-            newest.setdefault(record["job"], record)
+    machines: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        machines.setdefault(record["machine"]["fingerprint"], {}).setdefault(record["job"], record)
+    for newest in sorted(machines.values(), key=len, reverse=True):
         found = sorted(
             newest.values(), key=lambda record: -(record["ratio"] or {"estimate": 0.0})["estimate"]
         )
