@@ -46,6 +46,7 @@ def test_no_hook_of_a_technique_is_found_by_its_name_alone():
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Name)
         and call.func.id in ("getattr", "hasattr")
+        and len(call.args) > 1
         and isinstance(call.args[1], ast.Constant)
         and call.args[1].value in hooks
     ]
