@@ -35,7 +35,7 @@ def demo(out: Path, quiet: bool = False) -> tuple[int, dict[str, Any]]:
         if folder.is_dir() and any(folder.iterdir()):
             raise FolderError(f"'{folder}' holds a training already: name another folder with --out")
     console = Lasting(stderr=True, highlight=False, quiet=quiet)
-    console.print(f"[bold]1 of 2  tune[/]: {RECIPES[JOB].data}, a small residual network, two minutes")
+    console.print(f"[bold]1 of 2  tune[/]: {RECIPES[JOB].data}, a small MobileNet, two minutes")
     command = f"vivace tune {JOB} --budget fast --out {shlex.quote(str(out / 'tune'))}"
     with TuneProgress(quiet) as listener:
         result = tune(JOB, budget="fast", out=out / "tune", on_event=listener, command=command)
