@@ -99,7 +99,8 @@ class Inverted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The input plus what the block makes of it."""
-        return x + self.inner(x)
+        inner: torch.Tensor = self.inner(x)
+        return x + inner
 
 
 def model(width: int = 16, depth: int = 2) -> nn.Module:
