@@ -96,7 +96,7 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     """An image's or a kernel's values, in NHWC order by its strides as well.
 
     One channel lies in either order, which `Tensor.contiguous` leaves as it is and torch takes for the other
-    one: a batch normalisation behind it then mixes both, and is three times as slow.
+    one: a batch normalisation behind it then mixes both, which is slow.
     """
     import torch
 
