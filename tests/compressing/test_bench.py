@@ -3,7 +3,7 @@
 import pytest
 
 from vivace.compressing import bench
-from vivace.errors import ChildFailed, Refused
+from vivace.errors import ChildFailed, Refused, TimedOut
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
 from vivace.serving.forms import BESIDE, BY_NAME
@@ -38,6 +38,8 @@ class Served:
         self.child, self.step_seconds, self.form = Process(form.name), 1.0, form
 
     def open(self, _, batch):
+        if batch == 64 and self.form.name != "eager_fp32":
+            raise TimedOut("no answer to 'warm' within 60 s")
         if (self.form.name, batch) in CANNOT:
             raise Refused(f"a batch of {batch} cannot be made")
         return 0.0
@@ -104,3 +106,5 @@ def test_forms_are_timed_at_a_batch_beside_a_fresh_process_of_the_model_as_it_is
     (row,) = begun.beside(BESIDE, 32)
     assert (row.name, row.batch, row.ratio) == ("eager_fp32", 32, None)
     assert row.reason == "a batch of 32 cannot be made"
+    begun.deadline = 0.0
+    assert [row.reason for row in begun.beside(BESIDE, 64)] == ["", *["not ready within 1 min"] * 2]

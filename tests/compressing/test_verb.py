@@ -1,6 +1,8 @@
 """`vivace compress` from a run to a page: with its packages, without them, and where nothing is better."""
 
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from vivace.errors import FolderError, InputError
 from vivace.files import take_lock
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
+from vivace.processes.launch import Source
 from vivace.serving.files import digest
 from vivace.serving.forms import BY_NAME
 
@@ -102,6 +105,21 @@ def test_the_best_is_timed_at_every_batch_beside_the_model_as_it_is(compressed):
     document = json.loads((folder / "compress.json").read_text())
     assert [one["samples_per_second"] > 0 for one in document["beside"]] == [True] * 4
     assert "Latency and throughput" in (folder / "compress.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["trained_plan", pytest.param("compiled_default", marks=pytest.mark.slow)])
+def test_what_it_is_compared_with_is_served_in_a_process_of_its_own(trained, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(bench, "compare", twice_as_fast)
+    reference, run = trained("job")
+    run = shutil.copytree(run, tmp_path / "run")
+    document = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**document, "plan": {"bf16_autocast": {}}}))
+    one = bench.Bench(Source(reference), str(run), tmp_path, tmp_path, tmp_path / "log", 2)
+    with contextlib.closing(one):
+        one.begin()
+        rows = one.beside([BY_NAME[name]], 2)
+    assert [(row.name, row.reason) for row in rows] == [("eager_fp32", ""), (name, "")]
+    assert all(row.calls > 0 and row.samples_per_second > 0 for row in rows)
 
 
 def test_the_same_numbers_lie_within_rounding_and_others_are_told_apart(compressed):

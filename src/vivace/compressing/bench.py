@@ -22,7 +22,7 @@ from vivace.serving.files import digest, parts
 from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
-from vivace.words import number, ratio, size
+from vivace.words import duration, number, ratio, size
 
 JUDGE = "vivace.serving.judge:Judge"
 WORKER = "vivace.compressing.worker:Worker"
@@ -174,12 +174,14 @@ class Bench:
             return [Beside(own.name, own.does, batch, str(error))]
 
     def _beside(self, form: Form, batch: int, reference: Server) -> Beside:
+        limit = self.timeout
         try:
             with self._served(form, batch) as server:
-                ratio = compare(reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE).ratio
-                return Beside(form.name, form.does, batch, "", ratio, **server.ask("latencies"))
+                timed = compare(reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
+                return Beside(form.name, form.does, batch, "", timed.ratio, **server.ask("latencies"))
         except VivaceError as error:
-            return Beside(form.name, form.does, batch, str(error))
+            reason = f"not ready within {duration(limit)}" if isinstance(error, TimedOut) else str(error)
+            return Beside(form.name, form.does, batch, reason)
 
     def glance(self, form: Form) -> tuple[Ratio, int]:
         """A form's speed and bytes, without a word on its outputs. Raises Unsteady, ChildFailed, Refused."""

@@ -50,6 +50,7 @@ class Worker(Maker):
         if self.form.name == TRAINED_PLAN:
             plan = plan_of(Path(self.run))
             self.serve, self.handle = in_torch(under_plan(self.job, plan, self.material.flat))
+            self.threads = torch.get_num_threads()  # a plan may set it
         elif self.form.in_process:
             self.serve, self.handle = in_torch(making.in_process(self.form, self.material))
         else:
