@@ -193,7 +193,7 @@ def _names_in(path: Path) -> dict[str, str]:
 
     if not path.exists():
         return {}
-    found = {}
+    found: dict[str, str] = {}
     for node in onnx.load(str(path), load_external_data=False).graph.node:
         scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "")
         if scopes:
