@@ -142,6 +142,15 @@ def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothi
             watch.close()
 
 
+def test_a_watch_that_is_closed_leaves_no_file_open():
+    store = torch.distributed.HashStore()
+    before = set(os.listdir("/proc/self/fd"))
+    watch = RankWatch(store, rank=0, world_size=1, patience=PATIENCE, cut=lambda: None)
+    watch.start()
+    watch.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_who_kept_what_was_trained_stays_until_the_others_have_heard_it(tmp_path, monkeypatch):
     """Else the store, which may be its own, ends before a rank on a crowded machine has read it."""
     store = torch.distributed.HashStore()

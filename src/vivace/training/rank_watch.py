@@ -117,6 +117,9 @@ class RankWatch:
         with contextlib.suppress(OSError):
             os.write(self._signalled, b"\0")
         self._thread.join(5.0)
+        if not self._thread.is_alive():  # else it may still read there
+            os.close(self._signals)
+            os.close(self._signalled)
 
     def told_to(self, folder: Path, notice: Callable[[str], None]) -> None:
         """From here on stacks go to a run's folder, and on rank 0 sentences to its notices."""
