@@ -29,6 +29,8 @@ from vivace import words
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.files import open_own, read_own
 from vivace.plan import Plan
+from vivace.tensors.trees import tensors
+from vivace.torch_internals.tensors import dense_parts, storage_id
 from vivace.training.folder import LEDGER, sync_folder
 
 FORMAT = 1
@@ -105,7 +107,7 @@ class Checkpoints:
         CheckpointError where the contents cannot be stored; the checkpoints that were there before stay as
         they are.
         """
-        needed = _num_bytes((model, state)) + _SLACK_BYTES
+        needed = _num_bytes(model) + _num_bytes(state) + _SLACK_BYTES
         target = self.folder / f"step_{position.step}"
         temporary = self._beside(target)
         try:
@@ -398,15 +400,16 @@ def _full(folder: Path, needed: int, free: int) -> str:
     )
 
 
-def _num_bytes(tree: object) -> int:
-    """The bytes of all tensors in nested mappings, lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.element_size()
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return 0
-    return sum(_num_bytes(item) for item in tree)
+def _num_bytes(content: object) -> int:
+    """The bytes of a file's tensors: memory that several share, such as tied weights, is written once, and
+    whole.
+    """
+    found: dict[int, int] = {}
+    for tensor in tensors(content):
+        for part in dense_parts(tensor):
+            storage = part.untyped_storage()
+            found[storage_id(storage)] = storage.nbytes()
+    return sum(found.values())
 
 
 def _pause_for_fault(where: str) -> None:
