@@ -341,8 +341,8 @@ class Conductor:
     def _led(self) -> Course:
         cost = yield from self._sought()
         self.is_settled = True
-        while not self.plan.techniques and self.compiling.is_to_come(self.spending):
-            if self.compiling.is_due(self.spending):
+        while not self.plan.techniques and self.spending.will_compile(self.compiling.seconds):
+            if self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             elif HOOKS * self.hook_seconds > PASSING_SHARE * self.step_seconds:
                 return
@@ -549,7 +549,7 @@ class Conductor:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
             yield from self._time_again()
-            if self.plan.techniques and self.compiling.is_due(self.spending):
+            if self.plan.techniques and self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             if self.spending.is_free:
                 return
