@@ -19,8 +19,8 @@ import torch
 
 import vivace
 from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
+from vivace.tensors import randomness
 from vivace.tensors.randomness import capture
-from vivace.training import snapshot
 from vivace.training.ranks import Ranks
 from vivace.training.survival import Smaller, Survival
 
@@ -144,7 +144,7 @@ def counting(monkeypatch):
     """``(*changes) -> (model, survival)``: one good step with each change, and then one that fails with the
     last. Streams that no step moves are noted in the first steps alone.
     """
-    monkeypatch.setattr(snapshot, "MOST_SHARE", 1e-9)
+    monkeypatch.setattr(randomness, "MOST_SHARE", 1e-9)
     sessions = []
 
     def start(*changes):
@@ -259,8 +259,8 @@ def test_what_cannot_be_put_back_is_said(counting, late, sentence):
 
 
 def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "FIRST_STEPS", 0)
-    monkeypatch.setattr(snapshot, "MOST_SHARE", 1e-9)
+    monkeypatch.setattr(randomness, "FIRST_STEPS", 0)
+    monkeypatch.setattr(randomness, "MOST_SHARE", 1e-9)
     monkeypatch.setenv("FAILS", "nothing")
     steps = []
 
