@@ -145,14 +145,26 @@ class RankWatch:
 
     def why(self, seconds: float) -> Verdict:
         """Why an exchange broke, as far as becomes known within `seconds`."""
-        self._is_back = True
+        self.came_back()
         deadline = time.monotonic() + seconds
-        while self.verdict is None and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if found := self.verdict or self._published():  # which the watch may not have seen yet
+                return found
             for rank in set(range(self.world_size)) - {self.rank}:
                 if gone := self._gone(rank):  # perhaps as it was told a verdict that is on its way to here
                     return self._published() or gone
             time.sleep(0.1)
         return self.verdict or Verdict((), "the exchange with the other ranks broke", self.signal)
+
+    def came_back(self) -> None:
+        """The main thread has left the exchange in which it stood, and will say itself why it ends."""
+        self._is_back = True
+
+    def claim(self, key: str) -> int:
+        """The rank that was the first to claim `key`: this one, where no other was."""
+        with contextlib.suppress(RuntimeError):
+            return int(self._store.compare_set(key, "", str(self.rank)))
+        return self.rank
 
     def _gone(self, rank: int) -> Verdict | None:
         """That a rank has ended or died; None while it lives."""
@@ -172,10 +184,19 @@ class RankWatch:
         return Verdict(tuple(found["ranks"]), found["sentence"], found["signal"])
 
     def lives(self, rank: int) -> bool:
-        """Is the process of a rank one of this machine that runs? False where that is not known."""
+        """Does the process of a rank run? By the kernel's word on this machine, by its beats elsewhere."""
         beat = json.loads(self.read(f"beat/{rank}") or "{}")
-        here = beat.get("host") == socket.gethostname()
-        return here and not has_died(beat) and not is_stopped(beat)
+        if not beat:
+            return False
+        if beat["host"] == socket.gethostname():
+            return not has_died(beat) and not is_stopped(beat)
+        return not self._sights[rank].see(beat, time.monotonic()).silent
+
+    def may_come(self, rank: int) -> bool:
+        """Does a rank live that has not come further than this one, nor said why it ends?"""
+        beat = json.loads(self.read(f"beat/{rank}") or "{}")
+        behind = bool(beat) and beat["at"] <= self._at()
+        return behind and self.lives(rank) and not self.read(f"farewell/{rank}")
 
     def end_stopped(self, ranks: tuple[int, ...]) -> None:
         """Kill those processes of this machine that were judged and cannot end themselves."""
@@ -216,7 +237,7 @@ class RankWatch:
         activity = self.activity
         return {
             "number": self._number,
-            "at": [activity.step, activity.agreements, num_exchanges()],
+            "at": self._at(),
             "changes": activity.changes,
             "what": activity.what,
             "work": _work(),
@@ -225,6 +246,9 @@ class RankWatch:
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
+
+    def _at(self) -> list[int]:
+        return [self.activity.step, self.activity.agreements, num_exchanges()]
 
     def _look(self) -> None:
         """Judge the others by their beats; the first rank that lives tells it and publishes the verdict."""
@@ -273,18 +297,22 @@ class RankWatch:
             self.verdict = Verdict((), text, self.signal)
 
     def _end(self, verdict: Verdict) -> None:
-        """Break the exchange. A main thread that hangs does not come back: then end the process."""
+        """Break the exchange, and go on beating. A main thread that hangs does not come back: then end the
+        process, once the others have heard what was kept.
+        """
         self.cut()
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while time.monotonic() < deadline:
-            if self._over or self._is_back:
-                return
-            time.sleep(0.1)
-            if self.rank in verdict.ranks and self.read("kept"):
-                break
-        if self.rank in verdict.ranks:
-            say(f"rank {self.rank}, which the others have given up, ends itself at {self._where()}")
-            os._exit(128 + signal.Signals[verdict.signal] if verdict.signal else 1)
+        begin, others = time.monotonic(), set(range(self.world_size)) - set(verdict.ranks)
+        while not self._over:
+            self._listen(BEAT_SECONDS)
+            with contextlib.suppress(RuntimeError):
+                self._beat()
+            if self._over or self._is_back or self.rank not in verdict.ranks:
+                continue
+            waited, deaf = time.monotonic() - begin, [one for one in others if not self.read(f"heard/{one}")]
+            seconds = self.patience if any(map(self.lives, deaf)) else FAREWELL_SECONDS
+            if waited >= seconds or (others and not deaf):
+                say(f"rank {self.rank}, which the others have given up, ends itself at {self._where()}")
+                os._exit(128 + signal.Signals[verdict.signal] if verdict.signal else 1)
 
     def _frames(self) -> list[traceback.FrameSummary]:
         frame: FrameType | None = sys._current_frames().get(self._main.ident or 0)
