@@ -292,3 +292,28 @@ def test_a_rank_is_not_waited_for_that_cannot_come_to_the_same_place(elsewhere):
     if elsewhere == "other place":
         second.post("end/1", "step 4")
     assert not ends_at(first, "step 3")
+
+
+class Posted:
+    """What a TCPStore does: a value that is set is on its way until the same client asks for something."""
+
+    def __init__(self, store):
+        self.store, self.on_its_way = store, []
+
+    def set(self, key, value):
+        self.on_its_way.append((key, value))
+
+    def check(self, keys):
+        for key, value in self.on_its_way:
+            self.store.set(key, value)
+        return self.store.check(keys)
+
+
+def test_that_a_rank_is_out_of_memory_has_come_to_the_others_before_it_breaks_the_exchange():
+    store = torch.distributed.HashStore()
+    crying, other = (
+        SimpleNamespace(_store=one, _generation=0, rank=rank, watch=None)
+        for rank, one in enumerate((Posted(store), store))
+    )
+    Ranks.cry(crying)
+    assert Ranks.heard(other)

@@ -32,7 +32,6 @@ from vivace.training.verdict import BUSY_TIMES
 PATIENCE_SECONDS = 300.0
 _PR_SET_PDEATHSIG = 1
 _PROCESS = uuid.uuid4().hex
-NEWS_SECONDS = 2.0
 
 
 class Stranded(Exception):
@@ -87,22 +86,19 @@ class Ranks:
     def cry(self) -> None:
         """Tell the other ranks that this one cannot end its step; they hear it when the exchange breaks."""
         if self._store is not None:
+            key = f"cry/{self._generation}"
             with contextlib.suppress(RuntimeError):  # the link is gone, as the others will notice
-                self._store.set(f"cry/{self._generation}", str(self.rank))
+                self._store.set(key, str(self.rank))
+                self._store.check([key])  # answered when the news has come: before the exchange breaks
 
     def heard(self) -> bool:
-        """Has a rank cried since all ranks last joined? Waits a little: the news may still be on its way."""
+        """Has a rank cried since all ranks last joined?"""
         if self._store is None or (self.watch is not None and self.watch.verdict is not None):
             return False  # where it is judged why, the store may be out of reach
-        deadline = time.monotonic() + NEWS_SECONDS
         try:
-            while not self._store.check([f"cry/{self._generation}"]):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.05)
+            return bool(self._store.check([f"cry/{self._generation}"]))
         except RuntimeError:  # the link is gone
             return False
-        return True
 
     def leave(self, error: BaseException) -> None:
         """Tell the others why this rank ends before the training does, and torchrun who began it."""
