@@ -15,13 +15,13 @@ learned nothing. A script that needs a package which is missing says so and is l
 What is run (benchmarks/scripts.toml holds the whole commands):
 
     mnist                   pytorch/examples mnist/main.py --epochs 3
-    vae                     pytorch/examples vae/main.py --epochs 6
+    vae                     pytorch/examples vae/main.py --epochs 40
     siamese_network         pytorch/examples siamese_network/main.py --epochs 1
-    mnist_rnn               pytorch/examples mnist_rnn/main.py --epochs 3
+    mnist_rnn               pytorch/examples mnist_rnn/main.py --epochs 14
     mnist_hogwild           pytorch/examples mnist_hogwild/main.py --epochs 2
     dcgan                   pytorch/examples dcgan/main.py --dataset fake --niter 1 --batchSize 16
     word_language_model     pytorch/examples word_language_model/main.py --model LSTM --epochs 1
-    mingpt_adder            karpathy/minGPT projects/adder/adder.py --trainer.max_iters=600
+    mingpt_adder            karpathy/minGPT projects/adder/adder.py --trainer.max_iters=3000
     nanogpt                 karpathy/nanoGPT train.py config/train_shakespeare_char.py, 128 wide, 600 steps
     imagenet                pytorch/examples imagenet/main.py -a resnet18, 640 photographs
     super_resolution        pytorch/examples super_resolution/main.py --upscale_factor 3, 200 photographs

@@ -99,6 +99,23 @@ def test_the_last_screen_has_seconds_accuracies_the_model_and_the_page(tmp_path,
     assert (tmp_path / "runs" / "train" / "report.html").is_file()
 
 
+def test_where_nothing_is_faster_it_is_trained_as_it_is(tmp_path, monkeypatch, capfd):
+    def found(job, out, **settings):
+        return SimpleNamespace(interrupted=False, plan=Plan(), exit_code=0, to_dict=dict)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main_job, "tune", found)
+    monkeypatch.setattr(main_job, "tuned", lambda result, job, console: None)
+    monkeypatch.setattr(main_job, "JOB", "digits")
+    monkeypatch.setattr(main_job, "train", partial(train, max_steps=20))
+    code, documents = main_job.demo(Path("runs"))
+    assert (code, list(documents)) == (0, ["tune", "as_it_is"])
+    assert documents["as_it_is"]["steps"] == 20
+    screen = capfd.readouterr().err.partition("2 of 2")[2]
+    assert "no plan was found for this machine" in screen
+    assert re.search(r"Page: \S*runs/reference/report\.html", screen)
+
+
 def test_ctrl_c_while_it_tunes_is_answered_in_words(tmp_path, monkeypatch, capfd):
     def interrupted(job, on_event, **settings):
         def listen(event):

@@ -1,10 +1,15 @@
-"""The bench when one of its processes dies: the next form is measured beside new ones."""
+"""The bench when one of its processes dies, or cannot serve: the next form is measured beside new ones."""
 
 import pytest
 
 from vivace.compressing import bench
-from vivace.errors import ChildFailed
-from vivace.serving.forms import BY_NAME
+from vivace.errors import ChildFailed, Refused, TimedOut
+from vivace.ledger import Ratio
+from vivace.measuring.paired import Comparison
+from vivace.serving.forms import BESIDE, BY_NAME
+
+CANNOT = (("trained_plan", 8), ("eager_fp32", 32))
+TIMES = {"p50": 0.1, "p99": 0.2, "samples_per_second": 80.0, "calls": 9}
 
 
 class Process:
@@ -20,7 +25,7 @@ class Process:
         if not self.alive:
             raise ChildFailed("the process died")
         self.asked.append(command)
-        return {"threads": 1}
+        return TIMES if command == "latencies" else {"threads": 1}
 
     def close(self):
         self.alive = False
@@ -30,9 +35,13 @@ class Served:
     """Stands for a process that serves a form."""
 
     def __init__(self, owner, form):
-        self.child, self.step_seconds = Process(form.name), 1.0
+        self.child, self.step_seconds, self.form = Process(form.name), 1.0, form
 
-    def open(self, *_):
+    def open(self, _, batch):
+        if batch == 64 and self.form.name != "eager_fp32":
+            raise TimedOut("no answer to 'warm' within 60 s")
+        if (self.form.name, batch) in CANNOT:
+            raise Refused(f"a batch of {batch} cannot be made")
         return 0.0
 
     def block(self, steps):
@@ -74,3 +83,28 @@ def test_what_has_died_is_begun_again_before_the_next_form(begun):
     assert begun.judge is not judge
     assert begun.judge.asked == ["record", "change"]
     assert begun._reference is not reference
+
+
+def test_forms_are_timed_at_a_batch_beside_a_fresh_process_of_the_model_as_it_is(begun, monkeypatch):
+    compared = []
+
+    def compare(reference, candidate, **_):
+        compared.append((reference, candidate.form.name))
+        return Comparison(Ratio(2.0, 1.9, 2.1), ())
+
+    monkeypatch.setattr(bench, "compare", compare)
+    rows = begun.beside([*BESIDE, BY_NAME["eager_bf16"]], 8)
+    assert [one.name for one in rows] == ["eager_fp32", "compiled_default", "trained_plan", "eager_bf16"]
+    assert [one.ratio.estimate if one.ratio else one.reason for one in rows] == [
+        1.0, 2.0, "a batch of 8 cannot be made", 2.0
+    ]  # fmt: skip
+    assert {one.samples_per_second for one in rows} == {80.0, None}
+    assert [name for _, name in compared] == ["compiled_default", "eager_bf16"]
+    assert len({id(reference) for reference, _ in compared}) == 1
+    assert compared[0][0] is not begun._reference
+    assert [child.name for child in Process.begun if not child.alive][-1] == "eager_bf16"
+    (row,) = begun.beside(BESIDE, 32)
+    assert (row.name, row.batch, row.ratio) == ("eager_fp32", 32, None)
+    assert row.reason == "a batch of 32 cannot be made"
+    begun.deadline = 0.0
+    assert [row.reason for row in begun.beside(BESIDE, 64)] == ["", *["not ready within 1 min"] * 2]

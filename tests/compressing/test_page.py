@@ -9,9 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from vivace.compressing.answering import answer
+from vivace.compressing.answering import answer, stayed
 from vivace.compressing.page import chart, front, render
-from vivace.compressing.result import Compressed, Tried
+from vivace.compressing.result import Beside, Compressed, Tried
 from vivace.compressing.table import draw
 from vivace.ledger import Ratio
 from vivace.serving.forms import FORMS
@@ -65,6 +65,59 @@ def test_every_answer_stands_on_the_page(found):
     for one in found.tried[1:]:
         assert one.status in page
         assert one.reason in page
+
+
+def test_what_stayed_in_fp32_and_why_is_told_on_the_page_and_in_the_terminal(found):
+    operators = [
+        {"name": f"block{i}", "numbers": "fp32", "why": "left out of int8 by NNCF"} for i in range(6)
+    ]
+    operators.insert(3, {"name": "head", "numbers": "fp32", "why": "OpenVINO does not tell why"})
+    int8 = dataclasses.replace(found.tried[2], stayed=tuple(operators))
+    assert stayed(int8) == [
+        "6 ran in fp32 (block0, block1, block2, block3 and 2 more): left out of int8 by NNCF",
+        "1 ran in fp32 (head): OpenVINO does not tell why",
+    ]
+    found = dataclasses.replace(found, tried=(*found.tried[:2], int8))
+    console = Console(file=io.StringIO(), width=400)
+    draw(found, console, details=True)
+    for text in (render(found), console.file.getvalue()):
+        assert all(line in text for line in stayed(int8))
+
+
+BESIDE = (
+    Beside("eager_fp32", "", 1, "", Ratio(1.0, 1.0, 1.0), 1.0, 2.0, 1.0, 9),
+    Beside("compiled_default", "as it comes", 1, "", Ratio(3.5, 3.4, 3.6), 0.3, 0.4, 3.47, 9),
+    Beside("trained_plan", "", 1, "no answer within 60 s"),
+    Beside("onnx_fp32", "", 1, "", Ratio(3.0, 2.9, 3.1), 0.3, 0.4, 3.0, 9),
+    Beside("trained_plan", "", 8, "", Ratio(9.0, 8.9, 9.1), 0.3, 0.4, 26.1, 9),
+)
+
+
+def test_what_is_timed_beside_stands_on_the_page_and_in_the_details(found):
+    found = dataclasses.replace(found, beside=BESIDE)
+    console = Console(file=io.StringIO(), width=400)
+    draw(found, console, details=True)
+    for text in (render(found), console.file.getvalue()):
+        for told in (
+            "compiled_default",
+            "no answer within 60 s",
+            "3.47",
+            "26.1",
+            "9.00\N{MULTIPLICATION SIGN}",
+        ):
+            assert told in text
+
+
+def test_what_is_faster_than_the_answer_and_was_not_judged_is_said(found):
+    def said(**changes):
+        notes = answer(dataclasses.replace(found, beside=BESIDE, **changes)).notes
+        return [note for note in notes if "was not judged" in note]
+
+    assert said() == [
+        "compiled_default (as it comes) is 3.50\N{MULTIPLICATION SIGN} as fast, and was not judged"
+    ]
+    assert said(batch=8) == []
+    assert said(objective="size") == []
 
 
 def test_the_details_fit_80_columns_and_no_name_is_cut():

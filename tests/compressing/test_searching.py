@@ -28,6 +28,7 @@ class Given:
 
     def __init__(self, speeds):
         self.speeds, self.deadline, self.attempted, self.renewed = dict(speeds), 0.0, [], False
+        self.facts = {"trained": {"plan": {}}}
 
     def attempt(self, form, *, by_size, best=None):
         self.attempted.append(form.name)
@@ -45,6 +46,11 @@ class Given:
         if self.speeds.get("again") is Unsteady:
             raise Unsteady("could not be measured", foreign_share=0.6)
         return first
+
+    def beside(self, forms, batch):
+        if batch == 32:
+            raise KeyboardInterrupt
+        return [(batch, self.deadline, *(form.name for form in forms))]
 
     def reference(self):
         return self._tried(BY_NAME["eager_fp32"], "kept", ratio=Ratio(1.0, 1.0, 1.0), p50=1.0)
@@ -199,3 +205,18 @@ def test_a_form_whose_fresh_process_dies_gives_way_to_the_next(search, monkeypat
     _, _, found, _ = search(USUAL)
     assert found.chosen == "openvino_fp32"
     assert next(one for one in found.tried if one.name == "openvino_int8").status == "failed"
+
+
+def test_the_best_is_timed_beside_torch_compile_and_the_plan_that_there_is(search):
+    bench, one, found, heard = search(USUAL)
+    (row,) = one.beside(list(found.tried), (8,))
+    assert row[0] == 8
+    assert row[2:] == ("compiled_default", "openvino_int8")
+    assert row[1] < float("inf")  # so that what does not end is stopped
+    assert heard[-1] == ("phase", {"name": "compiled_default, openvino_int8: 8 samples a call"})
+    bench.facts["trained"]["plan"] = {"bf16_autocast": {}}
+    rows = one.beside(list(found.tried), (1, 32, 64))
+    assert [row[2:] for row in rows] == [("compiled_default", "trained_plan", "openvino_int8")]
+    assert one.interrupted
+    assert one.is_settled(list(found.tried))
+    assert one.beside(list(found.tried), (8,)) == []

@@ -1,6 +1,8 @@
 """`vivace compress` from a run to a page: with its packages, without them, and where nothing is better."""
 
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.compressing import bench, finding
+from vivace.compressing import bench, finding, searching
 from vivace.compressing.answering import answer
 from vivace.compressing.page import front
 from vivace.errors import FolderError, InputError
 from vivace.files import take_lock
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
+from vivace.processes.launch import Source
 from vivace.serving.files import digest
 from vivace.serving.forms import BY_NAME
 
@@ -38,6 +41,7 @@ print(json.dumps({form.name: form.missing() for form in FORMS}))
 def quick(monkeypatch):
     """Few forms, timed shortly: what is decided may be anything, and must be told."""
     monkeypatch.setattr(finding, "FORMS", tuple(BY_NAME[name] for name in FEW))
+    monkeypatch.setattr(bench.Bench, "beside", lambda *_: [])
     for name in ("LOOK_SECONDS", "TIMED_SECONDS", "CONFIRMED_SECONDS"):
         monkeypatch.setattr(bench, name, 1.0)
 
@@ -61,11 +65,12 @@ def compressed(trained, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finding, "FORMS", tuple(BY_NAME[name] for name in FEW))
         patch.setattr(bench, "compare", twice_as_fast)
+        patch.setattr(searching, "BESIDE", ())  # compiling takes longer than all the rest
         reference, run = trained("job")
         heard = []
         folder = tmp_path_factory.mktemp("compressed")
         found = vivace.compress(
-            reference, run=run, margin="20%", budget="max", out=folder, on_event=heard.append
+            reference, run=run, margin="20%", batch="1,4", budget="max", out=folder, on_event=heard.append
         )
     return found, folder, heard
 
@@ -88,6 +93,33 @@ def test_it_took_effect(compressed):
     assert effects["eager_bf16"] == {"bf16": 2}
     assert effects["onnx_fp32"] == {"fp32": 2}
     assert effects["openvino_int8"].get("int8", 0) >= 1
+
+
+def test_the_best_is_timed_at_every_batch_beside_the_model_as_it_is(compressed):
+    found, folder, _ = compressed
+    rows = [(one.name, one.batch) for one in found.beside]
+    assert rows == [(name, batch) for batch in (1, 4) for name in ("eager_fp32", found.chosen)]
+    assert all(0 < one.p50 <= one.p99 for one in found.beside)
+    assert [one.ratio.estimate for one in found.beside] == [1.0, 2.0, 1.0, 2.0]
+    assert found.batch == 1
+    document = json.loads((folder / "compress.json").read_text())
+    assert [one["samples_per_second"] > 0 for one in document["beside"]] == [True] * 4
+    assert "Latency and throughput" in (folder / "compress.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["trained_plan", pytest.param("compiled_default", marks=pytest.mark.slow)])
+def test_what_it_is_compared_with_is_served_in_a_process_of_its_own(trained, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(bench, "compare", twice_as_fast)
+    reference, run = trained("job")
+    run = shutil.copytree(run, tmp_path / "run")
+    document = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**document, "plan": {"bf16_autocast": {}}}))
+    one = bench.Bench(Source(reference), str(run), tmp_path, tmp_path, tmp_path / "log", 2)
+    with contextlib.closing(one):
+        one.begin()
+        rows = one.beside([BY_NAME[name]], 2)
+    assert [(row.name, row.reason) for row in rows] == [("eager_fp32", ""), (name, "")]
+    assert all(row.calls > 0 and row.samples_per_second > 0 for row in rows)
 
 
 def test_the_same_numbers_lie_within_rounding_and_others_are_told_apart(compressed):
@@ -177,6 +209,7 @@ def test_an_interrupted_search_keeps_what_it_has_and_goes_on(trained, tmp_path, 
         ({"objective": "speed"}, "latency or throughput or size"),
         ({"margin": "lots"}, "the margin is 'lots'; it must be a share"),
         ({"batch": 0}, "batch must be 1 or more"),
+        ({"batch": "1,many"}, "or several such as 1,8,32; not 1,many"),
         ({"run": "nowhere"}, "no training that has ended"),
         ({"budget": "quick"}, "it must be fast, balanced, max, auto, a time such as 5m, or seconds"),
     ],

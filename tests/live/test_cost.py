@@ -18,14 +18,27 @@ from vivace.live import conductor, loop, spending
 from vivace.live.ending import document_of, tell
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
+from vivace.live.kept import Kept
 from vivace.live.loop import Loop
 from vivace.live.pairs import Comparison, compared
 from vivace.live.spending import Spending, search_seconds
 from vivace.plan import Plan
 from vivace.profiling.record.guard import Guard
+from vivace.technique import Card, Numerics, Stage, Technique, registry
 
 PACKAGE = str(Path(vivace.__file__).parent)
-GAIN = {"host_allocator": {}}
+GAIN = {"planted_gain": {}}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlantedGain(Technique):
+    """Changes nothing but what `Timed` makes of it; it is timed on copies as what acts on a model is."""
+
+    name: ClassVar[str] = "planted_gain"
+    card: ClassVar[Card] = Card(stage=Stage.MODEL, numerics=Numerics.EXACT, summary="planted", source="tests")
+
+    def apply(self, build):
+        """Nothing."""
 
 
 class Timed(nn.Module):
@@ -47,6 +60,7 @@ class Timed(nn.Module):
 @pytest.fixture
 def timed(tmp_path, monkeypatch, one_thread, turned):
     """``timed(train, seconds, gain)``: a script whose steps take so long; returns loop and clock."""
+    monkeypatch.setitem(registry._registered, PlantedGain.name, PlantedGain)
     begun, ended = Hosted.__init__, Hosted.close
 
     def begin(self, *arguments, **keywords):
@@ -135,7 +149,7 @@ def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
 @pytest.mark.parametrize("seconds", [0.01, 0.2])
 def test_what_gains_is_found_and_pays(timed, seconds):
     watching = timed(plain(1500), seconds, lambda step: 1.5)
-    assert watching.conductor.plan.names == ("host_allocator",)
+    assert watching.conductor.plan.names == tuple(GAIN)
     assert Timed.turned.current.now < 0.9 * 1500 * seconds
 
 
@@ -260,7 +274,7 @@ def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
 def test_passes_shorter_than_a_segment_do_not_keep_it_from_deciding(timed):
     """A segment goes on over passes and evaluations, whose own steps are left out."""
     watching = timed(in_passes(230, 5), 0.01, lambda step: 1.5)
-    assert watching.conductor.plan.names == ("host_allocator",)
+    assert watching.conductor.plan.names == tuple(GAIN)
     assert len(watching.conductor.verdicts) >= 2  # watched, too
 
 
@@ -296,16 +310,16 @@ def test_watching_stays_within_its_share(timed):
 
 def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pairs(timed, monkeypatch):
     """Copies of the step may be faster than the steps themselves."""
-    replay = conductor.Proof.replay
+    stepped = conductor.Proof._stepped
 
     def quick(self, *arguments, **keywords):
         before, Timed.seconds = Timed.seconds, 0.001
         try:
-            return replay(self, *arguments, **keywords)
+            return stepped(self, *arguments, **keywords)
         finally:
             Timed.seconds = before
 
-    monkeypatch.setattr(conductor.Proof, "replay", quick)
+    monkeypatch.setattr(conductor.Proof, "_stepped", quick)
     monkeypatch.setattr(conductor, "HOPELESS", 0.0)
     watching = timed(plain(1600), 0.01, lambda step: 0.2)
     assert watching.conductor.tried[-1]["answer"] == "much slower on the script's own steps"
@@ -364,7 +378,7 @@ def test_what_a_plan_makes_the_first_time_does_not_count_against_it(timed):
         return 0.2 if len(ran) == 1 else 1.5
 
     watching = timed(plain(1500), 0.2, gain)
-    assert watching.conductor.plan.names == ("host_allocator",), watching.conductor.tried
+    assert watching.conductor.plan.names == tuple(GAIN), watching.conductor.tried
     (ranked,) = watching.conductor.ledger.read("ranked")
     assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
 
@@ -484,3 +498,51 @@ def test_a_fault_while_giving_up_leaves_no_hook(monkeypatch, tmp_path):
     assert torch.autograd.backward is before
     assert loop.nn.Module.__call__ is nn.Module.__call__
     watching._finished = True
+
+
+def test_copies_that_are_only_timed_are_made_once(timed, monkeypatch):
+    """Of a large model to copy it takes as long as a step."""
+    made, copies, times = [], Kept.copies, conductor.times_on_copies
+
+    def counted(proof, plans, rounds):
+        monkeypatch.setattr(Kept, "copies", lambda self: made.append(1) or copies(self))
+        found = times(proof, plans, rounds)
+        monkeypatch.setattr(Kept, "copies", copies)
+        assert rounds == 2
+        return found
+
+    monkeypatch.setattr(conductor, "times_on_copies", counted)
+    watching = timed(plain(900), 0.1, lambda step: 1.5)
+    (ranked,) = watching.conductor.ledger.read("ranked")
+    assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
+    assert made == [1]
+
+
+def test_a_plans_copies_follow_each_other(timed, monkeypatch):
+    """oneDNN keeps 1,024 kernels: plans in turn would make theirs anew each time."""
+    ran, times = [], conductor.Proof.times
+
+    def noted(self, plan, things):
+        ran.append(plan.names)
+        return times(self, plan, things)
+
+    monkeypatch.setattr(conductor.Proof, "times", noted)
+    other = type("Other", (PlantedGain,), {"name": "planted_other"})
+    monkeypatch.setitem(registry._registered, other.name, other)
+    monkeypatch.setattr(conductor, "additions", lambda *_: [[PlantedGain()], [other()]])
+    timed(plain(900), 0.1, lambda step: 1.0)
+    assert ran == [("planted_gain",)] * 2 + [("planted_other",)] * 2 + [()] * 2
+
+
+def test_of_what_acts_on_the_process_alone_no_copies_are_timed(timed, monkeypatch):
+    """Only the script's own steps can tell; and to give its memory back and take it again is not free."""
+    monkeypatch.setattr(conductor, "additions", lambda *_: [[registry.find("host_allocator")()]])
+    asked, times = [], conductor.times_on_copies
+    monkeypatch.setattr(
+        conductor,
+        "times_on_copies",
+        lambda proof, plans, rounds: asked.append(list(plans)) or times(proof, plans, rounds),
+    )
+    watching = timed(plain(1500), 0.01, lambda step: 1.3)
+    assert asked == [[]]
+    assert watching.conductor.plan.names == ("host_allocator",)

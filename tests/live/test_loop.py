@@ -176,6 +176,29 @@ def test_a_wrong_candidate_never_acts(watched, only, register, tmp_path):
     assert not (tmp_path / "plan.toml").exists()
 
 
+@pytest.mark.parametrize(("off", "kept"), [(1, True), (2, False), (3, False)])
+def test_what_one_rounding_turned_over_is_no_fault_and_what_each_does_is_one(
+    watched, only, register, tmp_path, monkeypatch, off, kept
+):
+    """Of the plan's own step and two that only round otherwise so many have a gradient that is off."""
+    replay, left = Proof.replay, [1] * off
+
+    def replaying(self, plan, *arguments, **keywords):
+        found = replay(self, plan, *arguments, **keywords)
+        if plan.techniques and left:
+            left.pop()
+            found.outcome.gradients["1.weight"].mul_(1.5)
+        return found
+
+    monkeypatch.setattr(Proof, "replay", replaying)
+    register(Hurry)
+    only(Hurry())
+    _, loop = watched(lambda: train(120))
+    assert not left
+    assert (loop.conductor.tried[0]["answer"] != "not_kept") is kept
+    assert (document(tmp_path)["outcome"] == "faster") is kept
+
+
 def test_a_given_plan_is_proven_before_it_acts(watched, register, tmp_path):
     register(Hurry)
     watched(lambda: train(100), plan={"hurry": {}})

@@ -4,10 +4,10 @@ ones hold the longest that each may.
 
 import dataclasses
 
-from vivace.compressing.result import Compressed, Tried
+from vivace.compressing.result import Beside, Compressed, Tried
 from vivace.exporting.result import Exported
 from vivace.ledger import Ratio
-from vivace.serving.forms import FORMS
+from vivace.serving.forms import BESIDE, FORMS
 from vivace.sweeping.record import Finalist, TrialRecord, ranked, spread_of
 from vivace.sweeping.result import Swept
 
@@ -77,6 +77,26 @@ CHECK = {"output": "output['logits_of_the_classes']", "envelopes": 0.31, "larges
 CHECK |= {"problem": "", "kept": True}
 
 
+STAYED = tuple(
+    {
+        "name": f"encoder.layers.{layer}.self_attention (scaled_dot_product_attention)",
+        "numbers": "fp32",
+        "why": "left out of int8 by NNCF" if layer else "OpenVINO does not tell why",
+    }
+    for layer in range(12)
+)
+
+
+BESIDE_IT = (
+    *(
+        Beside(form.name, form.does, batch, "", Ratio(1.42, 1.3, 1.55), 0.0123, 0.0452, 81234.5, 1234)
+        for batch in (1, 32)
+        for form in (FORMS[0], *BESIDE, FORMS[2])
+    ),
+    Beside(FORMS[0].name, FORMS[0].does, 4096, f"a batch of 4096 cannot be made, as {SENTENCE}"),
+)
+
+
 def compressed():
     """A compression with forms of every status."""
     tried, reference = [], 0.0123
@@ -100,7 +120,8 @@ def compressed():
                 peak_bytes=700_000_000,
                 change=CHANGE | {"needed": 410 if status == "undecided" else None} if place else None,
                 checks=(CHECK,),
-                effect={"convolutions in float32": 12, "matrix products in int8": 4},
+                effect={"fp32": 12, "int8": 4},
+                stayed=STAYED if form.numbers == "int8" else (),
             )
         )
     return Compressed(
@@ -118,6 +139,7 @@ def compressed():
         page_path="runs/compress/compress.html",
         budget_seconds=400.0,
         go_on="vivace compress examples/train_a_vision_transformer.py:job --run runs/train --resume",
+        beside=BESIDE_IT,
     )
 
 

@@ -1,6 +1,7 @@
 """Each way to int8 acts, and its answers are near the model's."""
 
 import dataclasses
+import shutil
 
 import numpy
 import pytest
@@ -11,8 +12,8 @@ from vivace.errors import Refused
 from vivace.job import load
 from vivace.serving import int8
 from vivace.serving.calls import Flat
-from vivace.serving.effect import effect, multiplies
-from vivace.serving.files import to_onnx
+from vivace.serving.effect import CONVERTED, effect, left_out_of, multiplies, told
+from vivace.serving.files import exported, to_onnx
 from vivace.serving.forms import BY_NAME
 from vivace.serving.judge import Judge
 from vivace.serving.making import BASE, Bfloat16
@@ -50,10 +51,12 @@ def near(material, serve):
 def test_files(material, base, tmp_path, name, make):
     form = BY_NAME[f"{name}_int8"]
     make(base, material, tmp_path / form.file)
+    shutil.copy(base, tmp_path / BY_NAME[BASE].file)  # where operators have the names of the person's modules
     serve, handle = opened(name, str(tmp_path / form.file), "int8", 1)
     assert near(material, serve)
     ran = effect(form, handle, tmp_path / form.file, lambda: serve(material.calls.inputs[0]))
-    assert ran.get("int8", 0) >= 1
+    assert any(one.numbers == "int8" for one in ran)
+    assert {one.name.partition(" ")[0] for one in ran} == {"1", "5"}  # a BatchNorm with its convolution
     assert not list(tmp_path.glob("*.prepared"))
 
 
@@ -62,6 +65,9 @@ def test_the_graph_of_torch(material):
     names = {str(node.target) for node in graph.graph.nodes}
     assert any("quantize_per_tensor" in name for name in names)
     assert near(material, in_torch(graph)[0])
+    assert list(left_out_of(graph.graph)) == []
+    plain = exported(material).module()
+    assert list(left_out_of(plain.graph)) == ["0 (conv2d)", "5 (linear)"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -82,6 +88,55 @@ def test_bfloat16_answers_in_fp32(material):
     assert found.dtype == torch.float32
     assert near(material, in_torch(model)[0])
     assert all(parameter.dtype == torch.float32 for parameter in material.flat.parameters())
+
+
+class Converting(nn.Module):
+    """Its last layer is called in fp32, whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.parts = nn.Linear(36, 8), nn.ModuleList([nn.Linear(8, 3)])
+
+    def forward(self, images):
+        last = self.parts[0]
+        rows = torch.relu(self.first(images.flatten(1))).float()
+        return nn.functional.linear(rows, last.weight.float(), last.bias.float()) @ torch.eye(3)
+
+
+def test_what_stays_in_fp32_is_named_with_its_reason(material):
+    given = ((torch.ones(1, 1, 6, 6),), {})
+    form = BY_NAME["eager_bf16"]
+    serve, handle = in_torch(Bfloat16(Flat(Converting(), given).eval(), channels_last=True))
+    ran = effect(form, handle, None, lambda: serve(material.calls.inputs[0]))
+    found = told(form, ran)
+    assert found["effect"] == {"bf16": 1, "fp32": 2}
+    assert ran[0].name == "first (addmm)"
+    assert [one["name"] for one in found["stayed"]] == ["addmm", "mm"]
+    assert {one["why"] for one in found["stayed"]} == {CONVERTED}
+    assert told(BY_NAME["eager_fp32"], ran)["stayed"] == []
+
+
+def test_what_a_quantizer_leaves_out_is_told_from_what_a_runtime_has_no_kernel_for(material, base, tmp_path):
+    """The last layer is left out of int8 here."""
+    onnx, quantization = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime.quantization")
+    names = [node.name for node in onnx.load(base).graph.node if node.op_type == "Gemm"]
+    quantize = quantization.quantize_static
+
+    def but_one(*given, **options):
+        quantize(*given, **options, nodes_to_exclude=names)
+
+    path = tmp_path / BY_NAME["onnx_int8"].file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantization, "quantize_static", but_one)
+        int8.for_onnx(base, material, path)
+    found = told(BY_NAME["onnx_int8"], effect(BY_NAME["onnx_int8"], None, path, None))
+    assert found["effect"] == {"int8": 1, "fp32": 1}
+    (stayed,) = found["stayed"]
+    assert stayed == {
+        "name": "5 (linear)",
+        "numbers": "fp32",
+        "why": "left out of int8 by ONNX Runtime's quantizer",
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from vivace.errors import ChildFailed, Code, TimedOut
 from vivace.serving import proof
-from vivace.serving.effect import effect
+from vivace.serving.effect import effect, told
 from vivace.serving.forms import BY_NAME
 from vivace.torch_internals.compiler import know_int8
 
@@ -60,7 +60,13 @@ def test_operators_of_compiled_code_are_told_by_the_numbers_that_they_are_given(
         torch.mm(half, half)
         torch.addmm(whole, whole, whole)
 
-    assert effect(BY_NAME["compiled_bf16"], None, tmp_path, run) == {"bf16": 2, "fp32": 1}
+    form = BY_NAME["compiled_bf16"]
+    found = told(form, effect(form, None, tmp_path, run))
+    assert found["effect"] == {"bf16": 2, "fp32": 1}
+    assert [(one["name"], one["numbers"]) for one in found["stayed"]] == [
+        ("aten::addmm of 4x4 by 4x4", "fp32")
+    ]
+    assert "your model's own code" in found["stayed"][0]["why"]
 
 
 @pytest.mark.skipif(not find_spec("openvino"), reason="OpenVINO is not installed")

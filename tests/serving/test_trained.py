@@ -1,5 +1,6 @@
 """Weights come from a run's checkpoints, as numbers alone, where their hashes hold."""
 
+import dataclasses
 import hashlib
 import json
 import pickle
@@ -8,8 +9,16 @@ import shutil
 import pytest
 import torch
 
-from vivace.errors import CheckpointError, InputError
+from vivace.compressing.worker import Worker
+from vivace.errors import CheckpointError, InputError, Refused
 from vivace.job import load
+from vivace.plan import Plan
+from vivace.serving import making
+from vivace.serving.calls import Flat
+from vivace.serving.forms import BY_NAME
+from vivace.serving.judge import Judge
+from vivace.serving.material import Material
+from vivace.serving.planned import under_plan
 from vivace.serving.trained import load_trained
 from vivace.training.checkpoints import _digest
 
@@ -75,3 +84,58 @@ def test_a_run_of_another_job(run, trained):
 def test_a_folder_without_a_run(tmp_path, run):
     with pytest.raises(InputError, match="no training that has ended"):
         load_trained(run[0], tmp_path)
+
+
+IMAGES = torch.linspace(-1.0, 2.0, 2 * 36).reshape(2, 1, 6, 6)
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_a_trained_model_runs_as_a_step_under_its_plan_does(run, own_step):
+    job, folder = run
+    flat = Flat(load_trained(job, folder)[0], ((IMAGES,), {})).eval()
+    (plain,) = flat(IMAGES)
+    if own_step:
+        job = dataclasses.replace(job, loss=None, step=lambda model, optimizer, batch: None)
+    heard = []
+    flat.model[0].register_forward_hook(lambda *given: heard.append(given[-1].dtype))
+    serve = under_plan(job, Plan.from_dict({"bf16_autocast": {}, "channels_last": {}}), flat)
+    with torch.no_grad():
+        (found,) = serve(IMAGES)
+    assert heard == [torch.bfloat16]
+    assert found.dtype == torch.float32
+    assert 0.0 < float((found - plain).abs().max()) < 0.1
+    assert not flat.model.training
+
+
+def test_a_plan_that_cannot_act_on_one_process_is_refused(run):
+    job, folder = run
+    flat = Flat(load_trained(job, folder)[0], ((IMAGES,), {})).eval()
+    with pytest.raises(Refused):
+        under_plan(job, Plan.from_dict({"ddp": {}}), flat)
+
+
+def test_the_plan_of_the_run_is_what_is_timed(run, tmp_path):
+    job, folder = run
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**document, "plan": {"bf16_autocast": {}}}))
+    Judge(job, str(folder), str(tmp_path)).record()
+    worker = Worker(job, str(folder), str(tmp_path), torch.get_num_threads())
+    heard = []
+    worker.material.flat.model[0].register_forward_hook(lambda *given: heard.append(given[-1].dtype))
+    worker.open("trained_plan", str(tmp_path), 4)
+    worker.warm(0.0)
+    worker.block(3)
+    assert set(heard) == {torch.bfloat16}
+    times = worker.latencies()
+    assert times["calls"] == 3
+    assert times["p50"] <= times["p99"]
+    assert 4 / times["p99"] <= times["samples_per_second"] <= 4 / min(worker._times)
+
+
+def test_torch_compile_as_it_comes_freezes_nothing(monkeypatch):
+    frozen, compiled = [], []
+    monkeypatch.setattr(making, "freeze_weights", lambda: frozen.append(True))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options))
+    material = Material(Flat(torch.nn.Linear(2, 2), ((torch.ones(1, 2),), {})), None, None)
+    making.in_process(BY_NAME["compiled_default"], material)
+    assert (frozen, compiled) == ([], [{}])

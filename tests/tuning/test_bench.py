@@ -133,3 +133,33 @@ def test_pytorchs_defaults_are_no_plan_to_begin_with(tmp_path):
     bench = SimpleNamespace(ledger=ledger, needed=Plan(), machine=machine, facts=facts, known={})
     Bench.recall(bench)
     assert list(bench.known) == [plans["candidate"].id]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "wanted"),
+    [
+        ([1.3, 1.01, 0.99, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2], 6),  # its interval holds 1: twice as many
+        ([1.3, 1.2, 1.25, 1.2], 3),  # above 1
+        ([0.8, 1.1, 0.9, 1.2], 3),  # not faster on the whole
+        ([1.01, 1.0, 1.01, 1.2], 3),  # known well, and next to nothing
+    ],
+)
+def test_a_confirmation_that_says_neither_yes_nor_no_goes_on_once(tmp_path, monkeypatch, ratios, wanted):
+    """The first answer is given after three pairs of processes."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    made = Bench(
+        Source(f"{STAGE}:large"), vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None
+    )
+    made.facts = {"signature": "", "batch_size": 1}
+    monkeypatch.setattr(bench_module, "MOST_ROUNDS", 3)
+
+    def once(plan, earlier, *, seconds):
+        ratio = ratios[len(earlier)]
+        comparison = Comparison(Ratio(ratio, ratio, ratio), ((ratio, 1.0),) * 6)
+        found = {"status": "measured", "ratio": bench_module.across([*earlier, comparison])}
+        return comparison, {**found, "pairs": comparison.pairs, "rounds": len(earlier) + 1}
+
+    monkeypatch.setattr(made, "_confirm_once", once)
+    with contextlib.closing(made):
+        trial = made.confirm(Plan.from_dict({"channels_last": {}}), seconds=1e9, round_seconds=4)
+    assert trial.rounds == wanted

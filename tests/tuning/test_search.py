@@ -382,6 +382,24 @@ def test_a_plan_that_takes_the_place_of_a_rejected_one_is_made_less_too():
     assert search.conclusion.plan == BF16
 
 
+@pytest.mark.parametrize("second", [near(1.2), STEADY])
+def test_the_next_best_is_confirmed_though_the_budget_is_over_and_no_third_one(second):
+    gains = {"channels_last": 1.3, "fused_optimizer": 1.0, "bf16_autocast": 1.0}
+    player = Player(multiplied(gains))
+
+    def confirms(plan, spent):
+        player.seconds = 600.0  # from here on the budget is over
+        return STEADY if plan == CHANNELS else second
+
+    player.confirms = confirms
+    search = player.play(setting(offer(*gains), seconds=300.0))
+    assert search.left < 0
+    first, other = [request.plan for request in player.asked if isinstance(request, Confirm)]
+    assert first == CHANNELS
+    assert search.conclusion.plan == (Plan() if second == STEADY else other)
+    assert len([plan for plan in search.ranking() if plan not in (first, other)]) > 0
+
+
 def test_what_adds_nothing_any_more_once_others_are_dropped_is_dropped_by_what_was_measured():
     """bfloat16 made up for what the fused update cost, which is dropped itself."""
     speeds = {

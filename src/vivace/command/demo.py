@@ -42,18 +42,21 @@ def demo(out: Path, quiet: bool = False) -> tuple[int, dict[str, Any]]:
     tuned(result, JOB, console)
     if result.interrupted:
         return 130, {"tune": result.to_dict()}
-    if not len(result.plan):
-        return result.exit_code, {"tune": result.to_dict()}
-    console.print("\n[bold]2 of 2  train[/] to the end, as it is in strict fp32 and with the plan")
+    plans = {"as it is": Plan()} | ({"the plan": result.plan_path} if len(result.plan) else {})
+    both = " in strict fp32 and with the plan" if len(plans) > 1 else ": no plan was found for this machine"
+    console.print(f"\n[bold]2 of 2  train[/] to the end, as it is{both}")
     runs, documents = {}, {"tune": result.to_dict()}
-    for name, plan in (("as it is", Plan()), ("the plan", result.plan_path)):
+    for name, plan in plans.items():
         with TrainProgress(quiet) as progress:
             runs[name] = run = train(JOB, plan, out=folders[name], on_event=progress)
         documents["plan" if name == "the plan" else "as_it_is"] = run.to_dict()
         if run.interrupted:
             trained(run, console)
             return run.exit_code, documents
-    report(folders["as it is"])
+    page = report(folders["as it is"])
+    if len(plans) == 1:
+        trained(runs["as it is"], console, page=page)
+        return result.exit_code, documents
     page = report(folders["the plan"], beside=folders["as it is"])
     trained(runs["the plan"], console, beside=runs["as it is"], page=page)
     for line in compared(runs["as it is"], runs["the plan"], RECIPES[JOB].validated, result.speedup):

@@ -35,7 +35,7 @@ def compress(
     ] = "0.5%",
     objective: Annotated[str, typer.Option("--for", help="latency, throughput or size")] = "latency",
     batch: Annotated[
-        int | None, typer.Option(help="samples of a call; left out, 1, and 32 for throughput")
+        str | None, typer.Option(help="samples of a call (1; 32 for throughput), or several, as 1,8,32")
     ] = None,
     budget: Annotated[
         str,

@@ -11,6 +11,8 @@ from vivace.compressing.result import Compressed, Tried
 from vivace.events import metric_title
 from vivace.pages.answer import Answer
 
+MOST_NAMED = 4  # of operators
+
 
 def answer(found: Compressed) -> Answer:
     """What to deploy, how fast it is, what it loses, and what was tried."""
@@ -27,7 +29,13 @@ def answer(found: Compressed) -> Answer:
         same_kept=None if nothing else True,
         title_of_parts="What was tried",
         parts=tuple((one.name, told(one)) for one in in_order(found)),
-        notes=(*_unmeasured(found), *_undecided(found), *_missing(found), *found.notes),
+        notes=(
+            *_unmeasured(found),
+            *_undecided(found),
+            *_faster_beside(found),
+            *_missing(found),
+            *found.notes,
+        ),
         facts=tuple(_facts(found)),
         next=_next(found),
         date=found.date,
@@ -91,6 +99,31 @@ def told(one: Tried) -> str:
         return f"{words.ratio(one.ratio)}, undecided: about {one.change['needed']:,} samples would tell"
     shown = words.ratio(one.ratio)
     return one.reason if words.unless_said(shown, one.reason) == "" else f"{shown}: {one.reason}"
+
+
+def stayed(one: Tried) -> list[str]:
+    """Which operators did not run in a form's numbers, and why."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in one.stayed:
+        groups.setdefault((each["numbers"], each["why"]), []).append(each["name"])
+    said = []
+    for (numbers, why), names in groups.items():
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        said.append(f"{len(names)} ran in {numbers} ({', '.join(names[:MOST_NAMED])}{more}): {why}")
+    return said
+
+
+def _faster_beside(found: Compressed) -> list[str]:
+    """What was only timed beside the answer, and is faster at the batch that it was sought for."""
+    rows = {one.name: one for one in found.beside if one.batch == found.batch}
+    own = rows[found.chosen].ratio if found.chosen in rows else None
+    if own is None or found.objective == "size":
+        return []
+    return [
+        f"{one.name} ({one.does}) is {words.fast(one.ratio)}, and was not judged"
+        for one in rows.values()
+        if one.ratio and one.ratio.low > own.high
+    ]
 
 
 def _undecided(found: Compressed) -> list[str]:

@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.compressing.result import Status, Tried
-from vivace.errors import ChildFailed, JobError, Refused, TimedOut, Unsteady
+from vivace.compressing.result import Beside, Status, Tried
+from vivace.errors import ChildFailed, JobError, Refused, TimedOut, Unsteady, VivaceError
 from vivace.ledger import Ratio
 from vivace.measuring.paired import BLOCK_SECONDS, Comparison, Timed, across, compare
 from vivace.processes.launch import Child, Source
@@ -22,7 +22,7 @@ from vivace.serving.files import digest, parts
 from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
-from vivace.words import number, ratio, size
+from vivace.words import duration, number, ratio, size
 
 JUDGE = "vivace.serving.judge:Judge"
 WORKER = "vivace.compressing.worker:Worker"
@@ -46,6 +46,11 @@ class Server(Timed):
         opened = self.ask("open", form=self.form.name, folder=str(folder), batch=batch)
         self.warm(WARM_SECONDS, self.timeout)
         return float(opened["seconds"]) + self.warmup_seconds
+
+    def effect(self) -> dict[str, Any]:
+        """What really ran in which numbers, as `Tried` has it."""
+        ran = self.ask("effect")
+        return {**ran, "stayed": tuple(ran["stayed"])}
 
 
 class Bench:
@@ -77,7 +82,7 @@ class Bench:
         self.threads = self.facts["threads"]
         self._reference = Server(self, BY_NAME[REFERENCE])
         self._reference.open(self.files, self.batch)
-        self._time_once()
+        _time_once(self._reference)
         return self.facts
 
     @property
@@ -91,7 +96,7 @@ class Bench:
         self._reference.close()
         self._reference = Server(self, BY_NAME[REFERENCE])
         self._reference.open(self.files, self.batch)
-        self._time_once()
+        _time_once(self._reference)
 
     def _revive(self) -> None:
         """A fresh process for each that has died, as of lack of memory: without it no form can be judged."""
@@ -105,10 +110,6 @@ class Bench:
 
     def _new_judge(self) -> Child:
         return Child(JUDGE, self.source, {"run": self.run, "folder": str(self.folder)}, log=self.log)
-
-    def _time_once(self) -> None:
-        assert self._reference is not None
-        self._reference.block(max(1, round(BLOCK_SECONDS / self._reference.step_seconds)))
 
     def reference(self) -> Tried:
         """What is known of the model as it is, once others have been timed against it."""
@@ -124,7 +125,7 @@ class Bench:
             p99=times["p99"],
             bytes=self._reference.ask("bytes"),
             peak_bytes=self._reference.ask("peak"),
-            effect=self._reference.ask("effect"),
+            **self._reference.effect(),
         )
 
     def attempt(self, form: Form, *, by_size: bool, best: Tried | None = None) -> Tried:
@@ -159,6 +160,28 @@ class Bench:
         with self._served(BY_NAME[REFERENCE]) as reference, self._served(form) as server:
             second = compare(reference, server, seconds=CONFIRMED_SECONDS)
         return across([Comparison(first, ()), second])
+
+    def beside(self, forms: Sequence[Form], batch: int) -> list[Beside]:
+        """The model as it is, and each form in turn with it, in calls of so many samples."""
+        own = BY_NAME[REFERENCE]
+        try:
+            with self._served(own, batch) as reference:
+                _time_once(reference)
+                found = [self._beside(form, batch, reference) for form in forms]
+                times = reference.ask("latencies")
+                return [Beside(own.name, own.does, batch, "", Ratio(1.0, 1.0, 1.0), **times), *found]
+        except VivaceError as error:
+            return [Beside(own.name, own.does, batch, str(error))]
+
+    def _beside(self, form: Form, batch: int, reference: Server) -> Beside:
+        limit = self.timeout
+        try:
+            with self._served(form, batch) as server:
+                timed = compare(reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
+                return Beside(form.name, form.does, batch, "", timed.ratio, **server.ask("latencies"))
+        except VivaceError as error:
+            reason = f"not ready within {duration(limit)}" if isinstance(error, TimedOut) else str(error)
+            return Beside(form.name, form.does, batch, reason)
 
     def glance(self, form: Form) -> tuple[Ratio, int]:
         """A form's speed and bytes, without a word on its outputs. Raises Unsteady, ChildFailed, Refused."""
@@ -212,10 +235,10 @@ class Bench:
         return int(self.write(form)["bytes"])
 
     @contextlib.contextmanager
-    def _served(self, form: Form) -> Iterator[Server]:
+    def _served(self, form: Form, batch: int | None = None) -> Iterator[Server]:
         server = Server(self, form)
         try:
-            server.open(self.files, self.batch)
+            server.open(self.files, batch or self.batch)
             yield server
         finally:
             server.close()
@@ -232,7 +255,7 @@ class Bench:
         found: dict[str, Any] = {"made_seconds": made_seconds, "file": "" if form.in_process else form.file}
         found["bytes"] = written or server.ask("bytes")
         found["sha256"] = "" if form.in_process else digest(self.files / form.file)
-        found["effect"] = server.ask("effect")
+        found |= server.effect()
         took = form.weights_only or not found["effect"] or form.numbers in found["effect"]
         if not took:
             ran = ", ".join(f"{count} in {numbers}" for numbers, count in found["effect"].items())
@@ -303,6 +326,10 @@ class Bench:
 
     def _tried(self, form: Form, status: Status, reason: str = "", **found: Any) -> Tried:
         return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
+
+
+def _time_once(server: Server) -> None:
+    server.block(max(1, round(BLOCK_SECONDS / server.step_seconds)))
 
 
 def beaten(speed: Ratio, best: Tried) -> bool:

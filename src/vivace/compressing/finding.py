@@ -50,7 +50,7 @@ def compress(
     run: str | os.PathLike[str],
     margin: str | float = MARGIN,
     objective: str = "latency",
-    batch: int | None = None,
+    batch: int | str | None = None,
     budget: str | float = "auto",
     finetune: str | float | None = None,
     out: str | os.PathLike[str] = "runs/compress",
@@ -69,7 +69,8 @@ def compress(
         run: the folder of a `vivace.train` whose weights are meant.
         margin: what the metric may lose: a share of it such as ``0.5%``, or a difference in its own unit.
         objective: ``latency``, ``throughput`` or ``size``.
-        batch: samples of a call; left out, 1, and 32 for throughput.
+        batch: samples of a call; left out, 1, and 32 for throughput. Of several, such as ``"1,8,32"``, the
+            form is sought for the first, and timed for all.
         budget: ``auto``, ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60, and no form is passed over), a
             time such as ``5m``, or seconds; it is for trying forms, and measuring the best one again goes on
             beyond it. ``auto`` is a tenth of the training's length, from 2 minutes up to an hour.
@@ -105,7 +106,7 @@ class _Wish:
     run: Path
     margin: str | float
     objective: str
-    batch: int | None
+    batch: int | str | None
     out: Path
     finetune: str | float | None
 
@@ -133,7 +134,8 @@ class _Compressing:
     def __init__(self, wish: _Wish, seconds: float, *, every: bool, tell: Tell) -> None:
         self.wish, self.seconds, self.every, self.tell = wish, seconds, every, tell
         self.begin, self.machine = time.monotonic(), inspect()
-        self.batch = wish.batch or BATCHES[wish.objective]
+        self.batches = parse_batches(wish.batch) or (BATCHES[wish.objective],)
+        self.batch = self.batches[0]
 
     def done(self, *, resume: bool) -> Compressed:
         """Search, and write down what was found."""
@@ -151,6 +153,7 @@ class _Compressing:
             bench = Bench(Source(wish.job), run, Path(scratch), folder / FILES, folder / LOG, self.batch)
             with contextlib.closing(bench):
                 search, tried = self._searched(bench, folder)
+                beside = search.beside(tried, self.batches)
         chosen = choose(tried, by_size=search.by_size)
         found = Compressed(
             job=wish.name,
@@ -169,6 +172,7 @@ class _Compressing:
             page_path=str(folder / PAGE),
             budget_seconds=self.seconds,
             go_on=wish.go_on if search.interrupted or search.ended_early else "",
+            beside=tuple(beside),
         )
         _write(found, folder)
         return found
@@ -237,15 +241,22 @@ def _forget(files: Path, known: list[Tried]) -> None:
             file.unlink()
 
 
-def _check(job: Job | str, objective: str, batch: int | None, finetune: str | float | None) -> None:
+def _check(job: Job | str, objective: str, batch: int | str | None, finetune: str | float | None) -> None:
     if objective not in OBJECTIVES:
         raise InputError(f"compress for {' or '.join(OBJECTIVES)}, not for {objective!r}")
-    if batch is not None and batch < 1:
-        raise InputError(f"the batch must be 1 or more, not {batch}")
+    parse_batches(batch)
     if finetune is not None:
         parse_finetune(finetune)
         if not isinstance(job, str):
             raise InputError("finetune needs the job by its name, such as train.py:job: it is trained again")
+
+
+def parse_batches(batch: int | str | None) -> tuple[int, ...]:
+    """Samples of a call, of one number or of several such as ``1,8,32``. Raises InputError."""
+    parts = [] if batch is None else str(batch).split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"the batch must be 1 or more, or several such as 1,8,32; not {batch}")
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def parse_finetune(finetune: str | float) -> float:
@@ -274,11 +285,10 @@ def _prepare(folder: Path, *, resume: bool) -> None:
 
 def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: float) -> list[str]:
     found, left = [], len(search.order.worth_it())
-    if search.interrupted and left:
-        more = count(left, "form")
-        found.append(f"interrupted: {more} more might be tried, and the best was not measured again")
-    elif search.interrupted:
-        found.append("interrupted: all forms were tried, and the best was not measured again")
+    if search.interrupted:
+        tried_so_far = f"{count(left, 'form')} more might be tried" if left else "all forms were tried"
+        again = "" if search.is_settled(tried) else ", and the best was not measured again"
+        found.append(f"interrupted: {tried_so_far}{again}")
     elif search.ended_early:
         found.append(
             f"the budget of {duration(seconds)} ended before {count(left, 'more form')} could be tried"

@@ -7,7 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from vivace import words
-from vivace.compressing.answering import answer, in_order
+from vivace.compressing.answering import answer, in_order, stayed
 from vivace.compressing.result import Compressed, Tried
 from vivace.events import metric_title
 from vivace.files import replace_text
@@ -30,6 +30,7 @@ def render(found: Compressed) -> str:
         found=found,
         chart=chart(found),
         rows=[found.reference, *in_order(found)],
+        stayed=stayed,
         missing=[one for one in found.tried if one.status == "missing"],
     )
 

@@ -23,9 +23,10 @@ class Tried:
 
     `job` and `run` are of a model that was trained further; empty where it is the person's own.
     `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
-    `checks` hold each output's distance from the reference (see `exporting.envelope.Check`), `effect` says
-    what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long
-    making and opening it took.
+    `checks` hold each output's distance from the reference (see `serving.envelope.Check`), `effect` says how
+    many operators really ran in which numbers, `stayed` which of them not in the form's and why (see
+    `serving.effect.told`), `sha256` is that of all parts of the file, `made_seconds` how long making and
+    opening it took.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Tried:
     change: dict[str, Any] | None = None
     checks: tuple[dict[str, Any], ...] = ()
     effect: dict[str, Any] = dataclasses.field(default_factory=dict)
+    stayed: tuple[dict[str, str], ...] = ()
     made_seconds: float = 0.0
     seconds: float = 0.0
     foreign_share: float = 0.0
@@ -60,18 +62,38 @@ class Tried:
         speed = document["ratio"]
         known = {field.name for field in dataclasses.fields(cls)}
         found = {key: value for key, value in document.items() if key in known}
-        return cls(
-            **{**found, "ratio": Ratio(**speed) if speed else None, "checks": tuple(document["checks"])}
-        )
+        found |= {key: tuple(found.get(key, ())) for key in ("checks", "stayed")}
+        return cls(**{**found, "ratio": Ratio(**speed) if speed else None})
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """A form in calls of `batch` samples, timed in turn with the model as it is, each in a fresh process.
+
+    `ratio` is its speed against that one's; `p50` and `p99` are seconds of a call, over so many `calls`.
+    `reason` says why it could not be timed.
+    """
+
+    name: str
+    does: str
+    batch: int
+    reason: str = ""
+    ratio: Ratio | None = None
+    p50: float | None = None
+    p99: float | None = None
+    samples_per_second: float | None = None
+    calls: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Compressed:
     """The answer of `vivace compress`.
 
-    `chosen` is the form to deploy, the reference's own name where none is better. `subject` describes the
-    run, its metric and its samples. `file` is what to deploy, `page_path` the page. `go_on` is the command
-    that tries what is left, where the search was interrupted or its budget ended first.
+    `chosen` is the form to deploy, the reference's own name where none is better; it was sought for calls of
+    `batch` samples. `beside` has its times in calls of each size that was asked for, with those of the model
+    as it is, of torch.compile as it comes and of the plan that trained it. `subject` describes the run, its
+    metric and its samples. `file` is what to deploy, `page_path` the page. `go_on` is the command that tries
+    what is left, where the search was interrupted or its budget ended first.
     """
 
     job: str
@@ -90,6 +112,7 @@ class Compressed:
     interrupted: bool = False
     budget_seconds: float = 0.0
     go_on: str = ""
+    beside: tuple[Beside, ...] = ()
 
     @property
     def outcome(self) -> Outcome:

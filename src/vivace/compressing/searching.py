@@ -10,11 +10,11 @@ from vivace.compressing.bench import PATIENCE_SECONDS, Bench
 from vivace.compressing.further import Further
 from vivace.compressing.journal import Journal
 from vivace.compressing.order import Order
-from vivace.compressing.result import Tried, choose
+from vivace.compressing.result import Beside, Tried, choose
 from vivace.errors import Unsteady, VivaceError
 from vivace.events import Tell
-from vivace.serving.forms import REFERENCE, Form, form_named
-from vivace.words import fast_between, times
+from vivace.serving.forms import BESIDE, REFERENCE, TRAINED_PLAN, Form, form_named
+from vivace.words import count, fast_between, times
 
 
 class Search:
@@ -44,6 +44,7 @@ class Search:
         self.order = Order(forms, every=self.every)
         self.tried: dict[str, Tried] = {}
         self.interrupted = False
+        self._deadline = deadline
         self._patient = deadline  # as long as nothing is measured
         self._confirmed: set[str] = set()  # forms that were as fast again in fresh processes
         self.bench.deadline = deadline
@@ -91,6 +92,30 @@ class Search:
         except KeyboardInterrupt:
             self.interrupted = True
             self.bench.renew()
+
+    def beside(self, tried: list[Tried], batches: tuple[int, ...]) -> list[Beside]:
+        """The best form, torch.compile as it comes and the plan that trained the model, in calls of each of
+        these sizes beside the model as it is.
+
+        Each may take as long to open as one that was tried. Ctrl-C leaves the sizes that were done.
+        """
+        best = choose(tried, by_size=self.by_size)
+        forms = [form for form in BESIDE if form.name != TRAINED_PLAN or self.bench.facts["trained"]["plan"]]
+        forms += [form_named(best.name)] if best.name != REFERENCE else []
+        found: list[Beside] = []
+        self.bench.deadline = self._deadline
+        try:
+            for batch in () if self.interrupted else batches:
+                names = ", ".join(form.name for form in forms)
+                self._tell("phase", {"name": f"{names}: {count(batch, 'sample')} a call"})
+                found += self.bench.beside(forms, batch)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return found
+
+    def is_settled(self, tried: list[Tried]) -> bool:
+        """Was the best measured again in fresh processes, if there is one?"""
+        return choose(tried, by_size=self.by_size).name in (REFERENCE, *self._confirmed)
 
     @property
     def ended_early(self) -> bool:

@@ -16,10 +16,12 @@ import torch
 from vivace.job import Job
 from vivace.serving import making
 from vivace.serving.calls import outputs_file, read_arrays, write_arrays
-from vivace.serving.effect import effect
-from vivace.serving.forms import REFERENCE, Form, form_named
+from vivace.serving.effect import effect, told
+from vivace.serving.forms import REFERENCE, TRAINED_PLAN, Form, form_named
 from vivace.serving.maker import Maker
+from vivace.serving.planned import under_plan
 from vivace.serving.serve import Run, in_torch, opened
+from vivace.serving.trained import plan_of
 
 INPUTS = 16  # different batches that are timed in turn
 MOST_TIMES = 20_000
@@ -45,7 +47,11 @@ class Worker(Maker):
         self._inputs = [self.calls.sample(batch, batch * number) for number in range(INPUTS)]
         self.form, self.batch, self.files = form_named(form), batch, Path(folder)
         self._before = _resident()
-        if self.form.in_process:
+        if self.form.name == TRAINED_PLAN:
+            plan = plan_of(Path(self.run))
+            self.serve, self.handle = in_torch(under_plan(self.job, plan, self.material.flat))
+            self.threads = torch.get_num_threads()  # a plan may set it
+        elif self.form.in_process:
             self.serve, self.handle = in_torch(making.in_process(self.form, self.material))
         else:
             path = str(Path(folder) / self.form.file)
@@ -90,9 +96,11 @@ class Worker(Maker):
         return whole
 
     def latencies(self) -> dict[str, float]:
-        """Seconds of a call that half, and 99 of 100, of the timed calls took at most."""
+        """Seconds that half, and 99 of 100, of the timed calls took at most, and samples a second of all."""
         middle, late = numpy.percentile(self._times, [50, 99])
-        return {"p50": float(middle), "p99": float(late), "calls": len(self._times)}
+        count = len(self._times)
+        throughput = count * self.batch / sum(self._times)
+        return {"p50": float(middle), "p99": float(late), "calls": count, "samples_per_second": throughput}
 
     def peak(self) -> int:
         """Bytes by which the process grew at most since before the form was opened, while it serves."""
@@ -107,12 +115,13 @@ class Worker(Maker):
         torch.save(self.handle.state_dict(), buffer)
         return buffer.getbuffer().nbytes
 
-    def effect(self) -> dict[str, int]:
-        """How many operators that multiply really run in which numbers."""
+    def effect(self) -> dict[str, Any]:
+        """How many operators that multiply really run in which numbers, and why some not in the form's."""
         assert self.form is not None
         assert self.serve is not None
         path = self.files / self.form.file
-        return effect(self.form, self.handle, path, lambda: self.serve(self._inputs[0]))  # type: ignore[misc]
+        ran = effect(self.form, self.handle, path, lambda: self.serve(self._inputs[0]))  # type: ignore[misc]
+        return told(self.form, ran)
 
     def outputs(self, path: str) -> dict[str, Any]:
         """Answer every recorded call, and write what is returned."""

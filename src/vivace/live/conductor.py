@@ -21,13 +21,13 @@ from vivace.ledger import Ledger
 from vivace.live.candidates import PRECISION_COSTS, adding, additions, lowers, own_settings
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.errand import LEDGER, PLAN
-from vivace.live.hosted import Hosted, compiles
+from vivace.live.hosted import Hosted, compiles, of_process_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
 from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
-from vivace.technique import Stage, Technique
+from vivace.technique import Technique
 from vivace.tensors.modules import untouched
 from vivace.tensors.randomness import StreamNotes
 from vivace.words import duration
@@ -221,11 +221,8 @@ class Conductor:
             self.spending.waited += self.clock.wall() - begin
 
     def _stand_back(self) -> None:
-        """Let nothing act on the script's objects. What is the process's alone stays: to give back all of its
-        memory, and to fault it in again, takes time at every evaluation.
-        """
-        acting = self._acting.plan.techniques if self._acting is not None else ()
-        if not all(technique.card.stage == Stage.PROCESS for technique in acting):
+        """Let nothing act on the script's objects. What is the process's alone stays: memory is not free."""
+        if self._acting is not None and not of_process_alone(self._acting.plan):
             self._act(self.reference)
 
     def _require_own_precision(self) -> None:
@@ -405,7 +402,7 @@ class Conductor:
         done = {base}
         rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 2
         groups = additions(self.root, self.machine, self.own)
-        yield from self._afforded((1 + len(groups)) * rounds * proof.replay_seconds)
+        yield from self._afforded((1 + len(groups)) * rounds * self.step_seconds)
         for group, ratio in self._ranked(proof, groups, rounds):
             plan = adding(base, group)
             if plan in done:
@@ -464,7 +461,9 @@ class Conductor:
         for name, why in self.own.items():
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         plans = {adding(Plan(), group): group for group in groups}
-        times, refused = times_on_copies(proof, plans, rounds)
+        alone = dict.fromkeys(filter(of_process_alone, plans), 1.0)  # only its own steps can tell
+        times, refused = times_on_copies(proof, [plan for plan in plans if plan not in alone], rounds)
+        times |= alone
         for plan, reason in refused.items():
             self._note(plan, reason)
         for plan, ratio in times.items():

@@ -93,6 +93,11 @@ def compiles(plan: Plan) -> bool:
     return any(technique.card.compiles for technique in plan.techniques)
 
 
+def of_process_alone(plan: Plan) -> bool:
+    """Does a plan act on no object of the script's?"""
+    return all(technique.card.stage == Stage.PROCESS for technique in plan.techniques)
+
+
 def _call(batch: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
     function, arguments, keywords = batch
     return function(*arguments, **keywords)

@@ -61,6 +61,10 @@ class Kept:
         except Exception as error:
             raise CannotKeep(f"its model cannot be copied: {error}") from None
 
+    def copies(self) -> tuple[Any, ...]:
+        """Of `things`, to be used up."""
+        return copy.deepcopy(self.things)
+
     def precision(self) -> AbstractContextManager[Any]:
         """The script's own, around the call."""
         if not self.autocasts:

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import io
 import math
+import statistics
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -45,6 +46,7 @@ from vivace.verifying.judgement import check, root_mean_square, summary
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
+ROUNDED_AGAIN = 2  # steps of a plan that looks broken, which round otherwise
 # Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
 LIMIT = 5.0
 
@@ -58,6 +60,17 @@ class Replay:
 
     outcome: Outcome
     each: list[torch.Tensor]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclasses.dataclass
+class _Stepped:
+    """What is known right after a step on copies; `drawn` is the state of torch's random numbers."""
+
+    outputs: list[torch.Tensor]
+    gradients: Tensors
+    drawn: torch.Tensor
     wall_seconds: float
     cpu_seconds: float
 
@@ -113,7 +126,30 @@ class Proof:
         self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
     ) -> Replay:
         """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
-        root, optimizers, arguments, keywords = copy.deepcopy(self.kept.things)
+        things = self.kept.copies()
+        stepped = self._stepped(plan, things, noise, ordered=ordered)
+        each = [o.detach().double() for o in stepped.outputs if o.is_floating_point()]
+        outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
+        return Replay(outcome, each, stepped.wall_seconds, stepped.cpu_seconds)
+
+    def times(self, plan: Plan, things: tuple[Any, ...]) -> tuple[float, float]:
+        """Seconds by the wall's clock and by the processor's of one more step of copies that may have made
+        some already. Raises what `replay` does.
+        """
+        root, optimizers, *call = things
+        root.zero_grad(set_to_none=True)
+        stepped = self._stepped(plan, (root, optimizers, *copy.deepcopy(call)), None, ordered=False)
+        return stepped.wall_seconds, stepped.cpu_seconds
+
+    def _stepped(
+        self,
+        plan: Plan,
+        things: tuple[Any, ...],
+        noise: AbstractContextManager[Any] | None,
+        *,
+        ordered: bool,
+    ) -> _Stepped:
+        root, optimizers, arguments, keywords = things
         draws = LogicalDraws()
         alike: AbstractContextManager[Any] = nullcontext()
         if compiles(plan):  # whose random numbers cannot be led
@@ -139,8 +175,7 @@ class Proof:
         self.rearranged = self.rearranged or draws.rearranged
         if said.getvalue():
             raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
-        each = [o.detach().double() for o in outputs if o.is_floating_point()]
-        return Replay(self._outcome(root, gradients, drawn), each, wall, cpu)
+        return _Stepped(outputs, gradients, drawn, wall, cpu)
 
     def _gradients_of(
         self, hosted: Hosted, root: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -169,7 +204,7 @@ class Proof:
     def _from_outside(self) -> list[Any]:
         if not isinstance(self.kept, KeptCall):
             return []
-        root, _, arguments, keywords = copy.deepcopy(self.kept.things)
+        root, _, arguments, keywords = self.kept.copies()
         with _streams_of(self.kept), torch.enable_grad(), _silence():
             with self.kept.precision():
                 outputs = list(tensors_of(getattr(root, self.kept.method)(*arguments, **keywords)))
@@ -236,8 +271,18 @@ class Proof:
             return Verdict(False, "its model draws other random numbers under it")
         if [t.shape for t in found.each] != [t.shape for t in reference.each]:
             return Verdict(False, "its model returns tensors of other shapes under it")
-        roundoff = self._roundoff(plan)
         values = self._distances(found)
+        document, score = self._checked(plan, values)
+        if not document["kept"] or score > LIMIT:
+            document, score = self._checked(plan, self._of_several(plan, values))
+        if document["kept"] and score > LIMIT:
+            reason = f"its step is {score:.2g} envelopes off, and rounding explains {LIMIT:.0f}"
+            return Verdict(False, reason, score)
+        return Verdict(document["kept"] is True, document["reason"] if not document["kept"] else "", score)
+
+    def _checked(self, plan: Plan, values: dict[Measure, float]) -> tuple[dict[str, Any], float]:
+        """The ruler's summary of a plan's distances, and the worst score."""
+        roundoff = self._roundoff(plan)
         for count in (FEW_SHADOWS, SHADOWS):
             envelopes = self._ground(plan, count)
             checks = [_check(name, v, envelopes[name], roundoff) for name, v in values.items()]
@@ -245,10 +290,17 @@ class Proof:
             score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
             if document["kept"] and score <= LIMIT / 2:
                 break
-        if document["kept"] and score > LIMIT:
-            reason = f"its step is {score:.2g} envelopes off, and rounding explains {LIMIT:.0f}"
-            return Verdict(False, reason, score)
-        return Verdict(document["kept"] is True, document["reason"] if not document["kept"] else "", score)
+        return document, score
+
+    def _of_several(self, plan: Plan, values: dict[Measure, float]) -> dict[Measure, float]:
+        """The medians over the plan's step and more of them that only round otherwise: a ReLU that rounding
+        alone turned over, in one of them, is no fault of the plan's, and a fault is in all.
+        """
+        found = [values]
+        for seed in range(ROUNDED_AGAIN):
+            noise = Rounding(self._roundoff(plan), seed=SHADOWS + seed, halves={})
+            found.append(self._distances(self.replay(plan, noise)))
+        return {name: statistics.median(each[name] for each in found) for name in values}
 
     def _distances(self, replay: Replay) -> dict[Measure, float]:
         """The ruler's, and of each output; an output's scale shows what is small in each of its numbers."""
@@ -295,30 +347,44 @@ class Proof:
 def times_on_copies(
     proof: Proof, plans: Iterable[Plan], rounds: int
 ) -> tuple[dict[Plan, float], dict[Plan, str]]:
-    """How many times as fast copies of the step are under each plan that can act, and why others cannot."""
-    first: dict[Plan, Replay] = {}
+    """How many times as fast copies of the step are under each plan that can act, and why others cannot.
+
+    The same copies make all of these steps, what they compute is not looked at. Each plan's are one after the
+    other: oneDNN keeps 1,024 kernels, and plans that take turns on a deep network would make theirs anew.
+    """
+    things = proof.kept.copies()
+    times: dict[Plan, list[tuple[float, float]]] = {}
     refused: dict[Plan, str] = {}
-    for plan in plans:
+
+    def timed(plan: Plan) -> tuple[float, float]:
+        nonlocal things
         try:
-            first[plan] = proof.replay(plan, ordered=False)
+            return proof.times(plan, things)
+        except (Refused, CannotKeep):
+            raise
+        except Exception:  # some models make a second step only once the script has reset them
+            things = proof.kept.copies()
+            return proof.times(plan, things)
+
+    for plan in (*plans, Plan()):
+        if not plan.techniques and not times:
+            return {}, refused
+        try:
+            times[plan] = [timed(plan) for _ in range(rounds)]
         except Refused as error:
             refused[plan] = str(error)
         except CannotKeep:
             raise
         except Exception as error:
             refused[plan] = f"the model fails under it: {type(error).__name__}: {error}"
-    if not first:
-        return {}, refused
-    reference, able = Plan(), list(first)
-    first[reference] = proof.replay(reference, ordered=False)
-    found = [first]
-    found += [{p: proof.replay(p, ordered=False) for p in (reference, *able)} for _ in range(rounds - 1)]
-    wall = {plan: min(each[plan].wall_seconds for each in found) for plan in first}
-    cpu = {plan: max(1e-9, min(each[plan].cpu_seconds for each in found)) for plan in first}
-    times = {plan: wall[reference] / wall[plan] for plan in able}
+            things = proof.kept.copies()
+    wall = {plan: min(own[0] for own in each) for plan, each in times.items()}
+    cpu = {plan: max(1e-9, min(own[1] for own in each)) for plan, each in times.items()}
+    reference = wall.pop(Plan()), cpu.pop(Plan())
+    found = {plan: reference[0] / seconds for plan, seconds in wall.items()}
     if proof.kept.device.type == "cpu":  # whom others disturb is not slow
-        times = {plan: max(times[plan], cpu[reference] / cpu[plan]) for plan in able}
-    return times, refused
+        found = {plan: max(ratio, reference[1] / cpu[plan]) for plan, ratio in found.items()}
+    return found, refused
 
 
 def apart(mine: Tensors, theirs: Tensors) -> float:

@@ -7,6 +7,7 @@ import importlib.util
 
 EXTRA = "pip install 'vivace[compress]'"
 REFERENCE = "eager_fp32"
+COMPILED, TRAINED_PLAN = "compiled_default", "trained_plan"  # compared with, and never deployed
 PRUNED, RETRAINED = "pruned_", "retrained_"
 FURTHER = {PRUNED: "fewer channels", RETRAINED: "trained further with int8's rounding"}  # by prefix
 SUFFIXES = {"onnx": "onnx", "openvino": "xml", "aoti": "pt2", "torch": "pt2"}
@@ -102,7 +103,11 @@ FORMS = (
         True,
     ),
 )
-BY_NAME = {form.name: form for form in FORMS}
+BESIDE = (
+    Form(COMPILED, "inductor", "fp32", "torch.compile as it comes"),
+    Form(TRAINED_PLAN, "torch", "fp32", "PyTorch under the plan of its training"),
+)
+BY_NAME = {form.name: form for form in (*FORMS, *BESIDE)}
 
 
 def form_named(name: str) -> Form:

@@ -11,7 +11,7 @@ from torch import nn
 
 from vivace.serving import files, int8
 from vivace.serving.folding import folded
-from vivace.serving.forms import Form, form_named
+from vivace.serving.forms import COMPILED, Form, form_named
 from vivace.serving.material import Material
 from vivace.torch_internals.compiler import compile_package, freeze_weights
 
@@ -44,6 +44,8 @@ def in_process(form: Form, material: Material) -> Any:
     model = in_numbers(form, material)
     if form.runtime != "inductor":
         return model
+    if form.name == COMPILED:
+        return torch.compile(model)
     freeze_weights()
     return torch.compile(model, dynamic=material.calls.ragged)
 

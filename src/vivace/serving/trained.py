@@ -11,6 +11,7 @@ from torch import nn
 
 from vivace.errors import CheckpointError, InputError, JobError
 from vivace.job import Job
+from vivace.plan import Plan
 from vivace.session.opening import call, models_of
 from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import FILES, Checkpoints
@@ -53,6 +54,11 @@ def run_of(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or "steps" not in document:
         raise InputError(f"'{folder / 'run.json'}' is not of a training run")
     return document
+
+
+def plan_of(folder: Path) -> Plan:
+    """The plan that a run was trained under. Raises InputError where no run has ended there."""
+    return Plan.from_dict(dict(run_of(folder).get("plan") or {}))
 
 
 def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:

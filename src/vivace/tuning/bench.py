@@ -36,6 +36,7 @@ from vivace.tuning.budget import smaller_plans
 from vivace.tuning.ranks import here, joined, needed_by, of_ranks, require_allowed
 
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
+MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was over
 FIRST_ROUND = 1  # the seed of a confirmation's first pair of processes, in which the metric is timed, too
 LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
 ENDS = (Refused, ChildFailed, RankLost)  # what ends a trial, and nothing else
@@ -334,21 +335,26 @@ class Bench:
 
         Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
         interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five,
-        each timed for `round_seconds`. That the techniques act was proven in the search.
+        each timed for `round_seconds`; where the plan is faster on the whole, and not in all of the interval,
+        once as many again, up to eight in all. That the techniques act was proven in the search.
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
         rounds: list[Comparison] = []
         outcome: dict[str, Any]
+        wanted: int | None = None  # pairs, once the time is over
         try:
-            while True:
+            while len(rounds) != wanted:
                 started = time.monotonic()
                 comparison, outcome = self._confirm_once(plan, rounds, seconds=round_seconds)
                 rounds.append(comparison)
-                settled = len(rounds) >= 3 and across(rounds).width < SETTLED_WIDTH
+                ratio = across(rounds)
+                settled = len(rounds) >= 3 and ratio.width < SETTLED_WIDTH
                 late = seconds - _since(begin) < _since(started)
-                if settled or late or len(rounds) == MOST_ROUNDS:
-                    break
+                if wanted is None and (settled or late or len(rounds) == MOST_ROUNDS):
+                    undecided = ratio.low <= 1.0 < ratio.estimate and not settled
+                    more = min(MOST_LATE_ROUNDS, max(3, 2 * len(rounds)))
+                    wanted = more if undecided else len(rounds)
         except ENDS as error:
             outcome = _without_ratio(error)
         return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))

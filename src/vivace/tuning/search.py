@@ -37,6 +37,7 @@ from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
 CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
+JUDGED_LATE = 2  # plans that are verified and confirmed although the budget is over
 
 Found = TypeVar("Found")
 Steps = Generator[Request, Answer, Found]
@@ -475,8 +476,6 @@ class Search(Standing):
                 return None
             self._judged.append(plan)
             last = not_confirmed(trial, self.setting.steps)
-            if self.left <= 0:
-                return self._end(*last)
 
     def _first_kept(self) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
         """The first plan not yet judged that keeps its promise, made less before; the guilty of others are
@@ -487,7 +486,7 @@ class Search(Standing):
         why: tuple[Outcome, str] | None = None
         while True:
             ranking = self.not_rejected()
-            if not ranking or (self._judged and self.left <= 0):
+            if not ranking or (len(self._judged) >= JUDGED_LATE and self.left <= 0):
                 return None, None, why or (Outcome.NOTHING_HELPS, "")
             plan = ranking[0]
             if plan.id not in self._made_less:
