@@ -238,13 +238,14 @@ def test_a_verdict_is_believed_before_the_ranks_own_watch_has_seen_it():
     assert watch.why(0.5) == Verdict((1,), judged["sentence"])
 
 
-def test_a_rank_that_was_given_up_ends_itself_when_the_others_have_heard_what_was_kept(monkeypatch):
+def test_a_rank_that_was_given_up_ends_itself_when_the_others_have_heard_what_was_kept(tmp_path, monkeypatch):
     """Its end takes them with it: torchrun ends all ranks then, and its store may be theirs."""
     store, ended = torch.distributed.HashStore(), threading.Event()
     monkeypatch.setattr(rank_watch.os, "_exit", lambda code: ended.set())
     monkeypatch.setattr(rank_watch, "FAREWELL_SECONDS", 0.2)
     monkeypatch.setattr(rank_watch, "BEAT_SECONDS", 0.05)
     watches = [RankWatch(store, rank, 2, PATIENCE, cut=lambda: None) for rank in range(2)]
+    watches[0].told_to(tmp_path, lambda _: None)
     watches[1]._beat()
     store.set("kept", "step_6 was kept")
     judged = Verdict((0,), "rank 0 has been at step 6 for 300 s")

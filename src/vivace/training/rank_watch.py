@@ -309,7 +309,8 @@ class RankWatch:
             if self._over or self._is_back or self.rank not in verdict.ranks:
                 continue
             waited, deaf = time.monotonic() - begin, [one for one in others if not self.read(f"heard/{one}")]
-            seconds = self.patience if any(map(self.lives, deaf)) else FAREWELL_SECONDS
+            keeping = self._folder is not None and any(map(self.lives, deaf))
+            seconds = self.patience if keeping else FAREWELL_SECONDS
             if waited >= seconds or (others and not deaf):
                 say(f"rank {self.rank}, which the others have given up, ends itself at {self._where()}")
                 os._exit(128 + signal.Signals[verdict.signal] if verdict.signal else 1)
