@@ -5,18 +5,19 @@
 Each script runs unmodified under the profile, then with ``--mended``, which undoes the fault, and once more
 as it is: the measured gain is the mended speed over the geometric mean of the two around it, over all steps.
 Right is a planted script whose first verdict names its cause, a healthy one without any, and a predicted gain
-whose interval holds the measured one. The scripts in ``planted/`` were at hand when the rules were written;
-those in ``aside/`` were written later, without a look at what the rules would say of them. Those in
-``on_cuda/`` need a GPU, where ``benchmarks/gpu.sh verdicts`` runs them.
+whose interval holds the measured one, within the 7 % by which two runs of one script differ. The scripts in
+``planted/`` were at hand when the rules were written; those in ``aside/`` were written later, without a look
+at what the rules would say of them. Those in ``on_cuda/`` need a GPU, where ``benchmarks/gpu.sh verdicts``
+runs them.
 
---keep holds the rows between runs: what stands there is not run again. --record writes them to records/.
+--keep holds the rows between runs: what stands there is not run again, and rows of another machine or of
+other versions are refused. --record writes them to records/.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def main() -> None:
     unknown = sorted(set(chosen.scripts) - set(known))
     if unknown:
         parser.error(f"there is no script '{unknown[0]}'; there are: {', '.join(known)}")
-    rows = kept(chosen.keep)
+    rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
     for name in [] if chosen.record else chosen.scripts or known:
         if name in SEVERAL_CORES and num_cores() < 2:
             print(f"-   {name:22} needs two cores", flush=True)
@@ -99,8 +100,7 @@ def main() -> None:
         elif name not in [row.script for row in rows]:
             rows.append(try_out(name, chosen.seconds, not chosen.no_gain))
             show(rows[-1])
-            if chosen.keep:
-                chosen.keep.write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")
+            _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows])
     for folder, scores in score(rows).items():
         for words, count in scores.items():
             share = f"{count['count'] / count['of']:.0%}; demanded {count['demanded']:.0%}"
@@ -132,13 +132,6 @@ def starting_seconds(name: str) -> float:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def kept(path: Path | None) -> list[Row]:
-    """The rows of an earlier run."""
-    if path is None or not path.is_file():
-        return []
-    return [Row(**row) for row in json.loads(path.read_text())]
 
 
 def show(row: Row) -> None:
