@@ -111,6 +111,7 @@ def in_turns(steps: int, ways: Sequence[str]) -> dict[str, tuple[float, float]]:
         finally:
             for process in running.values():  # else they would stay, stopped
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return {way: (walls[way], processors[way]) for way in ways}
 
 
