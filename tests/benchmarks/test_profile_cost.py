@@ -6,7 +6,9 @@ import pytest
 
 def test_a_script_that_fails_leaves_no_stopped_process(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
-    script.write_text("import os, time\nif 'VIVACE_PROFILE' not in os.environ: os._exit(3)\ntime.sleep(600)\n")
+    script.write_text(
+        "import os, time\nif 'VIVACE_PROFILE' not in os.environ: os._exit(3)\ntime.sleep(600)\n"
+    )
     begun, start = [], profile_cost.start
 
     def noted(*given):
