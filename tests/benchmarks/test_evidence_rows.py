@@ -39,6 +39,18 @@ def test_the_fastest_comes_first_and_each_side_is_counted():
     assert "**broken**" in rows[3]
 
 
+@pytest.mark.parametrize(
+    ("plans", "told"),
+    [
+        ([{"bf16_autocast": {}, "fused_optimizer": {}}, {"bf16_autocast": {}}, {}], "bf16_autocast"),
+        ([{"bf16_autocast": {}}, {"host_allocator": {}}, {}], "something else each time"),
+        ([{"bf16_autocast": {}}, None, {}], "left as it is"),
+    ],
+)
+def test_what_acted_is_what_acted_in_most_runs(plans, told):
+    assert _scripts.table([record("mnist", (1.2, 1.5, 1.8), plans)], "README.md").endswith(f"| {told} |\n\n")
+
+
 def test_of_a_script_the_newest_record_counts():
     older = {**FASTER, "date": "2026-11-01", "ratio": {"estimate": 9.0, "low": 8.0, "high": 9.5}}
     assert "9.00x" not in _scripts.table([FASTER, older], "README.md")
