@@ -273,7 +273,8 @@ def fit(rows: Sequence[Row], aside: Sequence[Row], left_out: dict[str, int], dat
     (RECORDS / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     errors = {
         name: {
-            **{key: split[key] for key in ("n", "median_abs_error", "median_card", "interval_coverage")},
+            **{key: split[key] for key in ("n", "median_abs_error", "median_card")},
+            "interval_coverage": split["coverage_on_the_other_half"],
             **{kind.replace(" ", "_").lower(): value for kind, value in split["simple"].items()},
         }
         for name, split in splits.items()
