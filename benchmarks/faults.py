@@ -3,7 +3,7 @@
     scripts/bench faults [ROW ...] [--kills 60] [--keep FILE] [--record]
 
 A row is shown by the tests that are marked with its number (``@pytest.mark.fault(37)``), and by nothing else:
-it is *survived* (or what the row says must come of it) where all of them pass and nothing is left to show,
+it is *survived* (or what the row says must come of it) where all that can run pass and nothing is left,
 *partly* where some do or something is left, *not* where none does. Their figures are what they recorded
 themselves: kills, checkpoints that a kill tore, bad inputs, bytes compared and bytes lost.
 

@@ -137,7 +137,7 @@ def num_cores() -> int:
 def show(row: Row) -> None:
     """Two lines a script."""
     gain = f"{row.low:.2f}-{row.high:.2f}"
-    measured = f"{row.measured:.2f}" if row.measured else "-"
+    measured = "-" if row.measured is None else f"{row.measured:.2f}"
     held = {True: "held", False: "NOT HELD", None: ""}[row.held]
     mark = "ok " if row.right else "NO "
     print(f"{mark} {row.script:22} {','.join(row.said):28} {gain:12} {measured:6} {held}")
@@ -154,8 +154,11 @@ def try_out(name: str, seconds: float, with_gain: bool) -> Row:
     if with_gain and cause != "healthy" and first["cause"] == cause:
         only_timed = {"PLANTED_SECONDS": str(starting_seconds(name) + seconds + WARM_SECONDS)}
         mended, again = (profile(name, seconds, *words, **only_timed) for words in (["--mended"], []))
-        before = (document["samples_per_second_in_all"] * again["samples_per_second_in_all"]) ** 0.5
-        measured = mended["samples_per_second_in_all"] / before
+        first_speed, speed, last_speed = (
+            each.get("samples_per_second_in_all", 0.0) for each in (document, mended, again)
+        )
+        before = (first_speed * last_speed) ** 0.5
+        measured = speed / before if before else 0.0  # where a run failed: no interval holds it
     said = [verdict["cause"] for verdict in document["verdicts"]]
     gain = first["gain"]
     seconds = time.monotonic() - begin
@@ -180,7 +183,7 @@ def profile(name: str, seconds: float, *arguments: str, **environment: str) -> d
             ).to_dict()
         except VivaceError as error:
             verdict = {"cause": "failed", "evidence": str(error), "gain": {"low": 1.0, "high": 1.0}}
-            return {"verdicts": [verdict], "samples_per_second_in_all": 1.0}
+            return {"verdicts": [verdict]}
 
 
 def score(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
