@@ -127,7 +127,7 @@ def _verdict(book: Book, name: str) -> Case:
         rows = Path(folder, "rows.json")
         command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(rows), *options]
         _communicate(command, max(30.0, book.left))
-        (row,) = json.loads(rows.read_text(encoding="utf-8"))
+        (row,) = json.loads(rows.read_text(encoding="utf-8"))["kept"]
     if row["said"] == ["failed"]:
         raise ChildFailed(row["evidence"])
     return {"row": row}

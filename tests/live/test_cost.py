@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import mmap
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
 from vivace.ledger import Ratio
-from vivace.live import conductor, loop, spending
+from vivace.live import candidates, conductor, loop, spending
+from vivace.live.candidates import additions
 from vivace.live.ending import document_of, tell
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
@@ -61,6 +63,9 @@ class Timed(nn.Module):
 def timed(tmp_path, monkeypatch, one_thread, turned):
     """``timed(train, seconds, gain)``: a script whose steps take so long; returns loop and clock."""
     monkeypatch.setitem(registry._registered, PlantedGain.name, PlantedGain)
+    monkeypatch.setattr(candidates, "FEWEST_FAULTS", 0)
+    turned()
+    Timed.turned = turned
     begun, ended = Hosted.__init__, Hosted.close
 
     def begin(self, *arguments, **keywords):
@@ -546,3 +551,20 @@ def test_of_what_acts_on_the_process_alone_no_copies_are_timed(timed, monkeypatc
     watching = timed(plain(1500), 0.01, lambda step: 1.3)
     assert asked == [[]]
     assert watching.conductor.plan.names == ("host_allocator",)
+
+
+@pytest.mark.parametrize(("megabytes", "is_tried"), [(0, False), (4, True)])
+def test_where_no_memory_is_taken_anew_nothing_is_done_to_keep_it(timed, monkeypatch, megabytes, is_tried):
+    """Taken by mappings of its own, however the C library keeps its memory."""
+    monkeypatch.setattr(candidates, "FEWEST_FAULTS", 256)
+    monkeypatch.setattr(conductor, "additions", additions)
+
+    def take(step):
+        if megabytes:
+            with mmap.mmap(-1, megabytes * 2**20) as taken:
+                taken.write(bytes(len(taken)))
+
+    watching = timed(plain(400, take), 0.1, lambda step: 1.0)
+    why = [entry["answer"] for entry in watching.conductor.tried if "host_allocator" in entry["plan"]]
+    assert why
+    assert any("hardly any memory anew" in reason for reason in why) is not is_tried

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vivace.live import conductor, kept, spending
+from vivace.live import candidates, conductor, kept, spending
 from vivace.live import loop as loop_module
 from vivace.live.conductor import Conductor
 from vivace.live.ending import tell
@@ -96,6 +96,7 @@ def watched(tmp_path, monkeypatch, one_thread, turned):
     monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(spending, "SHARE", 1e9)
     monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(candidates, "FEWEST_FAULTS", 0)
 
     Slow.turned = turned
 

@@ -7,13 +7,14 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from vivace.live.refusals import Seen
+from vivace.live.refusals import Seen, device_of
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+FEWEST_FAULTS = 256  # a MiB
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 OF_CALLS = ("channels_last", "bf16_autocast", "compile")  # act on the call of a model
 
@@ -55,10 +56,10 @@ def lowers(plan: Plan) -> bool:
     return any(technique.card.stage == Stage.PRECISION for technique in plan.techniques)
 
 
-def own_settings(seen: Seen, root: nn.Module, rest: str = "") -> dict[str, str]:
-    """What is the script's own and stays so: by technique, why that is not tried.
+def own_settings(seen: Seen, root: nn.Module, page_faults: float, rest: str = "") -> dict[str, str]:
+    """What is the script's own and stays so, or has nothing to act on: by technique, why that is not tried.
 
-    `rest`: why nothing may act on the model's calls.
+    `page_faults`: of a step. `rest`: why nothing may act on the model's calls.
     """
     found = {}
     if rest:
@@ -68,6 +69,8 @@ def own_settings(seen: Seen, root: nn.Module, rest: str = "") -> dict[str, str]:
         found["bf16_autocast"] = f"its precision is its own ({chosen})"
     if not rest and any(map(_is_channels_last, root.parameters())):
         found["channels_last"] = "its memory order is its own (channels_last)"
+    if page_faults < FEWEST_FAULTS and device_of(root).type == "cpu":
+        found["host_allocator"] = "its steps take hardly any memory anew from the system"
     if len(seen.optimizers) > 1:
         found["fused_optimizer"] = "several optimizers update its weights"
     return found

@@ -27,7 +27,7 @@ from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, c
 from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
-from vivace.technique import Technique
+from vivace.technique import Stage, Technique
 from vivace.tensors.modules import untouched
 from vivace.tensors.randomness import StreamNotes
 from vivace.words import duration
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
 SEGMENT_SECONDS = 0.12
-LONG_STEP_SECONDS = 1.0  # in a shorter one the kernels that a plan has made the first time are seen
+LONG_STEP_SECONDS = (1.0, 0.1)  # with convolutions, without: in shorter ones the making of kernels shows
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 WATCHED_PAIRS = 12  # of the newest, for the ratio
@@ -68,7 +68,7 @@ class Conductor:
         self.plan, self.reference = Plan(), Plan()
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
-        self.own = own_settings(loop.seen, root, rest)
+        self.own = own_settings(loop.seen, root, loop.page_faults, rest)
         self.compiling = Compiling(self.own)
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
@@ -400,8 +400,9 @@ class Conductor:
         """Add what makes it faster, the most promising first."""
         base = Plan()
         done = {base}
-        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 2
         groups = additions(self.root, self.machine, self.own)
+        convolves = any(technique.card.stage == Stage.MODEL for group in groups for technique in group)
+        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS[not convolves] else 2
         yield from self._afforded((1 + len(groups)) * rounds * self.step_seconds)
         for group, ratio in self._ranked(proof, groups, rounds):
             plan = adding(base, group)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 import os
+import resource
 import sys
 import threading
 import weakref
@@ -93,6 +94,7 @@ class Loop:
         self._looked = False
         self._last = 0.0  # when the newest step ended
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
+        self._faults = 0, 0  # steps when it was looked at, and page faults of the process until then
         self.end: Callable[[], object] = functools.partial(os._exit, 0)  # of a script run for its plan alone
 
     def install(self) -> None:
@@ -317,6 +319,7 @@ class Loop:
             return
         self._looking.restore()
         self._looked = True
+        self._faults = self.num_steps, _page_faults()
         reason = why_left_alone(self.seen)
         if reason:
             self.leave_alone(reason)
@@ -356,6 +359,12 @@ class Loop:
     def median_seconds(self) -> float:
         """Of the steps that were timed."""
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
+
+    @property
+    def page_faults(self) -> float:
+        """Of a step: how often the system had to give it memory, 4 KiB at a time."""
+        steps, before = self._faults
+        return (_page_faults() - before) / max(1, self.num_steps - steps)
 
     def _seconds_to_come(self) -> float:
         """What this pass over the data says, and the loops around it."""
@@ -418,6 +427,10 @@ class Loop:
                 self._depth -= 1
 
         return call
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _in_child(found: weakref.ref[Loop]) -> Callable[[], None]:

@@ -46,6 +46,7 @@ from vivace.verifying.judgement import check, root_mean_square, summary
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
+NEARLY_EXACT = (Stage.PROCESS, Stage.OPTIMIZER)  # so near to the script's step that no shadow is asked
 ROUNDED_AGAIN = 2  # steps of a plan that looks broken, which round otherwise
 # Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
 LIMIT = 5.0
@@ -117,7 +118,7 @@ class Proof:
 
     def expected_seconds(self, plan: Plan) -> float:
         """What `judge` will take, about."""
-        if plan.promise == Numerics.EXACT:
+        if plan.promise == Numerics.EXACT or all(t.card.stage in NEARLY_EXACT for t in plan.techniques):
             return self.replay_seconds
         known = self._key(plan) in self._shadows
         return self.replay_seconds * (1 if known else 2 + NOISY_REPLAY * FEW_SHADOWS)
@@ -283,9 +284,9 @@ class Proof:
     def _checked(self, plan: Plan, values: dict[Measure, float]) -> tuple[dict[str, Any], float]:
         """The ruler's summary of a plan's distances, and the worst score."""
         roundoff = self._roundoff(plan)
-        for count in (FEW_SHADOWS, SHADOWS):
+        for count in (0, FEW_SHADOWS, SHADOWS):
             envelopes = self._ground(plan, count)
-            checks = [_check(name, v, envelopes[name], roundoff) for name, v in values.items()]
+            checks = [_check(name, v, envelopes.get(name, 0.0), roundoff) for name, v in values.items()]
             document = summary(checks)
             score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
             if document["kept"] and score <= LIMIT / 2:
@@ -322,7 +323,12 @@ class Proof:
         return self._roundoff(plan), _precision_of(plan).id
 
     def _ground(self, plan: Plan, count: int) -> dict[Measure, float]:
-        """Envelopes of the distances, from so many shadows that store in half what the plan does."""
+        """Envelopes of the distances, from so many shadows that store in half what the plan does; of none,
+        what the numbers themselves resolve: no envelope is smaller.
+        """
+        smallest = resolution(self.reference.outcome, self.before)
+        if not count:
+            return smallest
         key = roundoff, _ = self._key(plan)
         if key not in self._shadows:
             halves: dict[Place, list[bool]] = {}
@@ -336,7 +342,6 @@ class Proof:
         while len(runs) < count:
             noise = Rounding(roundoff, seed=len(runs), halves=halves)
             runs.append(self._distances(self.replay(Plan(), noise)))
-        smallest = resolution(self.reference.outcome, self.before)
         spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
         return {
             name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
