@@ -319,11 +319,13 @@ def predict_parts(theta: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, 
     return step_parts(theta, make_columns(cases))
 
 
-def load_coefficients(path: Path = COEFFICIENTS_FILE) -> tuple[dict[str, Any], dict[str, Any]]:
+def load_coefficients() -> tuple[dict[str, Any], dict[str, Any]]:
     """The fitted parameters as arrays, and the rest of the file: evidence and intervals."""
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = tomllib.loads(COEFFICIENTS_FILE.read_text(encoding="utf-8"))
     if document.get("format") != FORMAT:
-        raise InputError(f"{path} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}")
+        raise InputError(
+            f"{COEFFICIENTS_FILE} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}"
+        )
     theta: dict[str, Any] = {}
     for name, (labels, start, _) in PARAMETERS.items():
         table = document["parameters"].get(name, {} if labels else start)

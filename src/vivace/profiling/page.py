@@ -22,7 +22,7 @@ def write_page(document: dict[str, Any], path: Path) -> None:
 
 def render(document: dict[str, Any]) -> str:
     """The page as text. Every value is escaped."""
-    shares = charts.shares(document["shares"], "Shares of the step")
+    shares = charts.shares(document["shares"])
     if "law" in document:
         found = answer(document)
         return pages.render(_TOGETHER, found, d=document, shares=shares, basis=together.known_from)

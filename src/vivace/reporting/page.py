@@ -152,7 +152,7 @@ def _step_shares(content: Content) -> Markup | None:
     known = {
         name: words.real(share) or 0.0 for name, share in (shares.items() if isinstance(shares, dict) else ())
     }
-    return charts.shares(known, "Shares of the step") if known else None
+    return charts.shares(known) if known else None
 
 
 def _top(ratio: Ratio) -> float:
@@ -220,7 +220,7 @@ def _metric_over_minutes(content: Content, beside: Course | None) -> Markup | No
     series = {"plan": own.points}
     if beside is not None:
         series = {"reference": beside.points, **series}
-    return charts.courses(title[:1].upper() + title[1:], series, unit="minutes")
+    return charts.courses(title[:1].upper() + title[1:], series)
 
 
 def _both(content: Content, beside: Course | None) -> dict[str, str]:

@@ -319,12 +319,7 @@ def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
 
 
 def endless_batches(
-    session: Session,
-    job: Job,
-    loader: Iterable[Batch],
-    seed: int = 0,
-    *,
-    world_size: int = 1,
+    session: Session, job: Job, loader: Iterable[Batch], *, world_size: int = 1
 ) -> Iterator[Any]:
     """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them to
     the first rank.
@@ -333,8 +328,8 @@ def endless_batches(
     """
     for epoch in itertools.count():
         drawn, damage = 0, Damage.of(job)
-        source = ordered(loader, seed=seed, epoch=epoch, damage=damage, world_size=world_size)
-        batches = fed(session, source, derive(seed, epoch, "feed"))
+        source = ordered(loader, seed=0, epoch=epoch, damage=damage, world_size=world_size)
+        batches = fed(session, source, derive(0, epoch, "feed"))
         for drawn, batch in enumerate(batches, 1):  # noqa: B007
             if batch is not None:
                 yield batch

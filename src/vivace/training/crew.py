@@ -328,11 +328,11 @@ class Crew:
 
 
 @contextmanager
-def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[Company]:
+def company_of(source: Source) -> Iterator[Company]:
     """The processes that were launched together with this one, met; this one alone where there are none.
 
-    What rank 0 raises inside, the others raise too. Raises RankLost where some do not come within `patience`
-    seconds.
+    What rank 0 raises inside, the others raise too. Raises RankLost where some do not come within
+    `PATIENCE_SECONDS`.
     """
     world_size = num_ranks()
     if world_size == 1:
@@ -344,8 +344,8 @@ def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[C
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     rank = int(os.environ["RANK"])
-    store = launch_store(rank, world_size, patience)
-    name = agreed_name(store, rank, world_size, patience)
+    store = launch_store(rank, world_size, PATIENCE_SECONDS)
+    name = agreed_name(store, rank, world_size, PATIENCE_SECONDS)
     own = dist.PrefixStore(f"vivace/company/{name}", store)  # type: ignore[attr-defined]
     company = Company(source, rank, world_size, own, store)
     company.here()
