@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import CheckpointError, ChildFailed, InputError, Refused
-from vivace.exporting.page import write_page
+from vivace.exporting.page import render
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
 from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
@@ -91,7 +91,7 @@ def export(
             name = wanted if isinstance(wanted, str) else "job"
             found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
             replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-            write_page(found, folder / PAGE)
+            replace_text(folder / PAGE, render(found))
         except BaseException:
             _clear(folder, WRITTEN)
             raise
