@@ -1,8 +1,6 @@
 """`vivace sweep` on the command line."""
 
 import json
-import multiprocessing
-import runpy
 from pathlib import Path
 
 import pytest
@@ -14,20 +12,17 @@ JOBS = Path(__file__).parent / "jobs.py"
 
 
 @pytest.fixture
-def command(fork_server, tmp_path):
+def command(start_scene, tmp_path):
     """``(arguments...) -> (exit code, standard output, standard error)``."""
 
     def run(*arguments):
         names = {name: str(tmp_path / name) for name in ("output", "errors")}
         scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": {}, **names}
-        options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-        child = fork_server.Process(target=runpy.run_path, args=(str(SCENE),), kwargs=options)
-        child.start()
+        child = start_scene(SCENE, SCENE=scene)
         child.join(200)
         assert child.exitcode is not None, "the command hangs"
         return child.exitcode, *(Path(names[name]).read_text() for name in ("output", "errors"))
 
-    assert isinstance(fork_server, multiprocessing.context.ForkServerContext)
     return run
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,8 +119,5 @@ def tiny() -> type[Tiny]:
 
 
 @pytest.fixture(autouse=True)
-def _few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _few_threads(one_thread: None) -> None:
+    """Of every test here."""

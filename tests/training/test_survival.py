@@ -7,7 +7,6 @@ import random
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -275,30 +274,22 @@ def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, m
 
 
 @pytest.fixture
-def ranks(fork_server, tmp_path, digest):
+def ranks(start_scene, places, tmp_path, digest):
     """``(name, plan, job, scenes, **environment) -> (digest, answers)`` of a run on two ranks."""
 
     def start(name, plan, job="job", scenes=({}, {}), **environment):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
         children = []
         answers = [tmp_path / f"{name}_{rank}.json" for rank in range(2)]
-        for rank in range(2):
+        for rank, place in enumerate(places()):
             scene = {
                 "job": f"{CROWDED}:{job}",
                 "arguments": {"out": str(tmp_path / name)},
                 "plan": plan,
-                "environment": {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                "environment": {**place, **environment},
                 "answer": str(answers[rank]),
                 **scenes[rank],
             }
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            path = (str(CROWDED.with_name("child.py")),)
-            child = fork_server.Process(target=runpy.run_path, args=path, kwargs=options)
-            child.start()
-            children.append(child)
+            children.append(start_scene(CROWDED.with_name("child.py"), SCENE=scene))
         for child in children:
             child.join(200)
             if child.exitcode is None:
