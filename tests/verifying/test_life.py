@@ -523,7 +523,7 @@ def scaled(build, *, forgets=False, moves="", again=False):
     [
         ({"moves": "weights"}, "a step that it skips changes 0."),
         ({"moves": "momentum"}, "a step that it skips changes the optimizer's state"),
-        ({"forgets": True}, "loses what 'life_one' kept"),
+        ({"forgets": True}, "loses what 'planted_one' kept"),
         ({"again": True}, "after each resume it skips steps"),
     ],
     ids=str,
