@@ -76,7 +76,8 @@ def export(
             f"'{source}' is of the job '{wanted}', and there is no file '{file}' from here: say where it is, "
             "with --job (job=...)"
         )
-    lacking = [*subject.form.missing(), *_without_safetensors()]
+    lacking = list(subject.form.missing())
+    lacking += [] if importlib.util.find_spec("safetensors") else ["safetensors"]
     if lacking:
         raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
     folder = output_folder(Path(out), OWN)
@@ -96,10 +97,6 @@ def export(
             _clear(folder, WRITTEN)
             raise
     return found
-
-
-def _without_safetensors() -> list[str]:
-    return [] if importlib.util.find_spec("safetensors") else ["safetensors"]
 
 
 def _clear(folder: Path, patterns: Sequence[str]) -> None:
