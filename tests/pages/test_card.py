@@ -10,7 +10,7 @@ import vivace
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.machine import Device, Finding, Machine
 from vivace.pages.answer import Answer
-from vivace.pages.card import card
+from vivace.pages.render import card
 
 SPITEFUL = '<script>alert("x")</script> & <img src=x onerror=alert(1)>'
 MOST_CHARACTERS = 4000

@@ -49,7 +49,7 @@ class Profiled:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card
+        from vivace.pages.render import card
         from vivace.profiling.answering import answer
 
         return card(answer(self.document))
