@@ -56,7 +56,7 @@ LAUNCH_SECONDS, HOST_A_YEAR = 5e-6, 1.08
 # Watts per unit and GHz above which power does not hold the clock back.
 FREE_WATTS = 2.4
 TINY = 1e-9  # seconds, where a kernel has no operations or no bytes
-RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add nor take
+RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # FLOP/s and bytes/s at which the power law of returns is 1
 
 Labels = tuple[tuple[str, ...], ...]
 # Name: labels of its dimensions, start of the fit, and how strongly the fit holds it there (per squared log).

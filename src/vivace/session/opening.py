@@ -42,7 +42,7 @@ from vivace.tensors.trees import tensors
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
-ALIKE = 6  # as many batches of one size, and the others are taken to have it too
+ALIKE = 6  # after so many batches of one size all are taken to have it
 
 Part = TypeVar("Part")
 
@@ -87,7 +87,7 @@ def attach(
     first = next((p for m in trained for p in m.parameters()), None)
     device, machine = first.device if first is not None else torch.device("cpu"), machine or inspect()
     if device.type == "cpu" and machine.device.kind == "cuda" and not torch.cuda.is_available():
-        training_device(machine)  # says why: who asks torch for a GPU and gets none trains on the CPU unaware
+        training_device(machine)  # raises, and says why
     build = Build(
         models=trained,
         optimizer=optimizer,

@@ -24,8 +24,8 @@ from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
 _SOURCE = "source of "
-_NEWER = ("damaged", "batch_size")  # what checkpoints of before do not say
-_OF_SCHEDULE = re.compile(r"scheduler\d* ")  # of which they say less
+_NEWER = ("damaged", "batch_size")  # facts that checkpoints of earlier versions lack
+_OF_SCHEDULE = re.compile(r"scheduler\d* ")  # of schedules those checkpoints hold fewer facts
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))

@@ -26,11 +26,11 @@ from vivace.errors import RankLost, TimedOut, VivaceError
 from vivace.processes.launch import Child, Source, preload
 
 PATIENCE_SECONDS = 300.0
-GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own; and without a beat
+GRACE_SECONDS = 30.0  # for other ranks' answers after rank 0's, and for a rank that gives no sign of life
 BEAT_SECONDS = 1.0
-LAST_SECONDS = 3.0  # for them to hear that it is over
+LAST_SECONDS = 3.0  # for the other ranks to hear that it is over
 _PR_SET_PDEATHSIG = 1
-LOOK_SECONDS = 0.05  # between two looks for an errand
+LOOK_SECONDS = 0.05  # between two looks for a command of rank 0
 ALONE = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
 """What a child of one rank is told where it works for itself."""
 _IN_A_CREW = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # somebody else keeps the store: only connect to it

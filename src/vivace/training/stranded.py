@@ -14,7 +14,7 @@ from vivace.training.ranks import Ranks
 from vivace.training.verdict import Verdict
 
 ELECTION_SECONDS = 5.0
-LATE_SECONDS = 20.0  # for a rank of this machine that lives, which may be a crowded one
+LATE_SECONDS = 20.0  # for the answer of a rank that lives: its machine may be busy
 KEEPING_SECONDS = 60.0
 
 

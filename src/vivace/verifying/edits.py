@@ -48,8 +48,8 @@ from vivace.verifying.states import Snapshot, clone, parameter_names, restore, s
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
-LONG_SECONDS = 10.0  # for steps beyond the course, where all was equal so far
-LATE = 2.0**-10  # of a loss: one step in fp32 from equal weights rounds far less
+LONG_SECONDS = 10.0  # for further steps, where all of the course was equal
+LATE = 2.0**-10  # relative difference of losses: after one fp32 step from equal weights it is far smaller
 COMPILED_PREFIX = "_orig_mod."
 WHOSE = "the original"
 StatesByName = dict[str, dict[str, Any]]  # what optimizers keep of each parameter
@@ -410,7 +410,7 @@ def _inverse(names: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: str, device: torch.device) -> Any:
-    return torch.load(Path(path), map_location=device, weights_only=False)  # our own, of a minute ago
+    return torch.load(Path(path), map_location=device, weights_only=False)  # our own files
 
 
 def _readings(job: Job, reach: Reach) -> Readings:

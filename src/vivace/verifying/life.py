@@ -35,10 +35,10 @@ from vivace.verifying.skipping import num_skipped, same_values
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
 EPOCHS = 3
-STEPS = 2  # at the end of each
-VALIDATED = 2  # batches of each evaluation
-VALIDATING_SECONDS = 10.0  # at most, for these
-SHAPED_EPOCHS = 2  # are looked through for batches of other shapes
+STEPS = 2  # batches at the end of each epoch
+VALIDATED = 2  # batches that each evaluation reads
+VALIDATING_SECONDS = 10.0  # at most, for the batches of one evaluation
+SHAPED_EPOCHS = 2  # epochs that are searched for batches of other shapes
 MOST_SHAPES = 6
 # Few shadows live so long; and what goes wrong here is gross.
 LIMIT_FACTOR = 2.0

@@ -31,7 +31,7 @@ from vivace.verifying.tap import Tap, same_data
 
 EARLY = 3  # steps after which the weights are looked at for the first time: Adam's averages are young there
 SCHEDULE_EVERY = 3  # steps to an epoch of the schedule
-SMALLEST_SLOPE = 1e-10  # of the typical gradient: where it meets an optimizer's epsilon
+SMALLEST_SLOPE = 1e-10  # as a share of the typical gradient: as small as an optimizer's epsilon
 LARGEST_SLOPE = 10.0
 
 
