@@ -88,8 +88,6 @@ def test_what_becomes_of_damaged_samples_is_part_of_a_training():
     job = vivace.Job(model=list, data=list, loss=print, optimizer=print)
     then, now = (course_of(dataclasses.replace(job, damaged=way), None, None) for way in ("raise", "skip"))
     assert differences(then, now) == ["damaged: raise -> skip"]
-    del then["damaged"]  # checkpoints of before do not say it
-    assert differences(then, now) == []
 
 
 def test_how_torch_computes_an_update_is_no_hyper_parameter():
@@ -223,4 +221,3 @@ def test_a_stream_in_batches_of_another_size_is_told(tmp_path, tiny):
     with pytest.raises(JobError, match=r"has changed \(batch_size: 4 -> 8\)"):
         training.train(job(8), out=tmp_path / "run", resume=True)
     assert training.train(job(4), out=tmp_path / "run", resume=True).steps == 30
-    assert differences({}, {"batch_size": "4"}) == []  # of an earlier version's checkpoint
