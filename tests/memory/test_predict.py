@@ -140,7 +140,7 @@ def test_a_model_that_looks_at_its_weights_while_it_draws_them_is_predicted():
     assert found == predict(wide(), device="cuda")
 
 
-def test_attention_and_dropout_are_a_gpus(monkeypatch):
+def test_attention_and_dropout_are_a_gpus():
     """Fused attention keeps no scores, and dropout a byte for each number; on a CPU with dropout both do."""
 
     def job(dropout):

@@ -123,7 +123,7 @@ def test_a_result_is_shown_by_its_answer(name):
     assert nesting.seen <= {"div", "b", "span", "code"}
 
 
-def test_a_profile_of_the_command_is_shown_by_its_answer(tmp_path):
+def test_a_profile_of_the_command_is_shown_by_its_answer():
     gain = {"low": 1.2, "high": 1.5}
     document = {
         "target": SPITEFUL,

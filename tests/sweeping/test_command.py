@@ -26,7 +26,7 @@ def command(start_scene, tmp_path):
     return run
 
 
-def test_a_sweep_ends_with_a_document_and_twelve_lines(command, tmp_path):
+def test_a_sweep_ends_with_a_document_and_twelve_lines(command):
     arguments = ["sweep", f"{JOBS}:job", "lr=0.01..1:log", "epochs=1", "--trials", "3", "--seeds", "0"]
     code, output, errors = command(*arguments, "--json", "--against", "parameters")
     assert code == 0, errors

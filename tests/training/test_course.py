@@ -195,7 +195,7 @@ def test_checkpoints_that_are_gone_are_no_new_start(train, tmp_path):
     assert len((run / "saved.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_deadline_stops_with_a_checkpoint_and_no_success(train, tmp_path):
+def test_a_deadline_stops_with_a_checkpoint_and_no_success(train):
     run = train(deadline_seconds=1e-3)
     assert (run.interrupted, run.interrupted_by, run.exit_code) == (True, "deadline", 143)
     assert run.steps == 7

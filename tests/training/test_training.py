@@ -173,7 +173,7 @@ class TestStops:
 
 
 class TestFolder:
-    def test_what_a_run_leaves_behind(self, tmp_path, tiny, digest):
+    def test_what_a_run_leaves_behind(self, tmp_path, tiny):
         out = tmp_path / "run"
         events = []
         run = train(tiny.job, out=out, on_event=events.append)
@@ -465,10 +465,9 @@ class TestJobs:
 
 
 class TestFolders:
-    def test_a_job_that_goes_elsewhere_leaves_the_run_where_it_was(self, tiny, tmp_path, monkeypatch):
+    def test_a_job_that_goes_elsewhere_leaves_the_run_where_it_was(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "elsewhere").mkdir()
-
         (tmp_path / "job.py").write_text(
             f"import os, runpy\nos.chdir('elsewhere')\njob = runpy.run_path({str(TINY)!r})['job']\n"
         )
@@ -489,7 +488,7 @@ class TestFolders:
         with pytest.raises(FolderError, match="removed or renamed it while the run was training"):
             train(tiny.job, out=tmp_path / "run", checkpoint_every_steps=2, on_event=remove)
 
-    def test_streams_of_another_form_are_said(self, tiny, tmp_path):
+    def test_streams_of_another_form_are_said(self):
         with pytest.raises(CheckpointError, match="random streams cannot be read"):
             load_streams({"torch": "no"}, torch.device("cpu"))
 
