@@ -23,7 +23,7 @@ def known_length(data: Any) -> int | None:
         return None
 
 
-def data_loader(loader: object, of_a_stream: str) -> DataLoader[Any]:
+def data_loader(loader: Iterable[Any], of_a_stream: str) -> DataLoader[Any]:
     """The loader, as one that can be rebuilt.
 
     Raises Refused where it is not torch's, or iterates in its own way; with the reason `of_a_stream` where
