@@ -112,6 +112,13 @@ class Tiny:
 
         return float(flat(weights, reference).norm() / flat(reference, before).norm())
 
+    def errors(self, plan: dict[str, dict[str, Any]]) -> tuple[float, float]:
+        """How far a plan is from the reference: the largest relative error of a loss, and of the weights."""
+        losses, weights = self.train(plan)
+        expected, reference = self.train({})
+        apart = max(abs(mine / theirs - 1) for mine, theirs in zip(losses, expected, strict=True))
+        return apart, self.displacement_error(weights, reference)
+
 
 @pytest.fixture
 def tiny() -> type[Tiny]:
