@@ -23,6 +23,7 @@ from vivace.technique import registry
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+SCENES = Path(__file__).parent / "scenes"
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
     "tensorboard.summary.writer.record_writer",
@@ -118,24 +119,59 @@ def fork_server():
     return context
 
 
-@pytest.fixture
-def command_on_ranks(fork_server, tmp_path):
-    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
+@pytest.fixture(scope="session")
+def start_scene(fork_server):
+    """``(file, **globals) -> process``: a file in a process of the fork server."""
 
-    def run(*arguments):
+    def start(file, **named):
+        options = {"init_globals": named, "run_name": "scene"}
+        child = fork_server.Process(target=runpy.run_path, args=(str(file),), kwargs=options)
+        child.start()
+        return child
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def places():
+    """``(num) -> [environment]``: what torchrun tells each rank of a launch."""
+
+    def of_ranks(num=2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
+        shared = {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
+
+    return of_ranks
+
+
+@pytest.fixture(scope="session")
+def on_two_ranks(start_scene):
+    """``(text, folder) -> [found]``: what a scene leaves in `found` on each of two ranks."""
+
+    def run(text, folder):
+        (folder / "scene.py").write_text(text)
+        each = [{"RANK": rank, "FOLDER": str(folder)} for rank in range(2)]
+        ranks = [start_scene(SCENES / "two_ranks.py", **named) for named in each]
+        for process in ranks:
+            process.join(200)
+        assert [process.exitcode for process in ranks] == [0, 0]
+        return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+    return run
+
+
+@pytest.fixture
+def command_on_ranks(start_scene, places, tmp_path):
+    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
+
+    def run(*arguments):
         errors, children = [tmp_path / f"errors_{rank}" for rank in range(2)], []
-        for rank in range(2):
-            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            place |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank, place in enumerate(places()):
             scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": place}
             scene |= {"output": str(tmp_path / f"output_{rank}"), "errors": str(errors[rank])}
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            path = (str(Path(__file__).parent / "scenes" / "command.py"),)
-            children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-            children[-1].start()
+            children.append(start_scene(SCENES / "command.py", SCENE=scene))
         for child in children:
             child.join(200)
             if child.exitcode is None:
@@ -147,7 +183,7 @@ def command_on_ranks(fork_server, tmp_path):
 
 
 @pytest.fixture
-def forked_torchrun(fork_server, tmp_path):
+def forked_torchrun(start_scene, tmp_path):
     """``(words, **environment) -> (exit code, output, errors)``: torchrun with `vivace` on two ranks.
 
     Launcher and ranks are forked, so that none of them imports anything.
@@ -158,10 +194,7 @@ def forked_torchrun(fork_server, tmp_path):
         written = [tmp_path / "output", tmp_path / "errors"]
         scene = {"words": words, "folder": str(tmp_path), "written": list(map(str, written))}
         scene["environment"] = {"OMP_NUM_THREADS": "1", **environment}
-        path = (str(Path(__file__).parent / "scenes" / "torchrun.py"),)
-        named = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-        children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=named))
-        children[-1].start()
+        children.append(start_scene(SCENES / "torchrun.py", SCENE=scene))
         children[-1].join(400)
         return children[-1].exitcode, *(path.read_text() for path in written)
 
@@ -198,7 +231,7 @@ def trained(tmp_path_factory):
 
     def run(name):
         if name not in done:
-            reference = f"{Path(__file__).parent / 'scenes' / 'served.py'}:{name}"
+            reference = f"{SCENES / 'served.py'}:{name}"
             train(reference, out=folder / name)
             done[name] = (reference, folder / name)
         return done[name]

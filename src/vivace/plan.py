@@ -153,7 +153,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         sentence = f"It may change numbers by {self.promise.name}" if len(self) else "The job as it is"
         answer = Answer(

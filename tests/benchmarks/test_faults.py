@@ -43,7 +43,7 @@ def test_a_row_comes_to_what_its_tests_say(row, outcomes, result):
     assert faults.result(row, outcomes) == result
 
 
-def test_outcomes_are_kept_test_by_test_and_not_run_again(tmp_path, monkeypatch, capsys):
+def test_outcomes_are_kept_test_by_test_and_not_run_again(tmp_path):
     file = tmp_path / "test_made_up.py"
     file.write_text(
         "import pathlib, pytest\n"

@@ -84,7 +84,7 @@ def test_each_run_is_in_a_fresh_copy_and_has_a_limit(folder):
         psutil.Process(int((folder / "other").read_text())).wait(60)
 
 
-def test_what_a_script_reads_is_made_beside_its_copy(folder, tmp_path):
+def test_what_a_script_reads_is_made_beside_its_copy(folder):
     (folder / "some+one/train.py").write_text(
         "import os, pathlib\nassert os.environ['MODE'] == 'quiet'\nassert not pathlib.Path('.git').exists()\n"
         "assert len(pathlib.Path('texts/one.txt').read_text().split()) >= 500\n"

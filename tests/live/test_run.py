@@ -26,21 +26,8 @@ LONG, SHORT = (
 
 def vivace_run(*words, cwd, source="", environment=None, code=None):
     """Run the command line, and return what became of it; `code` is the exit code to expect."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]),
-        "OMP_NUM_THREADS": "1",
-        **(environment or {}),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "vivace", "run", *words],
-        cwd=cwd,
-        env=environment,
-        input=source,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]), **(environment or {})}
+    done = alone(sys.executable, "-m", "vivace", "run", *words, cwd=cwd, source=source, **environment)
     assert code is None or done.returncode == code, done.stderr
     return done
 
@@ -50,8 +37,8 @@ def said(done):
     return " ".join(done.stderr.replace("vivace: ", "").split())
 
 
-def alone(*words, cwd, source=""):
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
+def alone(*words, cwd, source="", **environment):
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
         words, cwd=cwd, env=environment, input=source, capture_output=True, text=True, timeout=600
     )
@@ -115,20 +102,8 @@ def test_a_script_that_asks_itself(tmp_path):
     script.write_text("import vivace\nvivace.run_here(out='here')\n" + (SCRIPTS / "mnist.py").read_text())
     text = script.read_text().replace('"""In the manner', '__doc__ = """In the manner')
     script.write_text(text)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "train.py", "--epochs", "1", *LONG],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=600,
-    )
+    path = os.pathsep.join([str(SOURCE), str(SCRIPTS)])
+    done = alone(sys.executable, "train.py", "--epochs", "1", *LONG, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 3, done.stderr
     assert json.loads((tmp_path / "here/run.json").read_text())["outcome"] == "faster", done.stderr
 

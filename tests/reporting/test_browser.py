@@ -23,7 +23,7 @@ from vivace.exporting.page import render as export_page
 from vivace.live.page import page as run_page
 from vivace.pictures import PICTURES, Box, Counts, Image, Piece, Text
 from vivace.profiling.law import Law
-from vivace.profiling.page import write_page
+from vivace.profiling.page import render as profile_page
 from vivace.sweeping.page import render as sweep_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -202,9 +202,9 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
     found["broken"] = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
     (train_folder / PICTURES).write_text(json.dumps(pictures.document(predictions())))
     found["train"] = vivace.report(train_folder).read_text(encoding="utf-8")
-    write_page(profile_document(), tmp_path / "profile.html")
+    (tmp_path / "profile.html").write_text(profile_page(profile_document()))
     found["profile"] = (tmp_path / "profile.html").read_text(encoding="utf-8")
-    write_page(ranks_document(), tmp_path / "ranks.html")
+    (tmp_path / "ranks.html").write_text(profile_page(ranks_document()))
     found["profile of ranks"] = (tmp_path / "ranks.html").read_text(encoding="utf-8")
     vivace.advise("resnet50", target="90M", out=tmp_path / "advice")
     for name in ("a", "b"):

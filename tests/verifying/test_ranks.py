@@ -2,8 +2,6 @@
 
 import json
 import os
-import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,23 +12,15 @@ SCENE = Path(__file__).parent / "scenes" / "rank.py"
 
 
 @pytest.fixture
-def judged(fork_server, tmp_path):
+def judged(start_scene, places, tmp_path):
     """``(job, plan) -> [answer]``: what a Ruler in each of two ranks says."""
 
     def start(job, plan):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         answers = [tmp_path / f"{rank}.json" for rank in range(2)]
         children = []
-        for rank in range(2):
-            place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            scene = {"environment": place, "job": job, "plan": plan, "meeting": "x"}
-            scene["answer"] = str(answers[rank])
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            children.append(fork_server.Process(target=runpy.run_path, args=(str(SCENE),), kwargs=options))
-            children[-1].start()
+        for answer, place in zip(answers, places(), strict=True):
+            scene = {"environment": place, "job": job, "plan": plan, "meeting": "x", "answer": str(answer)}
+            children.append(start_scene(SCENE, SCENE=scene))
         for child in children:
             child.join(100)
             if child.exitcode is None:

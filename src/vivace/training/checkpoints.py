@@ -37,7 +37,6 @@ FORMAT = 1
 MANIFEST = "MANIFEST.json"
 FILES = ("model.pt", "state.pt")
 _KEEP = 2
-_LATER = ("course", "held")  # facts that the manifests of earlier versions lack
 _FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
 _NAME = re.compile(rf"step_(\d{{1,18}})(\.{_FORMER}\..*)?")
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -175,9 +174,6 @@ class Checkpoints:
         """Raises CheckpointError where a manifest lacks something, or holds it in another form."""
         position, like = manifest["position"], dataclasses.asdict(Position())
         counts = ("step", "epoch", "batch", "log_bytes", "missing")
-        if isinstance(position, dict):
-            for name in ("missing", "seconds"):  # unknown to earlier versions
-                position.setdefault(name, 0)
         if (
             not isinstance(position, dict)
             or position.keys() != like.keys()
@@ -189,8 +185,6 @@ class Checkpoints:
         ):
             raise CheckpointError(f"{MANIFEST} holds no position that can be read")
         for key, value in self.facts.items():
-            if key in _LATER and key not in manifest:
-                continue
             if not isinstance(value, type(manifest.get(key))):
                 raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
         course = manifest.get("course", {})

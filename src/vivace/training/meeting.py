@@ -19,7 +19,7 @@ from vivace.errors import RankLost
 
 TELL_SECONDS = 30.0
 LINK_SECONDS = 15  # in which a store that is reached confirms what it got
-AWAITED = "awaited"  # the key of a sentence: for which rank the others wait as their time runs out
+AWAITED = "awaited"  # the key under which ranks write whom they wait for as time runs out
 
 
 def torchrun_keeps_the_store() -> bool:

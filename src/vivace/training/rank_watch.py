@@ -44,10 +44,10 @@ from vivace.training.verdict import (
 )
 
 BEAT_SECONDS = 1.0
-WHY_SECONDS = 10.0  # in which is known why an exchange broke
+WHY_SECONDS = 10.0  # after a broken exchange, until it is known why it broke
 FAREWELL_SECONDS = 20.0  # for the others to keep what was trained, before a lost rank ends itself
 STACKS_SECONDS = 5.0  # for the others to tell where they stand
-LATE_SECONDS = 5.0  # before a command's time is over, in which is noted whom the others wait for
+LATE_SECONDS = 5.0  # before a command's time is over: from here it is noted which rank the others wait for
 _NO_PERSONS = (
     str(Path(str(torch.__file__)).parent),
     str(Path(__file__).parents[1]),
@@ -151,7 +151,7 @@ class RankWatch:
             if found := self.verdict or self._published():  # which the watch may not have seen yet
                 return found
             for rank in set(range(self.world_size)) - {self.rank}:
-                if gone := self._gone(rank):  # perhaps as it was told a verdict that is on its way to here
+                if gone := self._gone(rank):  # perhaps for a verdict that has not arrived here yet
                     return self._published() or gone
             time.sleep(0.1)
         return self.verdict or Verdict((), "the exchange with the other ranks broke", self.signal)
@@ -208,7 +208,7 @@ class RankWatch:
 
     def _run(self) -> None:
         reached_at = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # at once: who dies in its first second has been seen, too
+        with contextlib.suppress(RuntimeError):  # at once: a rank that dies soon was seen, too
             self._beat()
         while self.verdict is None:
             self._listen(BEAT_SECONDS)
