@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import runpy
 import sys
+from pathlib import Path
 
 scene = globals()["SCENE"]
 os.environ.update(scene["environment"])
@@ -16,5 +18,6 @@ import torch  # noqa: E402
 
 from vivace.command.cli import main  # noqa: E402
 
+runpy.run_path(str(Path(__file__).with_name("zygote.py")))
 torch.set_num_threads(1)
 main()
