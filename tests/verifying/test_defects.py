@@ -5,13 +5,10 @@ import importlib
 import pytest
 import torch
 
-import vivace
 from vivace.errors import Refused
 from vivace.technique import registry
 from vivace.verifying.effort import Effort
 from vivace.verifying.ruler import Ruler
-
-MACHINE = vivace.inspect().to_dict()
 
 # What is caught, on which job, and words of the reason: the part of the ruler that saw it.
 CAUGHT = [
@@ -58,7 +55,7 @@ CAUGHT = [
 
 
 @pytest.fixture(scope="module")
-def rulers():
+def rulers(prepared):
     """A ruler of each job, made once; the defects are known here only while these tests run."""
     before, threads = dict(registry._registered), torch.get_num_threads()
     examined = importlib.import_module("examined")
@@ -69,8 +66,7 @@ def rulers():
     def get(name, seed=0):
         key = f"{name}_{seed}"
         if key not in made:
-            made[key] = Ruler(examined.JOBS[name](seed), MACHINE)
-            made[key].prepare()
+            made[key] = prepared(examined.JOBS[name](seed))
         return made[key]
 
     get.planted = planted

@@ -13,7 +13,7 @@ MACHINE = vivace.inspect().to_dict()
 
 
 @pytest.fixture(scope="module")
-def rulers():
+def rulers(prepared):
     before, threads = dict(registry._registered), torch.get_num_threads()
     examined = importlib.import_module("examined")
     torch.set_num_threads(1)  # the module does so, but only when it is imported first
@@ -22,8 +22,7 @@ def rulers():
 
     def get(name):
         if name not in made:
-            made[name] = Ruler(examined.JOBS[name](0), MACHINE)
-            made[name].prepare()
+            made[name] = prepared(examined.JOBS[name](0))
         return made[name]
 
     yield get

@@ -77,15 +77,14 @@ def claim(function, numerics=Numerics.ROUNDING, unit_roundoff=2.0**-8):
 
 
 @pytest.fixture(scope="module")
-def rulers():
+def rulers(prepared):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     made: dict[str, Ruler] = {}
 
     def get(name):
         if name not in made:
-            made[name] = Ruler(JOBS[name](), MACHINE)
-            made[name].prepare()
+            made[name] = prepared(JOBS[name]())
         return made[name]
 
     yield get
@@ -182,10 +181,8 @@ def test_means_over_seeds_are_compared_where_random_streams_differ(rulers):
     assert not ruler.judge(Plan([claim(draw_more_and_scale)]).to_dict())["kept"]
 
 
-def test_an_own_step_is_verified_too():
-    ruler = Ruler(jobs.gan(), MACHINE)
-    ruler.prepare()
-    assert ruler.judge({"bf16_autocast": {}})["kept"]
+def test_an_own_step_is_verified_too(prepared):
+    assert prepared(jobs.gan()).judge({"bf16_autocast": {}})["kept"]
 
 
 def test_other_batches_are_caught_though_everything_else_is_exact(rulers):
