@@ -118,36 +118,8 @@ def fork_server():
     return context
 
 
-@pytest.fixture
-def command_on_ranks(fork_server, tmp_path):
-    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
-
-    def run(*arguments):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        errors, children = [tmp_path / f"errors_{rank}" for rank in range(2)], []
-        for rank in range(2):
-            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            place |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": place}
-            scene |= {"output": str(tmp_path / f"output_{rank}"), "errors": str(errors[rank])}
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            path = (str(Path(__file__).parent / "scenes" / "command.py"),)
-            children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-            children[-1].start()
-        for child in children:
-            child.join(200)
-            if child.exitcode is None:
-                child.kill()
-                child.join()
-        return [child.exitcode for child in children], "".join(path.read_text() for path in errors)
-
-    return run
-
-
 class Launch:
-    """A torchrun on two ranks that has begun, its id, and what it writes."""
+    """A forked process that has begun, its id, and the files of what it writes."""
 
     def __init__(self, process, written):
         self.process, self.pid, self.written = process, process.pid, written
@@ -156,6 +128,46 @@ class Launch:
         """Wait for it: ``(exit code, output, errors)``."""
         self.process.join(seconds)
         return self.process.exitcode, *(path.read_text() for path in self.written)
+
+
+@pytest.fixture
+def begin_command(fork_server, tmp_path):
+    """``(arguments...) -> Launch``: the command line in a process that is forked, and imports nothing."""
+
+    def begin(*arguments, name="", **environment):
+        written = [tmp_path / f"output{name}", tmp_path / f"errors{name}"]
+        scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": environment}
+        scene["written"] = list(map(str, written))
+        options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
+        path = (str(Path(__file__).parent / "scenes" / "command.py"),)
+        begun.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
+        begun[-1].start()
+        return Launch(begun[-1], written)
+
+    begun = []
+    yield begin
+    for process in begun:
+        process.kill()  # its children die with it
+        process.join()
+
+
+@pytest.fixture
+def command_on_ranks(begin_command):
+    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
+
+    def run(*arguments):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        launches = []
+        for rank in map(str, range(2)):
+            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            place |= {"RANK": rank, "LOCAL_RANK": rank}
+            launches.append(begin_command(*arguments, name=f"_{rank}", **place))
+        codes, _, errors = zip(*(launch.end(200) for launch in launches), strict=True)
+        return list(codes), "".join(errors)
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""Runs the command line in a forked child; the global SCENE holds arguments, folder and environment."""
+"""Runs the command line in a forked child; the global SCENE holds arguments, folder, environment and
+files for output and errors.
+"""
 
 import multiprocessing
 import os
@@ -10,8 +12,8 @@ scene = globals()["SCENE"]
 os.environ.update(scene["environment"])
 os.chdir(scene["folder"])
 multiprocessing.set_start_method("fork", force=True)  # what the fork server set is for itself
-for number, name in ((1, "output"), (2, "errors")):
-    os.dup2(os.open(scene[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+for number, path in enumerate(scene["written"], 1):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
 sys.argv = ["vivace", *scene["arguments"]]
 
 import torch  # noqa: E402
