@@ -2,7 +2,6 @@
 files for output and errors.
 """
 
-import multiprocessing
 import os
 import runpy
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 scene = globals()["SCENE"]
 os.environ.update(scene["environment"])
 os.chdir(scene["folder"])
-multiprocessing.set_start_method("fork", force=True)  # what the fork server set is for itself
 for number, path in enumerate(scene["written"], 1):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
 sys.argv = ["vivace", *scene["arguments"]]

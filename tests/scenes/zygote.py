@@ -1,5 +1,6 @@
 """Forks the zygote from this process, which has made all imports and done nothing: it makes none itself."""
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -46,4 +47,5 @@ class Forked(launch._Zygote):
             os._exit(1)
 
 
+multiprocessing.set_start_method("fork", force=True)  # what the fork server set is for itself
 launch._zygotes[os.getpid()] = Forked()
