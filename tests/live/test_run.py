@@ -21,7 +21,7 @@ SOURCE = Path(vivace.__file__).parents[1]
 LONG, SHORT = (
     ("--samples", "4000"),
     ("--samples", "64"),
-)  # batches of 8 enough to be sure at once that a search is worth its time
+)  # batches of 8: of the first number a search is worth its time
 
 
 def vivace_run(*words, cwd, source="", environment=None, code=None):
@@ -48,7 +48,8 @@ def alone(*words, cwd, source="", **environment):
 def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
     script = [sys.executable, str(SCRIPTS / "mnist.py"), "--epochs", "1"]
     words = [*script, *LONG, "--save-model", "model.pt"]
-    mine = vivace_run("--", *words, cwd=tmp_path, source="hello\n", code=3)
+    impatient = {"environment": {"IMPATIENT": "1"}}
+    mine = vivace_run("--", *words, cwd=tmp_path, source="hello\n", code=3, **impatient)
     told = json.loads((tmp_path / "runs/run/run.json").read_text())
     assert told["outcome"] == "faster", mine.stderr
     assert "bf16_autocast" in told["plan"]
@@ -74,7 +75,7 @@ def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
     ]
     assert settings[0] == settings[1]
 
-    again = vivace_run("--plan", "runs/run/plan.toml", "--", *words, cwd=tmp_path, code=3)
+    again = vivace_run("--plan", "runs/run/plan.toml", "--", *words, cwd=tmp_path, code=3, **impatient)
     told = json.loads((tmp_path / "runs/run/run.json").read_text())
     assert told["outcome"] == "faster", again.stderr
     assert told["tried"][0]["answer"] == "given"
@@ -103,7 +104,9 @@ def test_a_script_that_asks_itself(tmp_path):
     text = script.read_text().replace('"""In the manner', '__doc__ = """In the manner')
     script.write_text(text)
     path = os.pathsep.join([str(SOURCE), str(SCRIPTS)])
-    done = alone(sys.executable, "train.py", "--epochs", "1", *LONG, cwd=tmp_path, PYTHONPATH=path)
+    done = alone(
+        sys.executable, "train.py", "--epochs", "1", *LONG, cwd=tmp_path, PYTHONPATH=path, IMPATIENT="1"
+    )
     assert done.returncode == 3, done.stderr
     assert json.loads((tmp_path / "here/run.json").read_text())["outcome"] == "faster", done.stderr
 

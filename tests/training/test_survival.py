@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import signal
@@ -390,11 +391,10 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
-    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s"))
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "6s"))
     assert code == 1, output
-    where = "has been at step 6 for 1"
     (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 1 (process")]
-    assert where in told
+    assert int(re.search(r"has been at step 6 for (\d+)", told)[1]) >= 6
     assert "stands still at stuck.py:14 in loss; rank 0 waits for it: training stopped; step_5 in" in told
     assert "vivace: rank 1, which the others have given up, ends itself at stuck.py:14 in loss" in output
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_5"]

@@ -11,18 +11,27 @@ import vivace
 from vivace import Card, Numerics, Technique
 from vivace.plan import Plan
 from vivace.technique import registry
+from vivace.verifying.effort import Effort
 from vivace.verifying.ruler import Ruler
+
+SHORT = Effort(8, 2, 2, 8, 3, life_seeds=3)  # a little more than half of the usual one
 
 
 @pytest.fixture(scope="module")
 def ruler_of():
-    """``(make, *arguments) -> Ruler``: of the job ``make(*arguments)``, prepared once, on one thread."""
+    """``(make, *arguments) -> Ruler``: of the job ``make(*arguments)``, prepared once, on one thread.
+
+    The effort is `SHORT`, however fast the machine is. As with seconds that are given, what is broken near
+    the limits is judged again with all of the effort.
+    """
     torch.set_num_threads(1)
 
     @functools.cache
     def prepared(make, *arguments):
         ruler = Ruler(make(*arguments), vivace.inspect().to_dict())
-        ruler.prepare()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Effort, "within", lambda seconds, step_seconds: SHORT)
+            ruler.prepare()
         return ruler
 
     return prepared

@@ -1,9 +1,6 @@
 """Do several ranks train the model that one process trains on the joined batch?"""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,18 +79,16 @@ def test_a_batch_that_cannot_be_shared_is_an_error_on_every_rank(judged):
 
 
 @pytest.mark.slow
-def test_a_launch_of_torchrun_gives_one_answer(tmp_path):
+def test_a_launch_of_torchrun_gives_one_answer(forked_torchrun, tmp_path):
     plan = tmp_path / "ddp.toml"
     plan.write_text("format = 1\n[techniques.ddp]\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "vivace", "verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "20", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    words = ["verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "10", "--json"]
+    code, output, errors = forked_torchrun(words)
+    assert code == 0, errors
+    (document,) = [json.loads(line) for line in output.splitlines()]
     assert (document["kept"], document["ranks"]) == (True, 2)
-    assert done.stderr.count("Same model: yes") == 1
-    assert "2 ranks, each with its share of every batch" in done.stderr.replace("\n", " ")
+    assert errors.count("Same model: yes") == 1
+    assert "2 ranks, each with its share of every batch" in errors.replace("\n", " ")
 
 
 def test_a_plan_that_trains_as_many_models_is_refused_once(command_on_ranks, tmp_path):

@@ -92,9 +92,19 @@ def test_a_defect_that_claims_to_be_rounding_is_caught(job, defect, rulers, clai
     assert verdict["reason"]
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("name", ["bf16_autocast", "bf16_weights", "fused_optimizer"])
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        ("mlp", "bf16_autocast"),
+        ("transformer", "bf16_autocast"),
+        ("cnn", "bf16_weights"),
+        ("lstm", "bf16_weights"),
+        ("cnn", "fused_optimizer"),
+        ("lstm", "fused_optimizer"),
+    ],
+)
 def test_correct_plans_are_kept(job, name, rulers):
+    """Each on two jobs, and every job under one of them; more jobs and plans are in test_defects.py."""
     verdict = rulers(job).judge({name: {}})
     assert verdict["kept"], verdict["reason"]
     assert verdict["num_checks"] > 20
