@@ -14,6 +14,7 @@ import dataclasses
 import importlib
 import json
 import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -66,7 +67,9 @@ def with_vivace(job: Job, plan: Path | None, seed: int, note: Any) -> Any:
             note(event.payload["metric"])
 
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
-        vivace.train(job, plan, out=Path(folder, "run"), seed=seed, on_event=listen)
+        run = vivace.train(job, plan, out=Path(folder, "run"), seed=seed, on_event=listen)
+        if run.exit_code:
+            sys.exit(f"the training came to no end: exit code {run.exit_code}")
         model = job.model()
         model.load_state_dict(torch.load(Path(folder, "run", "model.pt"), weights_only=True))
     return model

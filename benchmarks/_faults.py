@@ -10,8 +10,8 @@ HEAD = """# Faults: what a training survives
 
 Written by `scripts/bench table` from the newest record of `scripts/bench faults`; edit it nowhere. Each
 row is shown by the tests that are marked with its number, and by nothing else: *survived* where all of
-them pass, or *refused* where to refuse is what must happen; *partly* where some do not or something is
-left to show.
+them that can run there pass, or *refused* where to refuse is what must happen; *partly* where some do not
+or something is left to show.
 `scripts/bench faults 13` runs the tests of a row; `--kills 600` kills more often.
 """
 DATED = """On {device}, {cores} cores, torch {torch}, {date}, Vivace {vivace}: of {num} rows {counts}.

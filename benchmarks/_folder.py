@@ -12,7 +12,6 @@ begins with an underscore is a helper of the others, and is not judged.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 
 import vivace
 from vivace.errors import ChildFailed, InputError, Refused
+from vivace.ledger import Ledger
 from vivace.verifying import Verdict
 
 HEADER = re.compile(r"# (expect|precision): *(\w+) *$")
@@ -76,27 +76,22 @@ def summarise(folder: Path, done: list[Item]) -> Item:
     }
 
 
-def examine(folder: Path, partial: Path, deadline: float, *, fresh: bool) -> Item | None:
-    """Judge the folder's cases that `partial` does not hold yet; its summary, None where time was up."""
+def examine(folder: Path, ledger: Ledger, deadline: float, *, fresh: bool) -> Item | None:
+    """Judge the folder's cases that the ledger does not hold yet; its summary, None where time was up."""
     wanted = list(cases(folder))
     if fresh:
-        partial.unlink(missing_ok=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    lines = partial.read_text(encoding="utf-8").splitlines() if partial.exists() else []
-    known = {entry["name"]: entry for entry in map(json.loads, lines)}
-    with partial.open("a", encoding="utf-8") as file:
-        for number, case in enumerate(wanted, 1):
-            if case["name"] in known:
-                continue
-            if time.monotonic() > deadline:
-                return None
-            known[case["name"]] = outcome = judge(case)
-            file.write(json.dumps(outcome) + "\n")
-            file.flush()
-            print(
-                f"{number:4}/{len(wanted)} {case['expect']:>9}: {outcome['answer']:8} {case['name']}",
-                flush=True,
-            )
+        ledger.path.unlink(missing_ok=True)
+    known = {entry["name"]: entry for entry in ledger.read("judgement")}
+    for number, case in enumerate(wanted, 1):
+        if case["name"] in known:
+            continue
+        if time.monotonic() > deadline:
+            return None
+        known[case["name"]] = outcome = judge(case)
+        ledger.append("judgement", outcome)
+        print(
+            f"{number:4}/{len(wanted)} {case['expect']:>9}: {outcome['answer']:8} {case['name']}", flush=True
+        )
     return summarise(folder, [known[case["name"]] for case in wanted])
 
 

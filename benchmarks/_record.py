@@ -1,4 +1,5 @@
-"""What all benchmarks share: the jobs that were asked for, and dated records of this machine.
+"""What all benchmarks share: the jobs that were asked for, dated records of this machine, and what is kept
+between two runs.
 
 A record lies in records/<job>/<machine>/<date>.json and says under which machine and versions it holds.
 """
@@ -7,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import vivace
+from vivace.files import replace_text
 from vivace.machine import Machine
 
 RECORDS = Path(__file__).resolve().parent.parent / "records"
@@ -58,10 +62,34 @@ def path_of(record: Mapping[str, Any]) -> Path:
 
 
 def write(record: Mapping[str, Any]) -> None:
-    """Write a record where it belongs."""
+    """Write a record where it belongs, whole or not at all."""
     path = path_of(record)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(clean(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(clean(record), indent=1, allow_nan=False) + "\n")
+
+
+@functools.cache
+def where() -> dict[str, str]:
+    """Under which machine, versions and Vivace this process measures."""
+    return {"machine": vivace.inspect().fingerprint, "vivace": vivace.__version__}
+
+
+def keep(path: Path | None, thing: Any) -> None:
+    """Write what was measured so far, whole or not at all; without a path nothing."""
+    if path is not None:
+        replace_text(path, json.dumps({"where": where(), "kept": thing}, indent=1) + "\n")
+
+
+def kept(path: Path | None) -> Any:
+    """What `keep` wrote before; None where there is nothing. Ends the process where that was measured on
+    another machine, or under other versions.
+    """
+    if path is None or not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or found.get("where") != where():
+        sys.exit(f"'{path}' was measured on another machine or under other versions: name another file")
+    return found["kept"]
 
 
 def clean(thing: Any) -> Any:

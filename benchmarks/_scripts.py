@@ -13,18 +13,20 @@ WORDS: dict[str, dict[str, Any]] = {
     "README.md": {
         "head": "{count} public scripts, unmodified, on {device}, {cores} cores, {date}: {faster} faster "
         "under `vivace run` beyond noise, {slower} slower, {open} neither, {broken} broken. Whole runs in "
-        "turns, {pairs} of each; `scripts/bench scripts`:",
+        "turns, {pairs} of each; `scripts/bench scripts FOLDER`, on copies of their repositories:",
         "columns": ("script", "alone", "under `vivace run`", "as fast, 95 % interval", "what acted"),
         "nothing": "left as it is",
+        "differs": "something else each time",
         "broken": "**broken**",
         "none": "No public script has been recorded yet: `scripts/bench scripts`.",
     },
     "README.zh-CN.md": {
         "head": "{count} 个未经修改的公开脚本，{device}，{cores} 核，{date}：用 `vivace run` 明确更快 "
         "{faster} 个，更慢 {slower} 个，无明显差别 {open} 个，出错 {broken} 个。"
-        "完整运行、交替计时，各 {pairs} 次；`scripts/bench scripts`：",
+        "完整运行、交替计时，各 {pairs} 次；`scripts/bench scripts FOLDER`（FOLDER 存放这些仓库的副本）：",
         "columns": ("脚本", "单独运行", "`vivace run`", "加速（95% 区间）", "生效的设置"),
         "nothing": "保持原样",
+        "differs": "每次不同",
         "broken": "**出错**",
         "none": "尚无公开脚本的记录：`scripts/bench scripts`。",
     },
@@ -64,18 +66,19 @@ def answer(record: dict[str, Any]) -> str:
 
 
 def row(record: dict[str, Any], words: dict[str, Any]) -> list[str]:
-    """One script: medians of its runs, and what acted at the end of most."""
+    """One script: medians of its runs, and what acted at the end of more than half of them."""
     alone, under = (told.duration(statistics.median(side)) for side in zip(*record["pairs"], strict=True))
     ratio, script = record["ratio"], record["script"]
     fast = f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else words["broken"]
-    plans = [" + ".join(outcome.get("plan") or {}) for outcome in record["outcomes"]]
-    acted = [plan for plan in plans if plan]
-    most = Counter(acted if 2 * len(acted) > len(plans) else [""]).most_common(1)[0][0]
+    plans = [outcome.get("plan") or {} for outcome in record["outcomes"]]
+    counts = Counter(technique for plan in plans for technique in plan)
+    most = " + ".join(technique for technique, count in counts.items() if 2 * count > len(plans))
+    few = words["differs" if 2 * sum(map(bool, plans)) > len(plans) else "nothing"]
     name = record["job"].removeprefix("script_")
     return [
         f"`{name}` ({script['repository']})",
         alone,
         under,
         fast,
-        most or words["nothing"],
+        most or few,
     ]

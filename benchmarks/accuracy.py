@@ -133,9 +133,11 @@ def further(name: str, recipe: dict[str, Any], chosen: argparse.Namespace) -> It
 
 def searched(name: str, budget: str) -> dict[str, Any]:
     """What `vivace tune` finds, and what it says of it; again, as it says, where it could not measure."""
+    seconds = 0.0
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
         for _ in range(MOST_SEARCHES):
             result = vivace.tune(name, budget=budget, out=Path(folder, "tune"))
+            seconds += result.seconds
             if result.outcome.answered:
                 break
     found = result.to_dict()
@@ -144,7 +146,7 @@ def searched(name: str, budget: str) -> dict[str, Any]:
         **{
             key: found[key] for key in ("plan", "speedup", "outcome", "promise", "reason", "break_even_steps")
         },
-        "tune_seconds": found["seconds"],
+        "tune_seconds": seconds,
         "trials": [{key: trial[key] for key in trials} for trial in found["trials"]],
     }
 
@@ -188,7 +190,7 @@ def summary(rows: Rows, margin: float) -> dict[str, Any]:
     return {
         "seeds": len(by_way["strict"]),
         "target": target,
-        "to_target": dataclasses.asdict(speed_ratio(both)) if len(both) >= 3 else None,
+        "to_target": dataclasses.asdict(speed_ratio(both)) if len(both) == len(times) else None,
         "ways": {way: of_way(found, target) for way, found in by_way.items()},
         "difference": interval(differences["strict"]),
         "p": p,

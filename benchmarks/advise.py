@@ -36,7 +36,6 @@ from vivace.advising.reverse import EXAMPLES
 from vivace.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT.parent / "shared" / "data" / "published_throughput.csv"
 HEAD = ("Work of one training step of known models; vivace.advising.demand has the columns.",
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
 FIGURES = ROOT / "benchmarks" / "figures"
@@ -56,7 +55,7 @@ MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(<!-- /advise-errors -->)", 
 def main() -> None:
     """Score, fit or count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="table of published throughput")
+    parser.add_argument("--data", type=Path, required=True, help="table of published throughput")
     parser.add_argument(
         "--fit", action="store_true", help="write coefficients.toml and records/advise/published/<date>.json"
     )
@@ -258,7 +257,7 @@ def fit(rows: Sequence[Row], aside: Sequence[Row], left_out: dict[str, int], dat
         "benchmark": "advise",
         "job": "advise",
         "machine": {"fingerprint": "published"},
-        "command": "scripts/bench advise --fit",
+        "command": "scripts/bench advise --data FILE.csv --fit",
         "date": date,
         "rows": len(rows),
         "cards": len(seen["cards"]),
@@ -274,7 +273,8 @@ def fit(rows: Sequence[Row], aside: Sequence[Row], left_out: dict[str, int], dat
     (RECORDS / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     errors = {
         name: {
-            **{key: split[key] for key in ("n", "median_abs_error", "median_card", "interval_coverage")},
+            **{key: split[key] for key in ("n", "median_abs_error", "median_card")},
+            "interval_coverage": split["coverage_on_the_other_half"],
             **{kind.replace(" ", "_").lower(): value for kind, value in split["simple"].items()},
         }
         for name, split in splits.items()
@@ -341,7 +341,7 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         cells = (
             f"{name} | {split['n']:,} | **{100 * split['median_abs_error']:.1f} %** | "
             f"{100 * split['median_card']:.0f} % | {100 * of_worst:.0f} % ({worst}) | "
-            f"{100 * split['interval_coverage']:.0f} %"
+            f"{100 * split['coverage_on_the_other_half']:.0f} %"
         )
         simple = " | ".join(f"{100 * value:.0f} %" for value in split["simple_median_card"].values())
         lines.append(f"| {cells} | {simple} |")

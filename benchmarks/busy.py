@@ -7,8 +7,9 @@ Then, alone again, both plans are timed in turn with strict fp32, in new process
 is at least 0.95 times as fast as that of the plan that was found alone. Demanded: 8 of 10 jobs, with the
 budget `fast`.
 
-Ten jobs take about an hour: 2 x 2 min of tuning and a minute of timing each. Rows lie in DIR/rows.jsonl and
-are not run again; the record is written anew after each.
+Ten jobs take about an hour: 2 x 2 min of tuning and a minute of timing each. Rows lie in DIR/rows.jsonl, and
+those of this machine, these versions, load and budget are not run again; the record is written anew after
+each.
 """
 
 from __future__ import annotations
@@ -51,20 +52,25 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/busy"), help="rows and plans")
     chosen = parser.parse_args()
     asked = _record.named_jobs(parser, chosen.jobs, JOBS)
-    command = (
-        "scripts/bench busy" + "".join(f" {name}" for name in chosen.jobs) + f" --budget {chosen.budget}"
-    )
+    command = "scripts/bench busy" + "".join(f" {name}" for name in chosen.jobs)
+    command += f" --load {chosen.load} --budget {chosen.budget}"
     opened = _record.opened("busy", command, vivace.inspect()) | {"load": chosen.load}
     chosen.work.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(chosen.work / "rows.jsonl")
+    same = {**_record.where(), "load": chosen.load, "budget": chosen.budget}
     for name in asked:
-        known = {row["job"]: row for row in ledger.read("row")}
-        if name not in known:
-            ledger.append("row", row_of(name, chosen.work, chosen.budget, chosen.load))
-        rows = {row["job"]: row for row in ledger.read("row") if row["job"] in asked}
+        if name not in rows_of(ledger, same):
+            ledger.append("row", same | row_of(name, chosen.work, chosen.budget, chosen.load))
+        rows = {job: row for job, row in rows_of(ledger, same).items() if job in asked}
         print(told(rows[name]), flush=True)
         right = sum(row["right"] for row in rows.values())
         _record.write({**opened, "right": right, "of": len(rows), "jobs": rows})
+
+
+def rows_of(ledger: Ledger, same: Row) -> dict[str, Row]:
+    """The rows by job that were measured in the same way."""
+    rows = [row for row in ledger.read("row") if {key: row.get(key) for key in same} == same]
+    return {row["job"]: row for row in rows}
 
 
 def row_of(name: str, work: Path, budget: str, load: int) -> Row:

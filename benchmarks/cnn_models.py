@@ -1,6 +1,6 @@
 """Convolutional networks under `fused_batchnorm` on a CPU: what is matched, and is it the same model?
 
-    python benchmarks/cnn_models.py [MODEL ...] [--only ruler | float64]
+    scripts/bench cnn_models [MODEL ...] [--only ruler | float64]
 
 Each model trains 50 steps on small images through the reference path of the kernels, which a GPU would run,
 and the ruler of `vivace verify` judges the course. The same steps, with products, are followed in float64
@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, help="one of the two ways to judge")
     arguments = parser.parse_args()
     chosen = _record.named_jobs(parser, arguments.models, MODELS)
-    record = _record.opened("cnn_models", "python benchmarks/cnn_models.py", vivace.inspect())
+    record = _record.opened("cnn_models", "scripts/bench cnn_models", vivace.inspect())
     if _record.path_of(record).exists():  # the other models' results of today
         record["models"] = json.loads(_record.path_of(record).read_text(encoding="utf-8"))["models"]
     record.setdefault("models", {})

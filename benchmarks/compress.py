@@ -10,7 +10,7 @@ of all is timed in turn with each baseline: eager bfloat16, torch.compile, ONNX 
 with OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with its reason.
 
 After so many minutes it stops, and the same command goes on: trainings, forms and finished comparisons are
-kept in runs/bench-compress. A network takes about 10 minutes on two cores.
+kept in runs/bench-compress, for each machine and its versions. A network takes about 10 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
     machine, clock = vivace.inspect(), Clock(arguments.minutes)
     for name in _record.named_jobs(parser, arguments.networks, tuple(JOBS)):
         try:
-            found = measured(name, clock)
+            found = measured(name, clock, KEPT / machine.fingerprint / name)
         except KeyboardInterrupt:
             sys.exit(f"{name}: the time is over or it was interrupted; the same command goes on")
         show(name, found)
@@ -111,9 +111,9 @@ def told(result: dict[str, Any]) -> str:
     return f"{ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
 
 
-def measured(name: str, clock: Clock) -> dict[str, Any]:
-    """Train, compress and compare one network, from where an earlier run stopped."""
-    folder, reference = KEPT / name, JOBS[name]
+def measured(name: str, clock: Clock, folder: Path) -> dict[str, Any]:
+    """Train, compress and compare one network, from where an earlier run stopped in the folder."""
+    reference = JOBS[name]
     if not (folder / "train" / "run.json").exists():
         vivace.train(reference, out=folder / "train", watch=0.0, restart=(folder / "train").exists())
     ordered = searched(reference, folder, "ordered", "balanced", clock)

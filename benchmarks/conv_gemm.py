@@ -1,6 +1,6 @@
 """What `conv_gemm` brings on a CPU in bfloat16: whole steps of ResNet-50, and each of its convolutions.
 
-    python benchmarks/conv_gemm.py [--pairs 12]
+    scripts/bench conv_gemm [--pairs 12]
 
 16 images of 128 px, channels last, all cores. Steps as they are, with 1x1 windows as products, and with small
 maps as well take turns in one process; so do each convolution's gradients of weights, as a convolution and as
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=12)
     pairs = parser.parse_args().pairs
-    record = _record.opened("conv_gemm", "python benchmarks/conv_gemm.py", vivace.inspect())
+    record = _record.opened("conv_gemm", "scripts/bench conv_gemm", vivace.inspect())
     threads = torch.get_num_threads()
     record["conditions"] = {"batch": BATCH, "pixels": PIXELS, "threads": threads, "dtype": "bfloat16"}
     record["steps"] = steps(pairs)

@@ -3,19 +3,19 @@
     scripts/bench faults [ROW ...] [--kills 60] [--keep FILE] [--record]
 
 A row is shown by the tests that are marked with its number (``@pytest.mark.fault(37)``), and by nothing else:
-it is *survived* (or what the row says must come of it) where all of them pass and nothing is left to show,
+it is *survived* (or what the row says must come of it) where all that can run pass and nothing is left,
 *partly* where some do or something is left, *not* where none does. Their figures are what they recorded
 themselves: kills, checkpoints that a kill tore, bad inputs, bytes compared and bytes lost.
 
 --kills is the number of SIGKILLs at random times. --keep holds the outcome of every test between runs: what
-stands there is not run again. --record writes what is known of all rows to records/.
+stands there is not run again, and outcomes of another machine or of other versions are refused. --record
+writes what is known of all rows to records/.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import sys
 import time
 import tomllib
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import _record
-import pytest
 
 import vivace
 
@@ -39,7 +38,9 @@ class Rows:
         self.wanted, self.outcomes, self.keep = wanted, outcomes, keep
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        """Leave the tests of wanted rows whose outcome is not known."""
+        """Leave the tests of wanted rows whose outcome is not known; forget tests that are gone."""
+        for gone in self.outcomes.keys() - {item.nodeid for item in items}:
+            del self.outcomes[gone]
         left, others = [], []
         for item in items:
             rows = rows_of(item.iter_markers("fault"))
@@ -61,12 +62,13 @@ class Rows:
             found["outcome"] = report.outcome
         if report.when == "teardown":
             found["figures"] = dict(report.user_properties)
-            if self.keep is not None:
-                self.keep.write_text(json.dumps(self.outcomes, indent=1) + "\n", encoding="utf-8")
+            _record.keep(self.keep, self.outcomes)
 
 
 def main() -> None:
     """Run the rows' tests, print a line each, and the sums."""
+    import pytest  # only here: the table of records is written without it
+
     rows = read_rows()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rows", nargs="*", type=int, help=f"1 to {max(rows)}; left out, all")
@@ -76,9 +78,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if unknown := sorted(set(chosen.rows) - set(rows)):
         parser.error(f"there is no row {unknown[0]}; there are 1 to {max(rows)}")
-    outcomes: dict[str, dict] = {}
-    if chosen.keep is not None and chosen.keep.is_file():
-        outcomes = json.loads(chosen.keep.read_text(encoding="utf-8"))
+    outcomes: dict[str, dict] = _record.kept(chosen.keep) or {}
     begin = time.monotonic()
     wanted = set(chosen.rows or rows)
     options = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--kills={chosen.kills}"]

@@ -1,6 +1,6 @@
 """What `fold_eval` brings on a CPU: evaluation of networks as they are against folded, on one core.
 
-    python benchmarks/fold_eval.py [MODEL ...]
+    scripts/bench fold_eval [MODEL ...]
 
 Batches of 16 images of 224 px in fp32 and channels-last order. Blocks alternate; the ratio is the median with
 its 95 % interval, in one process. Writes a record; exit code 1 where outputs differ by more than rounding.
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     chosen = _record.named_jobs(parser, parser.parse_args().models, MODELS)
     torch.set_num_threads(1)
-    record = _record.opened("fold_eval", "python benchmarks/fold_eval.py", vivace.inspect())
+    record = _record.opened("fold_eval", "scripts/bench fold_eval", vivace.inspect())
     record["conditions"] = {"batch": BATCH, "pixels": PIXELS, "threads": 1, "dtype": "float32"}
     record["models"] = {}
     for name in chosen:
@@ -70,7 +70,6 @@ def timed(name: str) -> dict[str, Any]:
         "folded": len(folded),
         "batch_norms": sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()),
         "difference": float((outputs[1] - outputs[0]).norm() / outputs[0].norm()),
-        "images_per_second": BATCH / min(seconds for _, seconds in pairs),
     }
 
 

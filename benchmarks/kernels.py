@@ -1,6 +1,6 @@
 """Compile Vivace's Triton kernels ahead of time for GPUs that need not be there: what each takes of a chip.
 
-    python benchmarks/kernels.py [sm_80 sm_90 sm_100 sm_120 gfx942 ...]
+    scripts/bench kernels [sm_80 sm_90 sm_100 sm_120 gfx942 ...]
 
 Registers, spills and shared memory come from the assembler's own report, the width of memory accesses from
 its machine code. `issue_share` is a model: of the time that an H200's memory takes for a kernel's bytes, at
@@ -108,7 +108,7 @@ def main() -> int:
     targets = parser.parse_args().targets or list(TARGETS)
     if unknown := sorted(set(targets) - set(TARGETS)):
         parser.error(f"there is no target '{unknown[0]}'; there are: {', '.join(TARGETS)}")
-    record = _record.opened("kernels", "python benchmarks/kernels.py", vivace.inspect())
+    record = _record.opened("kernels", "scripts/bench kernels", vivace.inspect())
     record["versions"]["triton"] = triton.__version__
     record["kernels"] = {target: built(target) for target in targets}
     _record.write(record)

@@ -1,7 +1,7 @@
 """What Vivace costs a step: microseconds of `Session.step`, of the steps that `vivace.tune` times, and of the
 loop of `vivace.train`, above the same loop written by hand; and of that loop above what `tune` times.
 
-    scripts/bench overhead [NUMBER OF BLOCKS, 15 unless given]
+    scripts/bench overhead [--blocks 15]
 
 A linear model does next to nothing, so that nothing hides the seams; a multilayer perceptron and a
 convolutional network with BatchNorm read a DataLoader. Blocks of the four loops alternate in one process;
@@ -17,8 +17,8 @@ These are times of one machine, and differ from run to run by more than a change
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,8 +41,11 @@ DEMANDED_MICROSECONDS, DEMANDED_OF_NOTES = 20.0, 10.0
 SEAMS_STEPS, LOOP_STEPS, WARM_UP_STEPS, BATCH = 2000, 300, 50, 32
 
 
-def main(blocks: int = 15) -> None:
+def main() -> None:
     """Print what seams and train loop add; exit code 1 where seams or notes take more than is demanded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=15, help="of steps; at least 3")
+    blocks = parser.parse_args().blocks
     torch.set_num_threads(1)
     high = seams(blocks)
     loops(blocks, "multilayer perceptron", perceptron, (64,))
@@ -216,4 +219,4 @@ def by_train(job: vivace.Job) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

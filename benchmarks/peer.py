@@ -104,7 +104,12 @@ def main() -> None:
     record = opened(machine)
     path = _record.path_of(record)
     if path.is_file():
-        record = json.loads(path.read_text(encoding="utf-8"))
+        versions, record = record["versions"], json.loads(path.read_text(encoding="utf-8"))
+        if record["versions"] != versions:
+            changed = [name for name in versions if record["versions"].get(name) != versions[name]]
+            raise SystemExit(
+                f"today's record is of another {changed[0]}: put '{path}' away, or go on with that"
+            )
     usual = seconds == BUDGETS["fast"]
     entries = record["jobs"] if usual else record.setdefault("longer", {}).setdefault(f"{seconds:.0f}", {})
     for name in asked if chosen.jobs else [name for name in JOBS if name not in entries]:

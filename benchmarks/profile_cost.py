@@ -10,14 +10,14 @@ All keep the memory that the C library would give back to the system: how often 
 run of one script, and makes one as much as 25 % slower than another.
 Demanded: at most 3 % of the script, which is `recorded` over `alone`.
 
---keep holds the rounds between runs: what stands there is not run again.
+--keep holds the rounds between runs: what stands there is not run again, and rounds of another machine or of
+other versions are refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import select
 import signal
@@ -58,15 +58,14 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="read and write the rounds here")
     parser.add_argument("--record", action="store_true", help="write the result to records/")
     chosen = parser.parse_args()
-    rounds = json.loads(chosen.keep.read_text()) if chosen.keep and chosen.keep.is_file() else []
+    rounds = _record.kept(chosen.keep) or []
     if len(rounds) < chosen.rounds:
         in_turns(WARMING_STEPS, ("whole",))  # measures this machine's ceilings where none are stored
     while len(rounds) < chosen.rounds:
         first = len(rounds) % len(WAYS)
         rounds.append(in_turns(chosen.steps, (*WAYS[first:], *WAYS[:first])))
         print({way: [round(seconds, 2) for seconds in rounds[-1][way]] for way in WAYS}, flush=True)
-        if chosen.keep:
-            chosen.keep.write_text(json.dumps(rounds))
+        _record.keep(chosen.keep, rounds)
     if len(rounds) < FEWEST_ROUNDS:
         raise SystemExit(f"{len(rounds)} rounds: an interval needs at least {FEWEST_ROUNDS}")
     found = {way: summary(rounds, way) for way in WAYS[1:]}
@@ -97,17 +96,22 @@ def in_turns(steps: int, ways: Sequence[str]) -> dict[str, tuple[float, float]]:
         walls = dict.fromkeys(ways, 0.0)
         processors = {}
         running = {way: start(way, steps, Path(folder) / way, len(ways)) for way in ways}
-        while running:
-            for way, process in list(running.items()):
-                begin = time.perf_counter()
-                over = run_slice(process)
-                walls[way] += time.perf_counter() - begin
-                if over:
-                    del running[way]
-                    _, status, usage = os.wait4(process.pid, 0)
-                    process.returncode = os.waitstatus_to_exitcode(status)
-                    assert process.returncode == 0, f"{way} ended with {process.returncode}"
-                    processors[way] = usage.ru_utime + usage.ru_stime
+        try:
+            while running:
+                for way, process in list(running.items()):
+                    begin = time.perf_counter()
+                    over = run_slice(process)
+                    walls[way] += time.perf_counter() - begin
+                    if over:
+                        del running[way]
+                        _, status, usage = os.wait4(process.pid, 0)
+                        process.returncode = os.waitstatus_to_exitcode(status)
+                        assert process.returncode == 0, f"{way} ended with {process.returncode}"
+                        processors[way] = usage.ru_utime + usage.ru_stime
+        finally:
+            for process in running.values():  # else they would stay, stopped
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return {way: (walls[way], processors[way]) for way in ways}
 
 

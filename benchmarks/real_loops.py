@@ -8,14 +8,14 @@ in the style of a framework are run without it. PYTHON is an interpreter with wh
 Lightning. Each loop runs as it stands, with small settings by its own options, until it ends or is
 interrupted as by Ctrl-C. Right is a first verdict that real_loops.toml expects.
 
---keep holds the rows between runs: what stands there is not run again.
+--keep holds the rows between runs: what stands there is not run again. Rows of another machine or of other
+versions are refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -69,7 +69,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.folder is not None and not chosen.folder.is_dir():
         parser.error(f"there is no folder '{chosen.folder}'")
-    rows = kept(chosen.keep)
+    rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
     for name in [] if chosen.record else chosen.only:
         folder = place_of(loops[name], chosen.folder)
         if folder is None:
@@ -77,19 +77,13 @@ def main() -> None:
         elif name not in [row.loop for row in rows]:
             rows.append(try_out(name, loops[name], folder, chosen.python))
             show(rows[-1])
-            if chosen.keep:
-                chosen.keep.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+            _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows])
     print(f"{sum(row.right for row in rows)} of {len(rows)} right")
     if chosen.record:
-        record = _record.opened("real_loops", "scripts/bench real_loops", vivace.inspect())
+        record = _record.opened("real_loops", "scripts/bench real_loops FOLDER", vivace.inspect())
         record["machine"]["cores"] = len(os.sched_getaffinity(0))
         _record.write({**record, "rows": [{**dataclasses.asdict(row), "right": row.right} for row in rows]})
         print(f"written: {_record.path_of(record)}")
-
-
-def kept(path: Path | None) -> list[Row]:
-    """The rows of an earlier run."""
-    return [Row(**row) for row in json.loads(path.read_text())] if path and path.is_file() else []
 
 
 def place_of(loop: dict[str, Any], given: Path | None) -> Path | None:

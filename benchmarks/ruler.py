@@ -7,13 +7,14 @@ Every planted defect is judged on every job where it can act: alone, with the le
 spends, and the demanded ones together with bfloat16 autocast (real rounding to hide behind). Correct plans
 give the rate of false alarms, short runs of `tune` the share of the search that verifying takes.
 
-What is done is kept in runs/ruler.jsonl, and the same command goes on from there; `--fresh` begins anew. It
-goes in five parts, each with a fifth of every job's items. The record is
-records/ruler/<machine>/<date>.json, also of what is done so far: then it says how many are left.
+What is done is kept in runs/ruler, for each machine and its versions, and the same command goes on from
+there; `--fresh` begins anew, as after a change of the ruler. It goes in five parts, each with a fifth of
+every job's items. The record is records/ruler/<machine>/<date>.json, also of what is done so far: then it
+says how many are left.
 Demanded: at least 95 % caught, at most 2 % false alarms.
 
 With `--folder` the ruler is examined by others: on the job files of any folder, which say what is right (the
-format: docs/how-it-verifies.md). What is done is kept in runs/ruler-FOLDER.jsonl. benchmarks/silent_errors
+format: docs/how-it-verifies.md). What is done is kept beside the other. benchmarks/silent_errors
 holds faults that others met in their trainings; of these there is a record.
 """
 
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 import tempfile
@@ -43,7 +43,7 @@ from vivace.processes.launch import Source
 from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
-PARTIAL = HERE.parent / "runs" / "ruler.jsonl"
+KEPT = HERE.parent / "runs" / "ruler"
 REAL_ERRORS = HERE / "silent_errors"
 JOBS = (
     *("cnn", "transformer", "lstm", "mlp", "residual", "autoencoder"),
@@ -96,7 +96,7 @@ def main() -> None:
         examine_folder(chosen.folder, time.monotonic() + 60 * chosen.minutes, chosen.fresh)
         return
     if chosen.fresh:
-        PARTIAL.unlink(missing_ok=True)
+        kept().path.unlink(missing_ok=True)
     wanted = [i for i in in_parts(items(small=chosen.small)) if chosen.only in name_of(i)]
     done = judge_all(wanted, deadline=time.monotonic() + 60 * chosen.minutes)
     record = {**summarise(done), "left": len(wanted) - len(done)}
@@ -107,11 +107,16 @@ def main() -> None:
         write(record, done)
 
 
+def kept(folder: str = "") -> Ledger:
+    """Where the judgements of this machine are kept, of the planted defects or of a stranger's folder."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    return Ledger(KEPT / f"{'-'.join(filter(None, (vivace.inspect().fingerprint, folder)))}.jsonl")
+
+
 def examine_folder(folder: Path, deadline: float, fresh: bool) -> None:
     """Judge a stranger's cases; ends the process with an error where one of them says nothing."""
-    partial = PARTIAL.with_name(f"ruler-{folder.resolve().name}.jsonl")
     try:
-        record = _folder.examine(folder, partial, deadline, fresh=fresh)
+        record = _folder.examine(folder, kept(folder.resolve().name), deadline, fresh=fresh)
     except InputError as error:
         sys.exit(f"scripts/bench ruler: {error}")
     if record is None:
@@ -171,21 +176,18 @@ def name_of(item: Item) -> str:
 
 def judge_all(wanted: list[Item], deadline: float) -> list[Item]:
     """The items with their outcomes, as far as time allows."""
-    PARTIAL.parent.mkdir(exist_ok=True)
-    lines = PARTIAL.read_text(encoding="utf-8").splitlines() if PARTIAL.exists() else []
-    known = {entry["name"]: entry for entry in map(json.loads, lines)}
+    ledger = kept()
+    known = {entry["name"]: entry for entry in ledger.read("judgement")}
     left = [i for i in wanted if name_of(i) not in known]
     done = len(wanted) - len(left)
-    with PARTIAL.open("a", encoding="utf-8") as partial:
-        for (job, effort), group in itertools.groupby(left, key=lambda i: (i["job"], i["effort"])):
-            if time.monotonic() > deadline:
-                break
-            for outcome in judge_group(job, effort, list(group), deadline):
-                known[outcome["name"]] = outcome
-                partial.write(json.dumps(outcome) + "\n")
-                partial.flush()
-                done += 1
-                print(f"{done:5}/{len(wanted)} {outcome['answer']:8} {outcome['name']}", flush=True)
+    for (job, effort), group in itertools.groupby(left, key=lambda i: (i["job"], i["effort"])):
+        if time.monotonic() > deadline:
+            break
+        for outcome in judge_group(job, effort, list(group), deadline):
+            known[outcome["name"]] = outcome
+            ledger.append("judgement", outcome)
+            done += 1
+            print(f"{done:5}/{len(wanted)} {outcome['answer']:8} {outcome['name']}", flush=True)
     return [known[name_of(i)] for i in wanted if name_of(i) in known]
 
 

@@ -5,7 +5,8 @@
 FOLDER holds copies of the repositories below, each in a folder called ``owner+name``. Each script runs in a
 fresh copy, alone and under `vivace run` in turn, so that what the machine does meanwhile meets both; the
 ratio of whole wall times has a 95 % interval across the pairs, and the processor's seconds stand beside it. A
-run that ends with another exit code is reported as broken, one that takes longer than its limit as too long.
+script of which a run does not end with 0 is reported as broken, one that takes longer than its limit as too
+long, alone too.
 
 It can be ended at any time: pairs that are done lie in runs/scripts, and the next call goes on from there. A
 script whose pairs are complete has its record. What the scripts read is made from what packages ship
@@ -45,11 +46,13 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import contextlib
 import importlib.util
 import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +65,7 @@ from _record import named_jobs, opened, write
 from _script_data import make
 
 import vivace
+from vivace.ledger import Ledger
 from vivace.measuring.statistics import speed_ratio
 
 HERE = Path(__file__).parent
@@ -134,11 +138,10 @@ def lacking(script: dict[str, Any]) -> list[str]:
 def measured(folder: Path, script: dict[str, Any], count: int, journal: Path, deadline: float) -> list[Pair]:
     """Pairs of whole runs in turn: those of the journal, and new ones until enough or time is up."""
     journal.parent.mkdir(parents=True, exist_ok=True)
-    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
-    pairs: list[Pair] = [json.loads(line) for line in lines]
-    pairs = [
+    ledger = Ledger(journal)
+    pairs: list[Pair] = [
         pair
-        for pair in pairs
+        for pair in ledger.read()
         if pair["command"] == script["command"] and pair["vivace"] == vivace.__version__
     ]
     while len(pairs) < count and time.monotonic() < deadline:
@@ -146,18 +149,16 @@ def measured(folder: Path, script: dict[str, Any], count: int, journal: Path, de
         found = {under: once(folder, script, under) for under in order}
         pair = {"command": script["command"], "vivace": vivace.__version__, "load": os.getloadavg()[0]}
         pairs.append({**pair, "alone": found[False], "under": found[True]})
-        with journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(pairs[-1]) + "\n")
+        ledger.append("pair", pairs[-1])
     return pairs[:count]
 
 
 def summarised(script: dict[str, Any], pairs: list[Pair]) -> dict[str, Any]:
     """Seconds by both clocks, exit codes, and what `vivace run` found each time."""
     codes = [[pair["alone"]["code"], pair["under"]["code"]] for pair in pairs]
-    same = all(alone == under != TOO_LONG for alone, under in codes)
 
     def ratio(clock: str) -> dict[str, float] | None:
-        if not same:
+        if any(code != 0 for pair in codes for code in pair):
             return None
         found = speed_ratio([(pair["alone"][clock], pair["under"][clock]) for pair in pairs])
         return {"estimate": found.estimate, "low": found.low, "high": found.high}
@@ -233,13 +234,23 @@ def timed(
 ) -> tuple[float, float, int, str]:
     """Wall seconds, the processor's seconds, exit code and standard error of a whole run."""
     begin, before = time.perf_counter(), processor_seconds()
-    try:
-        done = subprocess.run(
-            command, cwd=working, env=environment, capture_output=True, text=True, check=False, timeout=limit
-        )
-        code, errors = done.returncode, done.stderr
-    except subprocess.TimeoutExpired:
-        code, errors = TOO_LONG, ""
+    with subprocess.Popen(
+        command,
+        cwd=working,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            errors = process.communicate(timeout=limit)[1]
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            code, errors = TOO_LONG, ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # what it started must not run beside the next one
+                os.killpg(process.pid, signal.SIGKILL)
     return time.perf_counter() - begin, processor_seconds() - before, code, errors
 
 

@@ -37,6 +37,7 @@ import torch
 from _plain_sweeps import SPACE, optuna_study, optuna_worker, ray_tune
 
 import vivace
+from vivace.errors import Refused
 from vivace.measuring.statistics import speed_ratio
 from vivace.sweeping.stacking.choice import clock_of, measured, rows_at_once
 from vivace.sweeping.stacking.feeding import Feed
@@ -111,14 +112,17 @@ def stacks(cells: dict[str, Any], record: dict[str, Any], seconds: float) -> Non
             feed.enter(row)
         stack = Stack(rows, feed)
         at_once = rows_at_once(stack)
-        proofs = prove(stack, rows[:4], Tightest())
+        proofs = list(prove(stack, rows[:4], Tightest()).values())
+        for proof in proofs:
+            if isinstance(proof, Refused):  # what is not the same is no example
+                raise proof
         steps, loaded = steps_alone(stack, seconds), measured(stack)[0]
         cells[cell] = {
             "by_hand": by_hand,
             "at_once": at_once,
             "steps": dataclasses.asdict(steps),
             "loaded": dataclasses.asdict(loaded),
-            "sameness": worst([p for p in proofs.values() if not isinstance(p, Exception)]).sentence,
+            "sameness": worst(proofs).sentence,
         }
         told = f"{steps.estimate:.2f} ({steps.low:.2f} to {steps.high:.2f})"
         ends = f"{loaded.estimate:.2f} ({loaded.low:.2f} to {loaded.high:.2f})"

@@ -5,18 +5,19 @@
 Each script runs unmodified under the profile, then with ``--mended``, which undoes the fault, and once more
 as it is: the measured gain is the mended speed over the geometric mean of the two around it, over all steps.
 Right is a planted script whose first verdict names its cause, a healthy one without any, and a predicted gain
-whose interval holds the measured one. The scripts in ``planted/`` were at hand when the rules were written;
-those in ``aside/`` were written later, without a look at what the rules would say of them. Those in
-``on_cuda/`` need a GPU, where ``benchmarks/gpu.sh verdicts`` runs them.
+whose interval holds the measured one, within the 7 % by which two runs of one script differ. The scripts in
+``planted/`` were at hand when the rules were written; those in ``aside/`` were written later, without a look
+at what the rules would say of them. Those in ``on_cuda/`` need a GPU, where ``benchmarks/gpu.sh verdicts``
+runs them.
 
---keep holds the rows between runs: what stands there is not run again. --record writes them to records/.
+--keep holds the rows between runs: what stands there is not run again, and rows of another machine or of
+other versions are refused. --record writes them to records/.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def main() -> None:
     unknown = sorted(set(chosen.scripts) - set(known))
     if unknown:
         parser.error(f"there is no script '{unknown[0]}'; there are: {', '.join(known)}")
-    rows = kept(chosen.keep)
+    rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
     for name in [] if chosen.record else chosen.scripts or known:
         if name in SEVERAL_CORES and num_cores() < 2:
             print(f"-   {name:22} needs two cores", flush=True)
@@ -99,8 +100,7 @@ def main() -> None:
         elif name not in [row.script for row in rows]:
             rows.append(try_out(name, chosen.seconds, not chosen.no_gain))
             show(rows[-1])
-            if chosen.keep:
-                chosen.keep.write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")
+            _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows])
     for folder, scores in score(rows).items():
         for words, count in scores.items():
             share = f"{count['count'] / count['of']:.0%}; demanded {count['demanded']:.0%}"
@@ -134,17 +134,10 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def kept(path: Path | None) -> list[Row]:
-    """The rows of an earlier run."""
-    if path is None or not path.is_file():
-        return []
-    return [Row(**row) for row in json.loads(path.read_text())]
-
-
 def show(row: Row) -> None:
     """Two lines a script."""
     gain = f"{row.low:.2f}-{row.high:.2f}"
-    measured = f"{row.measured:.2f}" if row.measured else "-"
+    measured = "-" if row.measured is None else f"{row.measured:.2f}"
     held = {True: "held", False: "NOT HELD", None: ""}[row.held]
     mark = "ok " if row.right else "NO "
     print(f"{mark} {row.script:22} {','.join(row.said):28} {gain:12} {measured:6} {held}")
@@ -161,8 +154,11 @@ def try_out(name: str, seconds: float, with_gain: bool) -> Row:
     if with_gain and cause != "healthy" and first["cause"] == cause:
         only_timed = {"PLANTED_SECONDS": str(starting_seconds(name) + seconds + WARM_SECONDS)}
         mended, again = (profile(name, seconds, *words, **only_timed) for words in (["--mended"], []))
-        before = (document["samples_per_second_in_all"] * again["samples_per_second_in_all"]) ** 0.5
-        measured = mended["samples_per_second_in_all"] / before
+        first_speed, speed, last_speed = (
+            each.get("samples_per_second_in_all", 0.0) for each in (document, mended, again)
+        )
+        before = (first_speed * last_speed) ** 0.5
+        measured = speed / before if before else 0.0  # where a run failed: no interval holds it
     said = [verdict["cause"] for verdict in document["verdicts"]]
     gain = first["gain"]
     seconds = time.monotonic() - begin
@@ -187,7 +183,7 @@ def profile(name: str, seconds: float, *arguments: str, **environment: str) -> d
             ).to_dict()
         except VivaceError as error:
             verdict = {"cause": "failed", "evidence": str(error), "gain": {"low": 1.0, "high": 1.0}}
-            return {"verdicts": [verdict], "samples_per_second_in_all": 1.0}
+            return {"verdicts": [verdict]}
 
 
 def score(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:

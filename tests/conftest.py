@@ -23,6 +23,7 @@ from vivace.technique import registry
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+SCENES = Path(__file__).parent / "scenes"
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
     "tensorboard.summary.writer.record_writer",
@@ -35,46 +36,46 @@ PRELOADED = (
 
 # What the longest files take on two cores, about: a hint for their order.
 SECONDS = {
-    "live/test_run": 190,
-    "tuning/test_ranks": 180,
-    "verifying/test_defects": 180,
+    "cuda_stand_in/test_gpu_minutes": 140,
     "training/test_on_ray": 140,
-    "test_strangers": 130,
-    "profiling/test_recorder": 130,
-    "cuda_stand_in/test_gpu_minutes": 150,
-    "training/test_survival": 120,
+    "tuning/test_ranks": 130,
+    "training/test_survival": 110,
+    "live/test_run": 110,
+    "test_strangers": 110,
     "sweeping/test_cluster": 110,
-    "testing/test_contract": 110,
-    "tuning/test_tune": 100,
-    "live/test_search": 90,
-    "exporting/test_layers": 90,
-    "compressing/test_further": 90,
-    "verifying/test_masks_and_noise": 85,
-    "benchmarks/test_kernels": 75,
-    "verifying/test_ranks": 70,
-    "sweeping/test_sweep": 65,
-    "verifying/test_verify": 65,
-    "profiling/test_guard": 55,
+    "verifying/test_defects": 95,
+    "tuning/test_tune": 85,
+    "compressing/test_further": 75,
+    "testing/test_contract": 75,
+    "live/test_search": 75,
+    "exporting/test_layers": 70,
+    "verifying/test_masks_and_noise": 65,
+    "sweeping/test_sweep": 60,
+    "profiling/test_together": 55,
     "profiling/test_verb": 55,
+    "verifying/test_ranks": 50,
+    "verifying/test_verify": 50,
+    "verifying/test_edits": 50,
     "advising/test_advise": 50,
-    "profiling/test_together": 50,
+    "exporting/test_verb": 45,
+    "benchmarks/test_kernels": 45,
+    "profiling/test_recorder": 45,
     "watching/test_sentinel": 40,
-    "verifying/test_edits": 40,
+    "reporting/test_browser": 35,
     "training/test_fsdp": 35,
     "measuring/test_paired": 35,
-    "exporting/test_verb": 35,
     "techniques/test_compile": 35,
-    "command/test_cli": 30,
-    "reporting/test_browser": 30,
+    "command/test_cli": 35,
+    "test_frameworks": 35,
+    "cuda_stand_in/test_exclusive": 35,
     "training/test_damage": 30,
     "training/test_training": 30,
     "compressing/test_verb": 30,
     "comparing/test_recipe": 30,
-    "test_frameworks": 25,
-    "test_house": 25,
+    "test_house": 30,
     "advising/test_counted_jobs": 25,
-    "cuda_stand_in/test_no_kernels": 25,
-    "cuda_stand_in/test_exclusive": 25,
+    "benchmarks/test_cnn_models": 25,
+    "cuda_stand_in/test_no_kernels": 15,
 }
 
 
@@ -118,59 +119,119 @@ def fork_server():
     return context
 
 
-@pytest.fixture
-def command_on_ranks(fork_server, tmp_path):
-    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
+@pytest.fixture(scope="session")
+def start_scene(fork_server):
+    """``(file, **globals) -> process``: a file in a process of the fork server."""
 
-    def run(*arguments):
+    def start(file, **named):
+        options = {"init_globals": named, "run_name": "scene"}
+        child = fork_server.Process(target=runpy.run_path, args=(str(file),), kwargs=options)
+        child.start()
+        return child
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def places():
+    """``(num) -> [environment]``: what torchrun tells each rank of a launch."""
+
+    def of_ranks(num=2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        errors, children = [tmp_path / f"errors_{rank}" for rank in range(2)], []
-        for rank in range(2):
-            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            place |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": place}
-            scene |= {"output": str(tmp_path / f"output_{rank}"), "errors": str(errors[rank])}
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            path = (str(Path(__file__).parent / "scenes" / "command.py"),)
-            children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-            children[-1].start()
-        for child in children:
-            child.join(200)
-            if child.exitcode is None:
-                child.kill()
-                child.join()
-        return [child.exitcode for child in children], "".join(path.read_text() for path in errors)
+        shared = {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
+
+    return of_ranks
+
+
+@pytest.fixture(scope="session")
+def on_two_ranks(start_scene):
+    """``(text, folder) -> [found]``: what a scene leaves in `found` on each of two ranks."""
+
+    def run(text, folder):
+        (folder / "scene.py").write_text(text)
+        each = [{"RANK": rank, "FOLDER": str(folder)} for rank in range(2)]
+        ranks = [start_scene(SCENES / "two_ranks.py", **named) for named in each]
+        for process in ranks:
+            process.join(200)
+        assert [process.exitcode for process in ranks] == [0, 0]
+        return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
     return run
 
 
+class Launch:
+    """A forked process that has begun, its id, and the files of what it writes."""
+
+    def __init__(self, process, written):
+        self.process, self.pid, self.written = process, process.pid, written
+
+    def end(self, seconds=400):
+        """Wait for it: ``(exit code, output, errors)``."""
+        self.process.join(seconds)
+        return self.process.exitcode, *(path.read_text() for path in self.written)
+
+
 @pytest.fixture
-def forked_torchrun(fork_server, tmp_path):
-    """``(words, **environment) -> (exit code, output, errors)``: torchrun with `vivace` on two ranks.
+def begin_command(start_scene, tmp_path):
+    """``(arguments...) -> Launch``: the command line in a process that is forked, and imports nothing."""
 
-    Launcher and ranks are forked, so that none of them imports anything.
+    def begin(*arguments, name="", **environment):
+        written = [tmp_path / f"output{name}", tmp_path / f"errors{name}"]
+        scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": environment}
+        scene["written"] = list(map(str, written))
+        begun.append(start_scene(SCENES / "command.py", SCENE=scene))
+        return Launch(begun[-1], written)
+
+    begun = []
+    yield begin
+    for process in begun:
+        process.kill()  # its children die with it
+        process.join()
+
+
+@pytest.fixture
+def command_on_ranks(begin_command, places):
+    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
+
+    def run(*arguments):
+        launches = [begin_command(*arguments, name=f"_{place['RANK']}", **place) for place in places()]
+        codes, _, errors = zip(*(launch.end(200) for launch in launches), strict=True)
+        return list(codes), "".join(errors)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def begin_torchrun(start_scene):
+    """``(words, folder, program=..., **environment) -> Launch``: torchrun with `vivace` on two ranks.
+
+    Launcher, ranks and their zygotes are forked, so that none of them imports anything.
     """
-    children = []
+    begun = []
 
-    def start(words, **environment):
-        written = [tmp_path / "output", tmp_path / "errors"]
-        scene = {"words": words, "folder": str(tmp_path), "written": list(map(str, written))}
+    def begin(words, folder, program=SCENES / "rank.py", **environment):
+        written = [folder / "output", folder / "errors"]
+        scene = {"words": words, "folder": str(folder), "written": list(map(str, written))}
         scene["environment"] = {"OMP_NUM_THREADS": "1", **environment}
-        path = (str(Path(__file__).parent / "scenes" / "torchrun.py"),)
-        named = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-        children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=named))
-        children[-1].start()
-        children[-1].join(400)
-        return children[-1].exitcode, *(path.read_text() for path in written)
+        scene["program"] = str(program)
+        begun.append(start_scene(SCENES / "torchrun.py", SCENE=scene))
+        return Launch(begun[-1], written)
 
-    yield start
-    for child in children:
-        if child.exitcode is None:
-            for one in [*psutil.Process(child.pid).children(recursive=True), child]:
+    yield begin
+    for process in begun:
+        if process.exitcode is None:
+            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
                 one.kill()
-        child.join()
+        process.join()
+
+
+@pytest.fixture
+def forked_torchrun(begin_torchrun, tmp_path):
+    """``(words, **environment) -> (exit code, output, errors)`` of such a launch in the test's folder."""
+    return lambda words, **environment: begin_torchrun(words, tmp_path, **environment).end()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -198,7 +259,7 @@ def trained(tmp_path_factory):
 
     def run(name):
         if name not in done:
-            reference = f"{Path(__file__).parent / 'scenes' / 'served.py'}:{name}"
+            reference = f"{SCENES / 'served.py'}:{name}"
             train(reference, out=folder / name)
             done[name] = (reference, folder / name)
         return done[name]

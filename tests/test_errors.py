@@ -144,6 +144,9 @@ def test_an_allocation_that_fails_on_the_cpu_is_out_of_memory():
         torch.empty(2**60)
     assert ran_out_of_memory(caught.value)
     assert ran_out_of_memory(torch.OutOfMemoryError("CUDA"))
+    assert ran_out_of_memory(MemoryError())
+    assert ran_out_of_memory(RuntimeError("CUDA error: out of memory\n..."))
+    assert not ran_out_of_memory(ValueError("CUDA out of memory"))
     assert not ran_out_of_memory(RuntimeError("shapes differ"))
 
 

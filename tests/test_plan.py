@@ -1,6 +1,7 @@
 """Plans: canonical text, refusals that name the line, and the laws of a set."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,47 @@ def test_a_name_that_toml_would_read_as_several_is_quoted(register):
     register(Own)
     plan = Plan([Own(rate=3)])
     assert Plan.loads(plan.dumps()) == plan
+
+
+@pytest.fixture
+def lab(register):
+    """A technique of a person's own, whose settings need not be what a plan can hold."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Lab(Technique):
+        name = "lab"
+        card = registry.find("channels_last").card
+        names: tuple[str, ...] = ()
+        size: int | None = None
+        depth: Any = 4
+
+    register(Lab)
+    return Lab
+
+
+@pytest.mark.parametrize("settings", [{}, {"names": ("p", "q"), "size": 3}, {"size": None, "depth": 2.5}])
+def test_settings_survive_the_plan_file(lab, settings):
+    plan = Plan([lab(**settings)])
+    assert Plan.loads(plan.dumps()) == plan
+
+
+@pytest.mark.parametrize("depth", [None, {}, {"a": 1}, [1], (1, None), b"x", {1}, ({"a": 1},), object])
+def test_a_setting_that_no_plan_can_hold_is_refused_by_name(lab, depth):
+    with pytest.raises(PlanError) as told:
+        Plan([lab(depth=depth)]).dumps()
+    assert str(told.value).startswith(f"'lab' cannot have depth = {depth!r}: a setting is a text, a number, ")
+
+
+def test_a_table_is_refused_as_a_default_too(register):
+    @dataclasses.dataclass(frozen=True)
+    class Lab(Technique):
+        name = "lab"
+        card = registry.find("channels_last").card
+        table: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    register(Lab)
+    with pytest.raises(PlanError, match=r"'lab' cannot have table = \{\}"):
+        Plan([Lab()]).dumps()
 
 
 def test_saving_is_whole_and_a_folder_holds_its_plan(tmp_path):

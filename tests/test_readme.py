@@ -11,11 +11,11 @@ ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
 CHAPTERS = {
     ENGLISH: [
         "Install, and two commands",
-        "Ten lines, and three commands",
+        "Eleven lines, and three commands",
         "From the symptom to the command",
         "Measured",
     ],
-    CHINESE: ["安装和两条命令", "十行代码和三条命令", "从问题到命令", "实测结果"],
+    CHINESE: ["安装和两条命令", "十一行代码和三条命令", "从问题到命令", "实测结果"],
 }
 BEGINS_ANEW = re.compile(r"[#|!<]|- |```")
 
@@ -36,6 +36,15 @@ def test_the_order_is_that_in_which_a_newcomer_asks(name):
         assert f"$ {command}" in install
     lines = text_of(name).partition(f"## {CHAPTERS[name][1]}\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\$ vivace (\w+) train.py:job", lines, re.MULTILINE) == ["profile", "tune", "train"]
+
+
+def test_the_code_has_as_many_lines_as_is_said():
+    for name, said in ((ENGLISH, "these eleven lines"), (CHINESE, "这十一行")):
+        code = re.findall(
+            r"^```python\n(import torch, vivace\n.*?)^```", text_of(name), re.MULTILINE | re.DOTALL
+        )
+        assert [len(list(filter(None, lines.split("\n")))) for lines in code] == [11]
+        assert said in text_of(name)
 
 
 def test_both_have_the_same_code_and_the_same_commands():

@@ -59,7 +59,7 @@ def test_the_job_trains_and_its_weights_are_plain(folder):
     load(f"{folder / 'job.py'}:job").model().load_state_dict(weights)
 
 
-def test_the_diff_shows_lines_of_both(folder):
+def test_the_diff_shows_lines_of_both():
     (diff,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     for line in diff.splitlines():
         text = line[1:].strip()

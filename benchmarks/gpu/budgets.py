@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import memory
 import memory_budgets
 
 import vivace
+from vivace.memory.choosing import choosers
 from vivace.session.opening import first_batches
 
 
 class Budgets:
     """Serves `vivace.processes.launch.Child`: the memory benchmarks on one of the GPU's jobs; in a dry run
-    one budget, and few rounds."""
+    one budget, few rounds, and beside decisions for blocks the first two techniques."""
 
     def __init__(self, job: vivace.Job, dry: bool) -> None:
         if dry:
             memory_budgets.DEMANDED, memory_budgets.ROUNDS = {50: 15.0}, 4
+            memory_budgets.choosers = lambda *given: islice(choosers(*given), 3)
         batches = first_batches(job.data(), 2)
         self.job = vivace.Job(**{**vars(job), "data": lambda: batches})
 

@@ -384,7 +384,7 @@ def _for_scripts(path: Path) -> str:
     return (
         f": vivace run -- python {path} tries to make it faster as it is, vivace tune -- python {path} finds "
         f"a plan on its steps, vivace profile -- python {path} shows where its time goes; for all techniques "
-        "write a Job (ten lines, see the README)"
+        "write a Job (eleven lines, see the README)"
     )
 
 

@@ -45,7 +45,7 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         answer = Answer(
             command="profile",

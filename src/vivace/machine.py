@@ -100,7 +100,7 @@ class Machine:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         device = self.device
         memory = [("of the device", words.size(device.memory_bytes))] if device.memory_bytes else []

@@ -80,13 +80,11 @@ class Plan:
         return {technique.name: technique.settings() for technique in self.techniques}
 
     def dumps(self) -> str:
-        """The canonical TOML text: equal plans give equal text."""
+        """The canonical TOML text: equal plans give equal text. Raises `PlanError` for what TOML has not."""
         parts = [_HEADER, f"format = {FORMAT}\n"]
         for name, settings in self.to_dict().items():
             parts.append(f"\n[techniques.{tomlkit.key(name).as_string()}]\n")
-            parts += [
-                f"{key} = {tomlkit.item(value).as_string()}\n" for key, value in sorted(settings.items())
-            ]
+            parts += [f"{key} = {_toml(name, key, value)}\n" for key, value in sorted(settings.items())]
         return "".join(parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -155,13 +153,25 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         sentence = f"It may change numbers by {self.promise.name}" if len(self) else "The job as it is"
         answer = Answer(
             command="plan", subject=self.id, sentence=sentence, tone="plain", parts=tuple(self.does.items())
         )
         return card(answer)
+
+
+def _toml(name: str, key: str, value: object) -> str:
+    """A setting in one line. A table or a list can be changed, and a plan cannot: it is refused, too."""
+    try:
+        hash(value)
+        return tomlkit.item(value).as_string()
+    except (TypeError, ValueError):
+        raise PlanError(
+            f"'{name}' cannot have {key} = {value!r}: a setting is a text, a number, true, false or a tuple "
+            "of these; one that may be None has None as its default"
+        ) from None
 
 
 def _refuse_conflicts(techniques: list[Technique]) -> None:

@@ -283,3 +283,11 @@ def test_the_counts_of_the_figures_are_shipped_with_them():
 def test_what_is_set_aside_is_in_no_fit():
     _, rest = load_coefficients()
     assert "own:retinanet" not in rest["evidence"]["models"]
+
+
+def test_the_share_in_interval_that_is_told_is_of_figures_that_did_not_make_the_interval():
+    newest = max((BENCHMARKS.parent / "records" / "advise" / "published").glob("*.json"))
+    splits = json.loads(newest.read_text(encoding="utf-8"))["splits"]
+    _, rest = load_coefficients()
+    told = {name: entry["interval_coverage"] for name, entry in rest["errors"].items()}
+    assert told == {name: split["coverage_on_the_other_half"] for name, split in splits.items()}

@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import _accuracy_child
 import _cases
@@ -72,6 +73,33 @@ def test_worse_by_more_than_the_margin_is_not_equal_and_never_reaches_the_metric
     assert found["ways"]["plan"]["seconds_to_target"] is None
     assert found["difference"]["high"] < -0.03
     assert found["to_target"] is None
+
+
+def test_times_to_the_metric_are_compared_only_where_all_trainings_reached_it():
+    found = rows()
+    next(row for row in found if (row["way"], row["seed"]) == ("plan", 0))["curve"] = [[50.0, 0.5]]
+    assert accuracy.summary(found, 0.01)["to_target"] is None  # three of four pairs are a choice
+
+
+def test_a_search_that_could_not_measure_takes_its_time_too(monkeypatch):
+    told = dict.fromkeys(("plan", "speedup", "outcome", "promise", "reason", "break_even_steps"))
+    results = [
+        SimpleNamespace(
+            seconds=seconds,
+            outcome=SimpleNamespace(answered=answered),
+            to_dict=lambda: told | {"trials": []},
+        )
+        for seconds, answered in ((120.0, False), (100.0, True))
+    ]
+    monkeypatch.setattr(accuracy.vivace, "tune", lambda *_, **__: results.pop(0))
+    assert accuracy.searched("digits", "fast")["tune_seconds"] == 220.0
+
+
+def test_a_training_that_came_to_no_end_is_none(monkeypatch):
+    run = SimpleNamespace(exit_code=1)
+    monkeypatch.setattr(_accuracy_child.vivace, "train", lambda *_, **__: run)
+    with pytest.raises(SystemExit, match="came to no end: exit code 1"):
+        _accuracy_child.with_vivace(None, None, 0, print)
 
 
 @pytest.fixture

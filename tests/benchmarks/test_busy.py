@@ -1,5 +1,6 @@
 """Tuning beside others: what counts as the right plan, and that the others are really there."""
 
+import _record
 import busy
 import psutil
 import pytest
@@ -34,6 +35,27 @@ def test_right_is_what_is_as_fast_as_the_plan_that_was_found_alone(
     row = busy.row_of("gpt", tmp_path, "fast", 4)
     assert row["right"] is right
     assert ("right" if right else "WRONG") in busy.told(row)
+
+
+def test_a_row_is_not_run_again_unless_something_else_is_asked(tmp_path, monkeypatch):
+    ran, written = [], []
+
+    def row_of(name, work, budget, load):
+        ran.append((name, budget, load))
+        found = {"timed_alone": {"estimate": 1.0}, "plan": {}, "outcome": "nothing_helps"}
+        return {"job": name, "right": True, "alone": found, "beside": found}
+
+    monkeypatch.setattr(busy, "row_of", row_of)
+    monkeypatch.setattr(_record, "write", written.append)
+    for words in ([], [], ["--load", "2"], ["--budget", "30"], []):
+        monkeypatch.setattr("sys.argv", ["busy.py", "gpt", "--work", str(tmp_path), *words])
+        busy.main()
+    assert ran == [("gpt", "fast", 4), ("gpt", "fast", 2), ("gpt", "30", 4)]
+    assert written[-1]["command"] == "scripts/bench busy gpt --load 4 --budget fast"
+    here = _record.where()
+    monkeypatch.setattr(_record, "where", lambda: {**here, "machine": "another"})
+    busy.main()
+    assert len(ran) == 4
 
 
 def test_the_others_are_there_and_gone_again():

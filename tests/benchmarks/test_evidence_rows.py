@@ -39,6 +39,18 @@ def test_the_fastest_comes_first_and_each_side_is_counted():
     assert "**broken**" in rows[3]
 
 
+@pytest.mark.parametrize(
+    ("plans", "told"),
+    [
+        ([{"bf16_autocast": {}, "fused_optimizer": {}}, {"bf16_autocast": {}}, {}], "bf16_autocast"),
+        ([{"bf16_autocast": {}}, {"host_allocator": {}}, {}], "something else each time"),
+        ([{"bf16_autocast": {}}, None, {}], "left as it is"),
+    ],
+)
+def test_what_acted_is_what_acted_in_most_runs(plans, told):
+    assert _scripts.table([record("mnist", (1.2, 1.5, 1.8), plans)], "README.md").endswith(f"| {told} |\n\n")
+
+
 def test_of_a_script_the_newest_record_counts():
     older = {**FASTER, "date": "2026-11-01", "ratio": {"estimate": 9.0, "low": 8.0, "high": 9.5}}
     assert "9.00x" not in _scripts.table([FASTER, older], "README.md")
@@ -61,18 +73,74 @@ def test_rows_among_the_evidence(file):
 
 def test_sweeps_are_told_by_trials_an_hour_over_those_of_each_engine():
     cells = {
-        f"mlp, {engine}, heat {heat}": {"trials_an_hour": rate + heat, "best": rate / 1000}
+        f"mlp, {engine}, heat {heat}": {"trials_an_hour": rate + heat, "best": rate / 1000, "seconds": 61.0}
         for engine, rate in (("vivace", 900), ("optuna", 300), ("ray", 100))
         for heat in range(3)
     }
     record = {"benchmark": "sweep", "job": "sweep_engines", "machine": MACHINE, "date": "2026-11-23"}
+    slower = {"trials_an_hour": 150.0, "best": 0.5, "seconds": 61.0}
     record |= {
         "command": "scripts/bench sweep engines",
-        "cells": cells | {"cnn, vivace, heat 0": cells["mlp, vivace, heat 0"]},
+        "cells": cells | {"cnn, vivace, heat 0": slower, "cnn, optuna, heat 0": cells["mlp, optuna, heat 0"]},
     }
     optuna, ray = _evidence.rows([record], "README.md", "", None)
-    assert optuna[0].startswith("`mlp`: trials an hour of `vivace sweep` over plain Optuna")
-    assert optuna[1].startswith("2.99x (2.9")
-    assert optuna[1].endswith("best metric 0.9, theirs 0.3")
+    assert optuna[0].startswith("Trials an hour of `vivace sweep` over plain Optuna in processes, 3 x 1 min")
+    assert optuna[1].startswith("`mlp` 2.99x (2.9")
+    assert optuna[1].endswith(" (0.9, 0.3); `cnn` 0.50x (0.5, 0.3)")  # one heat has no interval
     assert "Ray Tune" in ray[0]
-    assert ray[1].startswith("8.92x (")
+    assert ray[1].startswith("`mlp` 8.92x (")
+    assert "cnn" not in ray[1]  # not measured
+
+
+def test_stacks_are_counted_before_they_are_told_one_by_one():
+    fast, slow = ({"estimate": r, "low": r - 0.1, "high": r + 0.1} for r in (2.0, 0.8))
+    cells = {"one x 16": {"steps": slow, "loaded": fast}, "two x 16": {"steps": slow, "loaded": slow}}
+    (_, counted), (_, one), _ = _evidence.sweep({"job": "sweep_stacks", "cells": cells}, "README.md")
+    assert counted == "1 of 2, 0 of 2"
+    assert one == "0.80x (0.70-0.90), 2.00x (1.90-2.10)"
+
+
+def test_pictures_are_told_with_what_feeding_alone_brings():
+    def row(naive, by_hand):
+        ratios = {"over_naive": naive, "over_by_hand": by_hand}
+        return {key: {"estimate": r, "low": r - 0.1, "high": r + 0.1} for key, r in ratios.items()}
+
+    rows = {"tuned": row(3.0, 2.0), "tuned, data alone": row(1.5, 1.2)}
+    record = {"images": 9, "first_pass": {"rows": rows}, "later_passes": {"rows": rows}}
+    _, told = next(_evidence.feed(record, "README.md"))
+    assert told == (
+        "3.00x (2.90-3.10), 2.00x (1.90-2.10); by what feeds data alone 1.50x (1.40-1.60), 1.20x (1.10-1.30)"
+    )
+
+
+def test_gains_are_told_with_what_their_intervals_were_widened_by():
+    score = {"gains inside of their interval": {"count": 27, "of": 30}}
+    record = {"machine": MACHINE, "spread": 0.07, "scores": {"planted": score}}
+    ((asked, told),) = _evidence.verdicts(record, "README.md")
+    assert "interval, widened by the 7% by" in asked
+    assert asked.endswith("of scripts that were there when its rules were written")
+    assert told == "27 of 30 (90.0%)"
+
+
+def test_what_the_ruler_left_undecided_is_told():
+    found = {"count": 3, "of": 4, "rate": 0.75}
+    record = {"caught": {"planted, alone": found}, "false_alarms": found, "verify_share_of_search": None}
+    record["unjudged"] = ["defect cnn_0 least a", "defect cnn_0 least b", "correct cnn_0 least c"]
+    (_, undecided) = _evidence.ruler(record, "README.md")
+    assert undecided[1] == "2, 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        ("python benchmarks/kernels.py", "scripts/bench kernels"),
+        ("python benchmarks/memory_budgets.py unet", "scripts/bench memory_budgets unet"),
+        ("scripts/bench totals", "scripts/bench totals --budget fast"),
+        ("scripts/bench peer", "scripts/bench peer"),
+    ],
+)
+def test_a_command_of_an_older_record_is_told_as_it_is_typed(command, typed):
+    ((_, _, _, told),) = _evidence.rows(
+        [{**FASTER, "benchmark": "scripts", "command": command}], "README.md", "", None
+    )
+    assert told == f"`{typed}`"

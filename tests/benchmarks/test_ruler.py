@@ -35,11 +35,14 @@ def examined(ruler, monkeypatch, tmp_path):
                 yield {**item, "name": judged[-1], "answer": answer(item), "num_verdicts": 0, **found}
 
         monkeypatch.setattr(ruler, "judge_group", judge_group)
-        monkeypatch.setattr(ruler, "PARTIAL", tmp_path / "ruler.jsonl")
+        monkeypatch.setattr(ruler, "KEPT", tmp_path)
+        monkeypatch.setattr("os.fsync", lambda _: None)  # thousands of lines
         monkeypatch.setattr(ruler._record, "write", records.append)
         monkeypatch.setattr("sys.argv", ["ruler"])
         for _ in range(pieces):
             ruler.main()
+            with ruler.kept().path.open("a") as file:
+                file.write('{"record": "judgement", "na')  # a kill tore it
         assert len(judged) == len(set(judged))
         return records
 
@@ -50,7 +53,8 @@ def test_pieces_judge_each_item_once_and_the_record_says_how_many_are_left(ruler
     count = len(list(ruler.items(small=False)))
     records = examined(-(-count // 600))
     assert [record["left"] for record in records] == [*range(count - 600, 0, -600), 0]
-    assert len((tmp_path / "ruler.jsonl").read_text().splitlines()) == count
+    assert len(ruler.kept().read("judgement")) == count
+    assert [file.name for file in tmp_path.iterdir()] == [f"{ruler.vivace.inspect().fingerprint}.jsonl"]
     assert all(found["rate"] == 1.0 for found in records[-1]["caught"].values())
     assert records[-1]["false_alarms"]["count"] == 0
     json.dumps(records[-1], allow_nan=False)

@@ -1,10 +1,12 @@
 """`scripts/bench scripts`: pairs in turn, going on where it was stopped, limits, and what is listed."""
 
+import contextlib
 import csv
 import json
 import tomllib
 
 import _script_data
+import psutil
 import pytest
 import scripts
 
@@ -41,6 +43,8 @@ def test_pairs_alternate_and_go_on_where_they_were_ended(folder, tmp_path, monke
     journal = tmp_path / "runs/one.jsonl"
     assert len(scripts.measured(folder, SCRIPT, 1, journal, 1e12)) == 1
     assert scripts.measured(folder, SCRIPT, 3, journal, 0.0) == [json.loads(journal.read_text())]
+    with journal.open("a") as file:
+        file.write('{"record": "pair", "comm')  # a kill tore it
     pairs = scripts.measured(folder, SCRIPT, 3, journal, 1e12)
     assert order == [False, True, True, False, False, True]
     found = scripts.summarised(SCRIPT, pairs)
@@ -59,10 +63,11 @@ def test_vivace_is_compiled_before_it_is_timed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("code", "word"), [(1, "broken"), (scripts.TOO_LONG, "too long")])
 def test_a_run_that_ends_otherwise_has_no_ratio(code, word):
-    pair = {"alone": run(1.0, code if code < 0 else 0), "under": run(1.0, code), "load": 1.0}
-    found = scripts.summarised(SCRIPT, [pair] * 3)
-    assert found["ratio"] is None
-    assert scripts.told(found).startswith(word)
+    for alone in (0, code):
+        pair = {"alone": run(1.0, alone), "under": run(1.0, code), "load": 1.0}
+        found = scripts.summarised(SCRIPT, [pair] * 3)
+        assert found["ratio"] is None
+        assert scripts.told(found).startswith(word)
 
 
 def test_each_run_is_in_a_fresh_copy_and_has_a_limit(folder):
@@ -70,11 +75,16 @@ def test_each_run_is_in_a_fresh_copy_and_has_a_limit(folder):
         found = scripts.once(folder, SCRIPT, under=False)
         assert found["code"] == 0
         assert found["cpu_seconds"] > 0
-    (folder / "some+one/train.py").write_text("import time\ntime.sleep(60)\n")
-    assert scripts.once(folder, {**SCRIPT, "limit": 0.5}, under=False)["code"] == scripts.TOO_LONG
+    (folder / "some+one/train.py").write_text(
+        "import pathlib, subprocess\nother = subprocess.Popen(['sleep', '600'])\n"
+        f"pathlib.Path({str(folder / 'other')!r}).write_text(str(other.pid))\nother.wait()\n"
+    )
+    assert scripts.once(folder, {**SCRIPT, "limit": 2.0}, under=False)["code"] == scripts.TOO_LONG
+    with contextlib.suppress(psutil.NoSuchProcess):  # what a script started goes with it
+        psutil.Process(int((folder / "other").read_text())).wait(60)
 
 
-def test_what_a_script_reads_is_made_beside_its_copy(folder, tmp_path):
+def test_what_a_script_reads_is_made_beside_its_copy(folder):
     (folder / "some+one/train.py").write_text(
         "import os, pathlib\nassert os.environ['MODE'] == 'quiet'\nassert not pathlib.Path('.git').exists()\n"
         "assert len(pathlib.Path('texts/one.txt').read_text().split()) >= 500\n"

@@ -1,6 +1,8 @@
 """Whole trainings both ways: every row is run once, in turn, and the figures are those of the rows."""
 
 import itertools
+import json
+from types import SimpleNamespace
 
 import pytest
 import totals
@@ -79,7 +81,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
     [([0.2, 0.03], 0.03), ([0.2, 0.3, 0.1], 0.1), ([0.06, 0.3, 0.1], 0.06), ([0.05], 0.05)],
 )
 def test_a_row_that_others_disturbed_is_run_again_at_most_twice(tmp_path, shares, kept):
-    person, shares_left = Person({}), [*shares, *[0.01] * 9]
+    person, shares_left = Person({}), [0.01, *shares]
 
     def start(arguments, cache):
         out = totals.Path(arguments[-1])
@@ -90,9 +92,43 @@ def test_a_row_that_others_disturbed_is_run_again_at_most_twice(tmp_path, shares
 
     bench = totals.Bench(tmp_path, "2m", start)
     bench.measure("gpt", 3)
-    assert person.ways == ["tune"] * len(shares) + ["train"]
-    assert [row["foreign_share"] for row in bench.rows()] == [kept, 0.01]
+    assert person.ways == ["tune"] + ["train"] * len(shares)
+    assert [row["foreign_share"] for row in bench.rows()] == [0.01, kept]
     assert len(bench.ledger.read("disturbed")) == len(shares) - 1
+
+
+def test_a_search_that_is_run_again_is_kept_with_the_plan_that_it_left(tmp_path):
+    shares_left, plans_left = [0.2, 0.3, *[0.01] * 9], [{"channels_last": {}}, {"fused_optimizer": {}}]
+
+    def start(arguments, cache):
+        if arguments[0] == "tune":
+            person.plan = plans_left.pop(0) if plans_left else {"host_allocator": {}}
+        return person(arguments, cache) | {"foreign_share": shares_left.pop(0)}
+
+    person = Person({})
+    bench = totals.Bench(tmp_path, "2m", start)
+    bench.measure("gpt", 3)
+    assert totals.summary(bench.of("gpt"))["plan"] == {"host_allocator": {}}
+    (path,) = tmp_path.glob("gpt/tune-*/plan.toml")
+    assert totals.Plan.load(path).to_dict() == {"host_allocator": {}}
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "document", "said"),
+    [
+        ("train", 1, {"steps": 40, "missing_steps": 3}, "3 steps are missing"),
+        ("train", 143, {"steps": 40}, "3 steps are missing"),
+        ("tune", 1, {"error": {"message": "the promise is broken"}}, "the promise is broken"),
+        ("tune", 130, {}, "3 steps are missing"),
+    ],
+)
+def test_a_command_that_came_to_no_end_is_no_row(command, code, document, said, tmp_path, monkeypatch):
+    done = SimpleNamespace(returncode=code, stdout=json.dumps(document), stderr="3 steps are missing")
+    monkeypatch.setattr(totals.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(SystemExit, match=f"{command} gpt ended with {code}: {said}"):
+        totals.run([command, "gpt"], tmp_path)
+    done.returncode, done.stdout = int(command == "tune"), json.dumps({"plan": {}})
+    assert totals.run([command, "gpt"], tmp_path)["document"] == {"plan": {}}
 
 
 def test_what_is_known_is_kept_after_each_row(tmp_path):

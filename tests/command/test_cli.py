@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import resource
-import runpy
 import signal
 import subprocess
 import sys
@@ -99,7 +98,7 @@ class Command:
 
 
 @pytest.fixture
-def begin(fork_server, tmp_path):
+def begin(start_scene, tmp_path):
     """``(arguments...) -> Command``; JOBS is the file of faulty jobs."""
     begun = []
 
@@ -111,11 +110,8 @@ def begin(fork_server, tmp_path):
             "output": str(tmp_path / "standard-output"),
             "errors": str(tmp_path / "standard-error"),
         }
-        options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-        child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "command.py"),), kwargs=options)
-        child.start()
-        begun.append(child)
-        return Command(child, tmp_path)
+        begun.append(start_scene(SCENES / "command.py", SCENE=scene))
+        return Command(begun[-1], tmp_path)
 
     yield call
     for child in begun:

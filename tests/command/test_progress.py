@@ -92,7 +92,7 @@ def test_a_training_that_goes_on_says_where():
     assert progress.ended
 
 
-def test_a_training_of_known_length_says_when_it_ends(monkeypatch):
+def test_a_training_of_known_length_says_when_it_ends():
     progress = TrainProgress()
     begun = progress._begin
     times = [begun, begun, begun + 62.0]

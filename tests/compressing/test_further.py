@@ -47,7 +47,7 @@ def test_what_is_smaller_and_not_faster_is_not_trained(trained, tmp_path, measur
 def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measured):
     measured(2.0, 4.0, "onnx_fp32")
     reference, run = trained("wide")
-    found = vivace.compress(reference, run=run, margin="40%", finetune="20s", out=tmp_path)
+    found = vivace.compress(reference, run=run, margin="40%", finetune="5s", out=tmp_path)
     narrow = found.tried[-1]
     trained_further = json.loads((tmp_path / "pruned" / "run.json").read_text())
     assert trained_further["steps"] > 0

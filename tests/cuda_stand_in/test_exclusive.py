@@ -33,8 +33,8 @@ bench = Bench(Source(sys.argv[1]), inspect(), ledger, lambda *_: None, allow=Num
 try:
     bench.check()
     bench.open_reference()
-    found = bench.measure(Plan(), seconds=20, comparing=4, role="baseline_default", strict=False)
-    again = bench.confirm(Plan(), seconds=4, round_seconds=2)
+    found = bench.measure(Plan(), seconds=20, comparing=2, role="baseline_default", strict=False)
+    again = bench.confirm(Plan(), seconds=2, round_seconds=1)
     print(found.status, found.reason, again.status, again.reason)
 finally:
     bench.close()

@@ -58,11 +58,13 @@ def planted(monkeypatch):
     return plant
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino", "torch"])
-@pytest.mark.parametrize(("constant", "layer"), [("second.weight", "second"), ("label.weight", "label")])
-def test_a_wrong_constant_is_found_in_its_layer(trained, tmp_path, planted, to, constant, layer):
+@pytest.mark.parametrize(
+    ("to", "layer"), [("onnx", "second"), ("onnx", "label"), ("openvino", "second"), ("torch", "label")]
+)
+def test_a_wrong_constant_is_found_in_its_layer(trained, tmp_path, planted, to, layer):
+    """Both layers in one runtime, and each runtime with one: the layers are compared alike in all."""
     _, run = trained("wide")
-    planted(constant, run)
+    planted(f"{layer}.weight", run)
     found = vivace.export(run, to=to, out=tmp_path)
     assert not found.kept
     assert found.reason.startswith("'output['label']' differs")

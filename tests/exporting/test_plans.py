@@ -109,7 +109,7 @@ def test_transformers_takes_the_words(tmp_path):
     assert arguments.dataloader_num_workers == 0
 
 
-def test_lightning_takes_the_words(tmp_path):
+def test_lightning_takes_the_words():
     lightning = pytest.importorskip("lightning.pytorch")
     names = written(PLAN, "lightning")
     trainer = lightning.Trainer(

@@ -67,7 +67,7 @@ def test_a_model_of_a_mapping_and_a_keyword(trained, tmp_path):
 def test_another_models_answers_are_found_and_the_output_named(trained, tmp_path, spoilt):
     spoilt(lambda returned: [[logits, mean * 1.01] for logits, mean in returned])
     _, run = trained("mapping")
-    found = vivace.export(run, to="torch", out=tmp_path)
+    found = vivace.export(run, to="onnx", out=tmp_path)
     assert not found.kept
     assert found.exit_code == AnswerIsNo.exit_code
     assert "output['mean']" in found.reason

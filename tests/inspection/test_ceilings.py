@@ -73,7 +73,7 @@ def test_a_device_that_torch_does_not_know_is_a_reason():
     assert "nonsense" in found.absent["nonsense"]
 
 
-def test_an_interruption_keeps_what_was_read(monkeypatch):
+def test_an_interruption_keeps_what_was_read():
     def stop(share, what):
         if what == "matmul_bf16":
             raise KeyboardInterrupt

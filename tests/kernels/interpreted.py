@@ -117,14 +117,16 @@ def distance(seen, wanted, size):
     return float((seen.detach().double() - wanted.detach()).norm() / size.detach().norm().clamp_min(1e-12))
 
 
-def main(first, count):
+def main(run, **kernels):
+    """Print what `run` finds by the seeds that the command line names, with these kernels as operators."""
     library = torch.library.Library("vivace", "IMPL")
-    library.impl("batch_norm_moments", batch_norm_forward.moments, "CPU", allow_override=True)
-    library.impl("batch_norm_apply", batch_norm_forward.apply, "CPU", allow_override=True)
-    library.impl("batch_norm_backward", batch_norm_backward.backward, "CPU", allow_override=True)
+    forward = {"batch_norm_moments": batch_norm_forward.moments, "batch_norm_apply": batch_norm_forward.apply}
+    for name, kernel in (forward | kernels).items():
+        library.impl(name, kernel, "CPU", allow_override=True)
     torch.set_num_threads(1)
+    first, count = map(int, sys.argv[1:])
     print(json.dumps([run(seed) for seed in range(first, first + count)]))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(run, batch_norm_backward=batch_norm_backward.backward)

@@ -3,17 +3,14 @@
 TRITON_INTERPRET=1 python interpreted_products.py FIRST_SEED COUNT prints the errors against fp64 as JSON.
 """
 
-import json
 import random
-import sys
 
 import torch
-from interpreted import FUNCTIONS, distance, image
+from interpreted import FUNCTIONS, distance, image, main
 from torch.nn import functional
 
 from vivace.techniques.untried.fused_batchnorm.kernels import (
     batch_norm,
-    batch_norm_forward,
     product,
     product_forward,
     splits,
@@ -65,14 +62,5 @@ def run(seed):
     return {**facts, "splits": statistics.shape[1], "errors": errors}
 
 
-def main(first, count):
-    library = torch.library.Library("vivace", "IMPL")
-    library.impl("batch_norm_moments", batch_norm_forward.moments, "CPU", allow_override=True)
-    library.impl("batch_norm_apply", batch_norm_forward.apply, "CPU", allow_override=True)
-    library.impl("statistics_mm", product_forward.forward, "CPU", allow_override=True)
-    torch.set_num_threads(1)
-    print(json.dumps([run(seed) for seed in range(first, first + count)]))
-
-
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(run, statistics_mm=product_forward.forward)

@@ -5,9 +5,11 @@ import dataclasses
 import gc
 import json
 import os
+import random
 import weakref
 from typing import ClassVar
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -245,6 +247,40 @@ def test_a_plan_whose_model_fails_later_is_dropped_and_the_step_goes_on(watched,
     assert "failed under" in document(tmp_path)["reason"]
     assert loop.num_steps < 120
     assert loop.guard.off
+
+
+class Drawing(nn.Module):
+    """Draws from every stream; under a plan it fails then, from its 30th call on."""
+
+    calls = 0
+
+    def forward(self, inputs):
+        noise = random.random() + numpy.random.rand() + torch.rand(())
+        self.calls += 1
+        if Slow.in_a_hurry and self.calls > 30:
+            raise ValueError("an operator that this layout has no kernel for")
+        return inputs * (1 + 0.1 * noise)
+
+
+def test_a_call_that_fails_under_a_plan_is_taken_again_with_the_same_random_numbers(
+    watched, only, register, tmp_path
+):
+    register(Hurry)
+    only(Hurry())
+
+    def noisy():
+        torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
+        model = nn.Sequential(Slow(), nn.Linear(8, 16), Drawing(), nn.Linear(16, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(120):
+            optimizer.zero_grad()
+            model(torch.randn(12, 8)).square().mean().backward()
+            optimizer.step()
+        return model
+
+    mine, _ = watched(noisy)
+    assert "failed under hurry" in document(tmp_path)["reason"]
+    assert same_weights(mine, noisy())
 
 
 class Strict(nn.Linear):

@@ -21,26 +21,13 @@ SOURCE = Path(vivace.__file__).parents[1]
 LONG, SHORT = (
     ("--samples", "4000"),
     ("--samples", "64"),
-)  # batches of 8 enough to be sure at once that a search is worth its time
+)  # batches of 8: of the first number a search is worth its time
 
 
 def vivace_run(*words, cwd, source="", environment=None, code=None):
     """Run the command line, and return what became of it; `code` is the exit code to expect."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]),
-        "OMP_NUM_THREADS": "1",
-        **(environment or {}),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "vivace", "run", *words],
-        cwd=cwd,
-        env=environment,
-        input=source,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]), **(environment or {})}
+    done = alone(sys.executable, "-m", "vivace", "run", *words, cwd=cwd, source=source, **environment)
     assert code is None or done.returncode == code, done.stderr
     return done
 
@@ -50,8 +37,8 @@ def said(done):
     return " ".join(done.stderr.replace("vivace: ", "").split())
 
 
-def alone(*words, cwd, source=""):
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
+def alone(*words, cwd, source="", **environment):
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
         words, cwd=cwd, env=environment, input=source, capture_output=True, text=True, timeout=600
     )
@@ -61,7 +48,8 @@ def alone(*words, cwd, source=""):
 def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
     script = [sys.executable, str(SCRIPTS / "mnist.py"), "--epochs", "1"]
     words = [*script, *LONG, "--save-model", "model.pt"]
-    mine = vivace_run("--", *words, cwd=tmp_path, source="hello\n", code=3)
+    impatient = {"environment": {"IMPATIENT": "1"}}
+    mine = vivace_run("--", *words, cwd=tmp_path, source="hello\n", code=3, **impatient)
     told = json.loads((tmp_path / "runs/run/run.json").read_text())
     assert told["outcome"] == "faster", mine.stderr
     assert "bf16_autocast" in told["plan"]
@@ -87,7 +75,7 @@ def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
     ]
     assert settings[0] == settings[1]
 
-    again = vivace_run("--plan", "runs/run/plan.toml", "--", *words, cwd=tmp_path, code=3)
+    again = vivace_run("--plan", "runs/run/plan.toml", "--", *words, cwd=tmp_path, code=3, **impatient)
     told = json.loads((tmp_path / "runs/run/run.json").read_text())
     assert told["outcome"] == "faster", again.stderr
     assert told["tried"][0]["answer"] == "given"
@@ -115,19 +103,9 @@ def test_a_script_that_asks_itself(tmp_path):
     script.write_text("import vivace\nvivace.run_here(out='here')\n" + (SCRIPTS / "mnist.py").read_text())
     text = script.read_text().replace('"""In the manner', '__doc__ = """In the manner')
     script.write_text(text)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "train.py", "--epochs", "1", *LONG],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=600,
+    path = os.pathsep.join([str(SOURCE), str(SCRIPTS)])
+    done = alone(
+        sys.executable, "train.py", "--epochs", "1", *LONG, cwd=tmp_path, PYTHONPATH=path, IMPATIENT="1"
     )
     assert done.returncode == 3, done.stderr
     assert json.loads((tmp_path / "here/run.json").read_text())["outcome"] == "faster", done.stderr

@@ -94,7 +94,7 @@ def test_a_plan_is_found_and_nothing_is_kept_of_what_the_script_wrote(folders, t
         pytest.skip("no overlays in a mount namespace here")
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr("vivace.live.search.DISK", tmp_path / "disk")
-    result = searched(monkeypatch, *folders, WRITING + TRAINING, tmp_path / "out", budget_seconds=150.0)
+    result = searched(monkeypatch, *folders, WRITING + TRAINING, tmp_path / "out", budget_seconds=60.0)
     told = result.to_dict()
     assert told["outcome"] == "faster", (told["reason"], (tmp_path / "out/script.txt").read_text())
     assert told["trials"]
@@ -178,7 +178,7 @@ def test_a_script_that_writes_nothing_before_the_plan_needs_no_overlay(folders, 
     if not possible(cover.READ_ONLY, tmp_path / "try"):
         pytest.skip("no Landlock here")
     result = searched(
-        monkeypatch, *folders, TRAINING, tmp_path / "out", budget_seconds=150.0, ways=[cover.READ_ONLY]
+        monkeypatch, *folders, TRAINING, tmp_path / "out", budget_seconds=60.0, ways=[cover.READ_ONLY]
     )
     assert result.to_dict()["outcome"] == "faster", result.to_dict()["reason"]
 
@@ -244,7 +244,7 @@ def test_a_script_in_a_long_step_is_asked_to_say_what_it_found(folders, tmp_path
     late = TRAINING.replace(
         "    optimizer.step()", "    optimizer.step()\n    import time; time.sleep(1000 * (step == 3))"
     )
-    told = searched(monkeypatch, *folders, late, tmp_path / "out", ways=ways, budget_seconds=20.0).to_dict()
+    told = searched(monkeypatch, *folders, late, tmp_path / "out", ways=ways, budget_seconds=12.0).to_dict()
     assert told["steps"] >= 3
     assert "no training step" not in told["reason"]
 

@@ -1,5 +1,4 @@
 import io
-import runpy
 
 import pytest
 import torch
@@ -67,7 +66,6 @@ def test_the_prediction_is_near_the_measurement(plan):
 
 SCENE = """
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import vivace
@@ -93,8 +91,6 @@ job = vivace.Job(
 )
 plan, batch = vivace.Plan.from_dict({"fsdp": {}}), job.data()[0]
 predicted = {ranks: predict(job, plan if ranks > 1 else None, ranks=ranks) for ranks in (1, 2, 4)}
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{FOLDER}/group", rank=RANK, world_size=2)
 share = [tensor[RANK * 32 : RANK * 32 + 32] for tensor in batch]
 with start(job, plan, vivace.inspect()) as session:
     session.step(share)
@@ -102,23 +98,12 @@ with start(job, plan, vivace.inspect()) as session:
     held += [s.to_local() for state in session.optimizer.state.values() for s in list(state.values())[1:]]
     held = sum(t.numel() * t.element_size() for t in held)
     measured = held + peak_of(lambda: session.step(share), session.build.device)
-torch.save(({n: p.to_dict() for n, p in predicted.items()}, measured), f"{FOLDER}/{RANK}.pt")
-dist.barrier()
-dist.destroy_process_group()
+found = {n: p.to_dict() for n, p in predicted.items()}, measured
 """
 
 
-def test_one_of_two_ranks_that_divide_the_weights(fork_server, tmp_path):
-    (tmp_path / "scene.py").write_text(SCENE)
-    path, ranks = (str(tmp_path / "scene.py"),), []
-    for rank in range(2):
-        options = {"init_globals": {"RANK": rank, "FOLDER": str(tmp_path)}}
-        ranks.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-        ranks[-1].start()
-    for process in ranks:
-        process.join(100)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    predicted, measured = torch.load(tmp_path / "0.pt")
+def test_one_of_two_ranks_that_divide_the_weights(on_two_ranks, tmp_path):
+    predicted, measured = on_two_ranks(SCENE, tmp_path)[0]
     alone, two, four = (predicted[ranks] for ranks in (1, 2, 4))
     for part in ("parameters", "optimizer"):
         assert two["parts"][part] == pytest.approx(alone["parts"][part] / 2, rel=0.01)
@@ -155,7 +140,7 @@ def test_a_model_that_looks_at_its_weights_while_it_draws_them_is_predicted():
     assert found == predict(wide(), device="cuda")
 
 
-def test_attention_and_dropout_are_a_gpus(monkeypatch):
+def test_attention_and_dropout_are_a_gpus():
     """Fused attention keeps no scores, and dropout a byte for each number; on a CPU with dropout both do."""
 
     def job(dropout):

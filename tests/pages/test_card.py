@@ -10,7 +10,7 @@ import vivace
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.machine import Device, Finding, Machine
 from vivace.pages.answer import Answer
-from vivace.pages.card import card
+from vivace.pages.render import card
 
 SPITEFUL = '<script>alert("x")</script> & <img src=x onerror=alert(1)>'
 MOST_CHARACTERS = 4000
@@ -123,7 +123,7 @@ def test_a_result_is_shown_by_its_answer(name):
     assert nesting.seen <= {"div", "b", "span", "code"}
 
 
-def test_a_profile_of_the_command_is_shown_by_its_answer(tmp_path):
+def test_a_profile_of_the_command_is_shown_by_its_answer():
     gain = {"low": 1.2, "high": 1.5}
     document = {
         "target": SPITEFUL,

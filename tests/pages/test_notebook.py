@@ -31,7 +31,7 @@ def cell(monkeypatch):
     return shown
 
 
-def test_a_training_in_a_cell_shows_where_it_is(cell, tmp_path, capsys):
+def test_a_training_in_a_cell_shows_where_it_is(cell, tmp_path):
     run = vivace.train(TINY_JOBS["mlp"](), out=tmp_path / "run")
     assert cell[-1].startswith(f"epoch 1/1, step {run.steps}/{run.steps}, loss ")
     assert torch.load(tmp_path / "run/model.pt", weights_only=True)

@@ -124,9 +124,17 @@ def test_a_command_is_profiled_before_torchrun(monkeypatch, tmp_path):
         vivace.profile(command=[sys.executable, "train.py"], out=tmp_path / "out")
 
 
+BRIEFLY = """
+from vivace.profiling.ranks_drive import Together
+
+measure = Together.measure
+Together.measure = lambda self, plan, strict, seconds: measure(self, plan, strict, 2.0)
+"""
+
+
 def perceptron(width, outputs, samples, batch_size):
-    """A job's file."""
-    return f"""
+    """A job's file, with which each part is timed for 2 s, and not for 16."""
+    return f"""{BRIEFLY}
 import torch, vivace
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -145,27 +153,23 @@ job = vivace.Job(
 JOB = perceptron(256, 4, 256, 12)
 
 
-def launched(folder, *more):
-    """The document of a profile on two ranks, and what the launch told."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "-m", "vivace", "profile", "job.py:job", *more, "--json"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
-    return document, done.stderr
+@pytest.fixture
+def launched(forked_torchrun):
+    """``(options...) -> (document, what was told)`` of a profile of job.py on two ranks."""
+
+    def launch(*more):
+        code, output, errors = forked_torchrun(["profile", "job.py:job", *more, "--json"])
+        assert code == 0, errors
+        (document,) = [json.loads(line) for line in output.splitlines()]
+        return document, errors
+
+    return launch
 
 
 @pytest.mark.slow
-def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
+def test_a_launch_measures_the_law_and_speaks_once(launched, tmp_path):
     (tmp_path / "job.py").write_text(JOB.replace("256, 32", "252, 32").replace("arange(256)", "arange(252)"))
-    document, told = launched(tmp_path)
+    document, told = launched()
     assert [row["ranks"] for row in document["expected"]] == [1, 2, 4]  # 12 cannot be shared by 8
     law = document["law"]
     assert law["num_bytes"] == 4 * (32 * 256 + 256 + 256 * 4 + 4)
@@ -177,7 +181,7 @@ def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
     assert told.count("as fast on 2 ranks") == 1
 
 
-BLOCKS = """
+BLOCKS = f"""{BRIEFLY}
 import torch, vivace
 
 torch.set_num_threads(1)
@@ -211,10 +215,10 @@ job = vivace.Job(
 
 
 @pytest.mark.slow
-def test_of_divided_weights_each_block_is_gathered_twice_and_scattered_once(tmp_path):
+def test_of_divided_weights_each_block_is_gathered_twice_and_scattered_once(launched, tmp_path):
     (tmp_path / "job.py").write_text(BLOCKS)
     (tmp_path / "fsdp.toml").write_text("format = 1\n[techniques.fsdp]\n")
-    document, told = launched(tmp_path, "--plan", "fsdp.toml")
+    document, told = launched("--plan", "fsdp.toml")
     first, block = 4 * (32 * 16 + 16), 4 * (2 * 16 * 24 + 24 + 16)
     assert document["law"]["num_bytes"] == first + 1.5 * 3 * block
     assert document["law"]["messages"] == 3 * 3 + 3
@@ -234,7 +238,7 @@ def linked(tmp_path_factory):
 
     def profile(mbit, milliseconds):
         out = folder / f"{mbit}_{milliseconds}"
-        scene = [sys.executable, str(SCENE), str(mbit), str(milliseconds), str(out), "-m", "vivace"]
+        scene = [sys.executable, str(SCENE), str(mbit), str(milliseconds), str(out)]
         words = ["profile", "job.py:job", "--out", f"profile_{out.name}", "--json"]
         done = subprocess.run(
             ["unshare", "--map-root-user", "--net", *scene, *words],

@@ -1,20 +1,23 @@
-"""Runs the command line in a forked child; the global SCENE holds arguments, folder and environment."""
+"""Runs the command line in a forked child; the global SCENE holds arguments, folder, environment and
+files for output and errors.
+"""
 
-import multiprocessing
 import os
+import runpy
 import sys
+from pathlib import Path
 
 scene = globals()["SCENE"]
 os.environ.update(scene["environment"])
 os.chdir(scene["folder"])
-multiprocessing.set_start_method("fork", force=True)  # what the fork server set is for itself
-for number, name in ((1, "output"), (2, "errors")):
-    os.dup2(os.open(scene[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+for number, path in enumerate(scene["written"], 1):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
 sys.argv = ["vivace", *scene["arguments"]]
 
 import torch  # noqa: E402
 
 from vivace.command.cli import main  # noqa: E402
 
+runpy.run_path(str(Path(__file__).with_name("zygote.py")))
 torch.set_num_threads(1)
 main()

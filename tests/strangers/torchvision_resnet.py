@@ -13,10 +13,10 @@ class Patches(Dataset):
     def __init__(self, count, train):
         generator = torch.Generator().manual_seed(1 if train else 2)
         self.labels = torch.randint(10, (count,), generator=generator)
-        noise = torch.randn(count, 3, 32, 32, generator=generator)
+        noise = torch.randn(count, 3, 16, 16, generator=generator)
         self.images = noise + torch.linspace(-2, 2, 10)[self.labels, None, None, None]
         self.transform = (
-            v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=2)]) if train else None
+            v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop(16, padding=2)]) if train else None
         )
 
     def __len__(self):

@@ -1,8 +1,6 @@
 """`vivace sweep` on the command line."""
 
 import json
-import multiprocessing
-import runpy
 from pathlib import Path
 
 import pytest
@@ -14,24 +12,21 @@ JOBS = Path(__file__).parent / "jobs.py"
 
 
 @pytest.fixture
-def command(fork_server, tmp_path):
+def command(start_scene, tmp_path):
     """``(arguments...) -> (exit code, standard output, standard error)``."""
 
     def run(*arguments):
         names = {name: str(tmp_path / name) for name in ("output", "errors")}
         scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": {}, **names}
-        options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-        child = fork_server.Process(target=runpy.run_path, args=(str(SCENE),), kwargs=options)
-        child.start()
+        child = start_scene(SCENE, SCENE=scene)
         child.join(200)
         assert child.exitcode is not None, "the command hangs"
         return child.exitcode, *(Path(names[name]).read_text() for name in ("output", "errors"))
 
-    assert isinstance(fork_server, multiprocessing.context.ForkServerContext)
     return run
 
 
-def test_a_sweep_ends_with_a_document_and_twelve_lines(command, tmp_path):
+def test_a_sweep_ends_with_a_document_and_twelve_lines(command):
     arguments = ["sweep", f"{JOBS}:job", "lr=0.01..1:log", "epochs=1", "--trials", "3", "--seeds", "0"]
     code, output, errors = command(*arguments, "--json", "--against", "parameters")
     assert code == 0, errors

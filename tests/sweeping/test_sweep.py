@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -30,6 +31,7 @@ from vivace.sweeping.space import to_dict
 from vivace.sweeping.study import Setting, Study
 
 JOBS = Path(__file__).parent / "jobs.py"
+ZYGOTE = str(Path(__file__).parents[1] / "scenes" / "zygote.py")
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +224,7 @@ def test_wrong_numbers_are_one_sentence(tmp_path, wrong):
 
 
 def _slow(out, ended):
+    runpy.run_path(ZYGOTE)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     found = vivace.sweep(
         f"{JOBS}:troubled",
@@ -299,6 +302,7 @@ def _stacked(out, log, resume=False):
 
 
 def _stacked_apart(out, log, folder):
+    runpy.run_path(ZYGOTE)
     always_stacked(Path(folder), pytest.MonkeyPatch())
     _stacked(out, log)
 

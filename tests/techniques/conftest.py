@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -112,6 +112,13 @@ class Tiny:
 
         return float(flat(weights, reference).norm() / flat(reference, before).norm())
 
+    def errors(self, plan: dict[str, dict[str, Any]]) -> tuple[float, float]:
+        """How far a plan is from the reference: the largest relative error of a loss, and of the weights."""
+        losses, weights = self.train(plan)
+        expected, reference = self.train({})
+        apart = max(abs(mine / theirs - 1) for mine, theirs in zip(losses, expected, strict=True))
+        return apart, self.displacement_error(weights, reference)
+
 
 @pytest.fixture
 def tiny() -> type[Tiny]:
@@ -119,8 +126,5 @@ def tiny() -> type[Tiny]:
 
 
 @pytest.fixture(autouse=True)
-def _few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _few_threads(one_thread: None) -> None:
+    """Of every test here."""

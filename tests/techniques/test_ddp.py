@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import runpy
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ import vivace
 
 SCENE = """
 import torch
-import torch.distributed as dist
 import vivace
 
 
@@ -36,32 +33,17 @@ def train(plan, rank, ranks):
     return {"weights": model.state_dict(), "losses": losses, "norms": norms}
 
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{FOLDER}/group", rank=RANK, world_size=2)
 found = {
     "plain": train({"ddp": {}}, RANK, 2),
     "pieces": train({"ddp": {}, "micro_batches": {"num": 2}}, RANK, 2),
     "bf16": train({"ddp": {}, "bf16_weights": {}}, RANK, 2),
     "single": train({}, 0, 1),
 }
-torch.save(found, f"{FOLDER}/{RANK}.pt")
-dist.barrier()
-dist.destroy_process_group()
 """
 
 
-def test_two_ranks_train_as_one_process_with_the_global_batch(fork_server, tmp_path):
-    (tmp_path / "scene.py").write_text(SCENE)
-    ranks = []
-    for rank in range(2):
-        options = {"init_globals": {"RANK": rank, "FOLDER": str(tmp_path)}}
-        path = (str(tmp_path / "scene.py"),)
-        ranks.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-        ranks[-1].start()
-    for process in ranks:
-        process.join(100)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_two_ranks_train_as_one_process_with_the_global_batch(on_two_ranks, tmp_path):
+    first, second = on_two_ranks(SCENE, tmp_path)
     single = first["single"]
     for name, tolerance in (("plain", 1e-5), ("pieces", 1e-5), ("bf16", 0.02)):
         assert first[name]["losses"] == second[name]["losses"]

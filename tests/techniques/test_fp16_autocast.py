@@ -13,12 +13,9 @@ PLAN = {"fp16_autocast": {"initial_scale": 256.0}}
 
 @pytest.mark.parametrize("kind", ["cnn", "text"])
 def test_it_trains_the_same_model_up_to_rounding(tiny, kind):
-    job = tiny(kind)
-    losses, weights = job.train(PLAN)
-    expected, reference = job.train({})
-    assert losses == pytest.approx(expected, rel=0.01)
-    assert losses != expected
-    assert job.displacement_error(weights, reference) < 0.02
+    of_losses, of_weights = tiny(kind).errors(PLAN)
+    assert 0 < of_losses < 0.01
+    assert of_weights < 0.02
 
 
 def test_clipping_sees_true_gradients(tiny):

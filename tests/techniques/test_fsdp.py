@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import runpy
-
 import pytest
 import torch
 
@@ -12,7 +10,6 @@ from vivace.testing.jobs import TINY_JOBS
 
 SCENE = """
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -111,8 +108,6 @@ def refusal(plan, **changes):
         return str(error)
 
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{FOLDER}/group", rank=RANK, world_size=2)
 pairs = {
     "sgd": ({}, {}),
     "pieces": ({"micro_batches": {"num": 2}}, {}),
@@ -141,26 +136,13 @@ found["refused"] = {
     "untried": refusal({"fsdp": {}, "optimizer_in_backward": {}}),
     "unlike": refusal({"fsdp": {}}, model=lambda: nn.Linear(6, 3 + RANK)),
 }
-torch.save(found, f"{FOLDER}/{RANK}.pt")
-dist.barrier()
-dist.destroy_process_group()
 """
 
 
 @pytest.fixture(scope="module")
-def found(fork_server, tmp_path_factory):
+def found(on_two_ranks, tmp_path_factory):
     """What each of two ranks says."""
-    folder, ranks = tmp_path_factory.mktemp("ranks"), []
-    (folder / "scene.py").write_text(SCENE)
-    for rank in range(2):
-        options = {"init_globals": {"RANK": rank, "FOLDER": str(folder)}}
-        path = (str(folder / "scene.py"),)
-        ranks.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-        ranks[-1].start()
-    for process in ranks:
-        process.join(200)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return on_two_ranks(SCENE, tmp_path_factory.mktemp("ranks"))
 
 
 NAMES = ("sgd", "pieces", "recomputed", "bf16", "fused", "adam", "nadam", "rms", "runs")

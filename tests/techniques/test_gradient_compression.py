@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import runpy
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ GradientCompression = registry.find("gradient_compression")
 
 SCENE = """
 import torch
-import torch.distributed as dist
 import vivace
 
 
@@ -40,17 +37,12 @@ def train(plan, rank, ranks):
     return {"gradients": seen, "losses": losses, "promise": promise, "share": share}
 
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{FOLDER}/group", rank=RANK, world_size=2)
 hook = "gradient_compression"
 found = {
     "plain": train({"ddp": {}}, RANK, 2),
     "bf16": train({"ddp": {}, hook: {}}, RANK, 2),
     "powersgd": train({"ddp": {}, hook: {"method": "powersgd", "rank": 1, "exact_steps": 4}}, RANK, 2),
 }
-torch.save(found, f"{FOLDER}/{RANK}.pt")
-dist.barrier()
-dist.destroy_process_group()
 """
 
 
@@ -62,18 +54,8 @@ def difference(left, right):
     return max(float((a - b).norm() / b.norm()) for a, b in zip(left, right, strict=True))
 
 
-def test_two_ranks_agree_and_stay_near_the_exact_exchange(fork_server, tmp_path):
-    (tmp_path / "scene.py").write_text(SCENE)
-    ranks = []
-    for rank in range(2):
-        options = {"init_globals": {"RANK": rank, "FOLDER": str(tmp_path)}}
-        path = (str(tmp_path / "scene.py"),)
-        ranks.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
-        ranks[-1].start()
-    for process in ranks:
-        process.join(100)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_two_ranks_agree_and_stay_near_the_exact_exchange(on_two_ranks, tmp_path):
+    first, second = on_two_ranks(SCENE, tmp_path)
     for name in ("plain", "bf16", "powersgd"):
         assert first[name]["losses"] == second[name]["losses"]
         for mine, theirs in zip(first[name]["gradients"], second[name]["gradients"], strict=True):

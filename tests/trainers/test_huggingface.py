@@ -66,22 +66,7 @@ def trainer(folder, callbacks=None, optimizers=(None, None), **settings):
     )
 
 
-def by_hand(job):
-    """The loop that a Job stands for, without Vivace's."""
-    model = job.model().train()
-    optimizer = job.optimizer(model)
-    scheduler = job.scheduler(optimizer)
-    for _ in range(job.epochs):
-        for batch in job.data():
-            job.loss(model, batch).backward()
-            job.on_gradients(model)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-    return model
-
-
-def test_the_job_trains_what_the_trainer_trains(tmp_path):
+def test_the_job_trains_what_the_trainer_trains(tmp_path, by_hand):
     theirs = trainer(tmp_path)
     theirs.train()
     ours = by_hand(vivace.Job.from_trainer(trainer(tmp_path)))
@@ -107,7 +92,7 @@ def test_the_metric_is_the_trainers(tmp_path):
     assert loss.metric_name == "minus loss"
 
 
-def test_a_job_builds_afresh_and_leaves_the_trainer_alone(tmp_path):
+def test_a_job_builds_afresh_and_leaves_the_trainer_alone(tmp_path, by_hand):
     theirs = trainer(tmp_path)
     before = copy.deepcopy(theirs.model.state_dict())
     job = vivace.Job.from_trainer(theirs)

@@ -51,22 +51,8 @@ def theirs(**settings):
     return lightning.Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **quiet, **settings)
 
 
-def by_hand(job):
-    model = job.model().train()
-    optimizer = job.optimizer(model)
-    scheduler = job.scheduler(optimizer)
-    for _ in range(job.epochs):
-        for batch in job.data():
-            job.loss(model, batch).backward()
-            job.on_gradients(model)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-    return model
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_the_job_trains_what_lightning_trains():
+def test_the_job_trains_what_lightning_trains(by_hand):
     module = Net()
     theirs(gradient_clip_val=0.3).fit(module, Data())
     job = vivace.Job.from_lightning(Net(), Data(), epochs=2, monitor="accuracy", gradient_clip_val=0.3)

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import runpy
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -34,7 +33,7 @@ class Child:
 
 
 @pytest.fixture
-def launch(fork_server, tmp_path, record_property):
+def launch(start_scene, tmp_path, record_property):
     """``(job, **scene) -> Child``: train in a child process, see scenes/child.py."""
     numbers = itertools.count()
     children = []
@@ -42,11 +41,8 @@ def launch(fork_server, tmp_path, record_property):
     def start(job="job", arguments=None, file=TINY, **scene):
         answer = tmp_path / f"answer_{next(numbers)}.json"
         scene |= {"job": f"{file}:{job}", "arguments": arguments or {}, "answer": str(answer)}
-        options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-        child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "child.py"),), kwargs=options)
-        child.start()
-        children.append(child)
-        return Child(child, answer)
+        children.append(start_scene(SCENES / "child.py", SCENE=scene))
+        return Child(children[-1], answer)
 
     yield start
     record_property("kills", sum(child.exitcode == -signal.SIGKILL for child in children))
@@ -77,22 +73,13 @@ def weights_digest(path):
     return digest.hexdigest()
 
 
-def free_port():
-    """A port on which the ranks of a launch can meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.fixture
-def launch_ranks(launch):
+def launch_ranks(launch, places):
     """``(job, arguments, num, **scene) -> [Child]``: the ranks of one launch, each a child process."""
 
     def start(job, arguments, num=2, *, plan="format = 1\n[techniques.ddp]\n", environment=None, **scene):
-        shared = {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        shared |= environment or {}
-        places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
-        return [launch(job, arguments, environment=place, plan=plan, **scene) for place in places]
+        each = [{**place, **(environment or {})} for place in places(num)]
+        return [launch(job, arguments, environment=place, plan=plan, **scene) for place in each]
 
     return start
 
@@ -123,14 +110,12 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
-def reference(fork_server, tmp_path_factory):
+def reference(start_scene, tmp_path_factory):
     """The weights of the tiny job's uninterrupted run."""
     folder = tmp_path_factory.mktemp("reference")
     arguments = {"out": str(folder / "run"), "checkpoint_every_steps": 2}
     scene = {"job": f"{TINY}:job", "arguments": arguments, "answer": str(folder / "answer.json")}
-    options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-    child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "child.py"),), kwargs=options)
-    child.start()
+    child = start_scene(SCENES / "child.py", SCENE=scene)
     child.join(60)
     assert child.exitcode == 0, (folder / "answer.json").read_text()
     return weights_digest(folder / "run" / "model.pt")

@@ -276,6 +276,18 @@ class TestFullDisk:
             save(checkpoints, 2)
         assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
 
+    def test_weights_that_are_tied_need_their_room_once(self, checkpoints, monkeypatch):
+        weight = torch.zeros(2**20)
+        model = {"embedding": weight, "head": weight, "first_row": weight.view(1024, 1024)[0]}
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=6 * 2**20))
+        path = checkpoints.save(Position(step=1), model, state_at(1))
+        assert sum(file.stat().st_size for file in path.iterdir()) < 6 * 2**20
+
+    def test_a_part_of_a_large_tensor_needs_the_room_of_all_of_it(self, checkpoints, monkeypatch):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4 * 2**20))
+        with pytest.raises(FolderError, match=r"needs 5\.0\d* MiB"):
+            checkpoints.save(Position(step=1), {"row": torch.zeros(1024, 1024)[0]}, state_at(1))
+
     @pytest.mark.fault(28)
     def test_it_is_seen_while_writing(self, checkpoints, tmp_path):
         save(checkpoints, 1)

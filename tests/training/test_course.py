@@ -88,8 +88,6 @@ def test_what_becomes_of_damaged_samples_is_part_of_a_training():
     job = vivace.Job(model=list, data=list, loss=print, optimizer=print)
     then, now = (course_of(dataclasses.replace(job, damaged=way), None, None) for way in ("raise", "skip"))
     assert differences(then, now) == ["damaged: raise -> skip"]
-    del then["damaged"]  # checkpoints of before do not say it
-    assert differences(then, now) == []
 
 
 def test_how_torch_computes_an_update_is_no_hyper_parameter():
@@ -197,7 +195,7 @@ def test_checkpoints_that_are_gone_are_no_new_start(train, tmp_path):
     assert len((run / "saved.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_deadline_stops_with_a_checkpoint_and_no_success(train, tmp_path):
+def test_a_deadline_stops_with_a_checkpoint_and_no_success(train):
     run = train(deadline_seconds=1e-3)
     assert (run.interrupted, run.interrupted_by, run.exit_code) == (True, "deadline", 143)
     assert run.steps == 7
@@ -223,4 +221,3 @@ def test_a_stream_in_batches_of_another_size_is_told(tmp_path, tiny):
     with pytest.raises(JobError, match=r"has changed \(batch_size: 4 -> 8\)"):
         training.train(job(8), out=tmp_path / "run", resume=True)
     assert training.train(job(4), out=tmp_path / "run", resume=True).steps == 30
-    assert differences({}, {"batch_size": "4"}) == []  # of an earlier version's checkpoint

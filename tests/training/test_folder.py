@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from vivace.errors import FolderError
-from vivace.files import replace_file
 from vivace.training.folder import RunFolder, check_name
 
 
@@ -75,21 +74,6 @@ def test_a_place_that_is_a_file(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(FolderError, match="cannot be made"):
         open_folder(tmp_path / "run")
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text("old")
-
-    def fail(file):
-        file.write(b"ne")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(FolderError, match="No space left on device"):
-        replace_file(path, fail)
-    assert path.read_text() == "old"
-    replace_file(path, lambda file: file.write(b"new"))
-    assert [item.name for item in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_run_does_not_begin_anew_on_checkpoints_that_cannot_be_removed(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Streams in shards on two ranks that exchange over gloo: every sample trains once an epoch, on one rank."""
 
 import itertools
-import socket
 from pathlib import Path
 
 import pytest
@@ -25,19 +24,14 @@ def shards(tmp_path):
 
 
 @pytest.fixture
-def trained(launch, tmp_path, shards):
+def trained(launch, places, tmp_path, shards):
     """``(job, ranks, run, arguments...) -> (exit codes, answers)``: a run in one part for each arguments."""
 
     def train(job, num_ranks, run, *parts):
         for arguments in parts:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = str(probe.getsockname()[1])
-            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SHARDS": str(shards), "RUN": run}
             children = []
-            for rank in range(num_ranks):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-                scene = {"environment": shared | (own if num_ranks > 1 else {})}
+            for place in places(num_ranks) if num_ranks > 1 else [{}]:
+                scene = {"environment": {"SHARDS": str(shards), "RUN": run, **place}}
                 scene |= {"plan": DDP} if num_ranks > 1 else {}
                 found = {"out": str(tmp_path / run), **arguments}
                 children.append(launch(job, found, file=SCENE, **scene))

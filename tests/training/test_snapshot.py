@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import vivace
-from vivace.training.snapshot import FIRST_STEPS, Snapshot
+from vivace.tensors.randomness import FIRST_STEPS
+from vivace.training.snapshot import Snapshot
 
 
 class Counting(nn.Module):

@@ -4,10 +4,10 @@ import dataclasses
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import vivace
-from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
+from vivace.errors import JobError, OutOfMemory
+from vivace.tensors import randomness
 from vivace.tensors.randomness import capture
-from vivace.training import snapshot
 from vivace.training.ranks import Ranks
 from vivace.training.survival import Smaller, Survival
 
@@ -144,7 +144,7 @@ def counting(monkeypatch):
     """``(*changes) -> (model, survival)``: one good step with each change, and then one that fails with the
     last. Streams that no step moves are noted in the first steps alone.
     """
-    monkeypatch.setattr(snapshot, "MOST_SHARE", 1e-9)
+    monkeypatch.setattr(randomness, "MOST_SHARE", 1e-9)
     sessions = []
 
     def start(*changes):
@@ -259,8 +259,8 @@ def test_what_cannot_be_put_back_is_said(counting, late, sentence):
 
 
 def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "FIRST_STEPS", 0)
-    monkeypatch.setattr(snapshot, "MOST_SHARE", 1e-9)
+    monkeypatch.setattr(randomness, "FIRST_STEPS", 0)
+    monkeypatch.setattr(randomness, "MOST_SHARE", 1e-9)
     monkeypatch.setenv("FAILS", "nothing")
     steps = []
 
@@ -275,30 +275,22 @@ def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, m
 
 
 @pytest.fixture
-def ranks(fork_server, tmp_path, digest):
+def ranks(start_scene, places, tmp_path, digest):
     """``(name, plan, job, scenes, **environment) -> (digest, answers)`` of a run on two ranks."""
 
     def start(name, plan, job="job", scenes=({}, {}), **environment):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
         children = []
         answers = [tmp_path / f"{name}_{rank}.json" for rank in range(2)]
-        for rank in range(2):
+        for rank, place in enumerate(places()):
             scene = {
                 "job": f"{CROWDED}:{job}",
                 "arguments": {"out": str(tmp_path / name)},
                 "plan": plan,
-                "environment": {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                "environment": {**place, **environment},
                 "answer": str(answers[rank]),
                 **scenes[rank],
             }
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            path = (str(CROWDED.with_name("child.py")),)
-            child = fork_server.Process(target=runpy.run_path, args=path, kwargs=options)
-            child.start()
-            children.append(child)
+            children.append(start_scene(CROWDED.with_name("child.py"), SCENE=scene))
         for child in children:
             child.join(200)
             if child.exitcode is None:
@@ -399,11 +391,10 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
-    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s"))
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "6s"))
     assert code == 1, output
-    where = "has been at step 6 for 1"
     (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 1 (process")]
-    assert where in told
+    assert int(re.search(r"has been at step 6 for (\d+)", told)[1]) >= 6
     assert "stands still at stuck.py:14 in loss; rank 0 waits for it: training stopped; step_5 in" in told
     assert "vivace: rank 1, which the others have given up, ends itself at stuck.py:14 in loss" in output
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_5"]
@@ -477,14 +468,6 @@ def test_a_host_with_too_little_memory_for_one_sample_is_an_answer(launch, tmp_p
     assert child.wait() == 1
     assert child.answer["error"]["kind"] == "OutOfMemory"
     assert "what may fit is a plan with checkpoint" in child.answer["error"]["message"]
-
-
-def test_what_counts_as_running_out_of_memory():
-    assert ran_out_of_memory(torch.OutOfMemoryError("x"))
-    assert ran_out_of_memory(MemoryError())
-    assert ran_out_of_memory(RuntimeError("CUDA error: out of memory\n..."))
-    assert not ran_out_of_memory(ValueError("CUDA out of memory"))
-    assert not ran_out_of_memory(RuntimeError("shapes differ"))
 
 
 @pytest.mark.slow

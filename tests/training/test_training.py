@@ -173,7 +173,7 @@ class TestStops:
 
 
 class TestFolder:
-    def test_what_a_run_leaves_behind(self, tmp_path, tiny, digest):
+    def test_what_a_run_leaves_behind(self, tmp_path, tiny):
         out = tmp_path / "run"
         events = []
         run = train(tiny.job, out=out, on_event=events.append)
@@ -465,10 +465,9 @@ class TestJobs:
 
 
 class TestFolders:
-    def test_a_job_that_goes_elsewhere_leaves_the_run_where_it_was(self, tiny, tmp_path, monkeypatch):
+    def test_a_job_that_goes_elsewhere_leaves_the_run_where_it_was(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "elsewhere").mkdir()
-
         (tmp_path / "job.py").write_text(
             f"import os, runpy\nos.chdir('elsewhere')\njob = runpy.run_path({str(TINY)!r})['job']\n"
         )
@@ -489,7 +488,7 @@ class TestFolders:
         with pytest.raises(FolderError, match="removed or renamed it while the run was training"):
             train(tiny.job, out=tmp_path / "run", checkpoint_every_steps=2, on_event=remove)
 
-    def test_streams_of_another_form_are_said(self, tiny, tmp_path):
+    def test_streams_of_another_form_are_said(self):
         with pytest.raises(CheckpointError, match="random streams cannot be read"):
             load_streams({"torch": "no"}, torch.device("cpu"))
 
@@ -522,27 +521,18 @@ class TestSignals:
 
 
 class TestRanks:
-    PLAN = "format = 1\n[techniques.ddp]\n"
-
-    def ranks(self, launch, arguments, **scene):
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        return [
-            launch("long", arguments, environment={**shared, "RANK": str(n), "LOCAL_RANK": str(n)}, **scene)
-            for n in range(2)
-        ]
-
-    def test_ranks_without_the_technique_are_refused(self, launch, tmp_path):
-        children = self.ranks(launch, {"out": str(tmp_path / "run")})
+    def test_ranks_without_the_technique_are_refused(self, launch_ranks, tmp_path):
+        children = launch_ranks("long", {"out": str(tmp_path / "run")}, plan=None)
         assert [child.wait() for child in children] == [2, 2]
         assert all("add [techniques.ddp]" in child.answer["error"]["message"] for child in children)
 
     @pytest.mark.fault(6, 7)
-    def test_two_ranks_stop_together_and_resume_bit_for_bit(self, launch, tmp_path, digest, until):
+    def test_two_ranks_stop_together_and_resume_bit_for_bit(self, launch_ranks, tmp_path, digest, until):
         whole, parts = tmp_path / "whole", tmp_path / "parts"
-        children = self.ranks(launch, {"out": str(whole)}, plan=self.PLAN)
+        children = launch_ranks("long", {"out": str(whole)})
         assert [child.wait() for child in children] == [0, 0]
         assert children[0].answer["metric"] == children[1].answer["metric"]
-        children = self.ranks(launch, {"out": str(parts)}, plan=self.PLAN)
+        children = launch_ranks("long", {"out": str(parts)})
         until(
             lambda: (
                 (parts / "metrics.jsonl").exists() and '"epoch": 6' in (parts / "metrics.jsonl").read_text()
@@ -551,15 +541,15 @@ class TestRanks:
         os.kill(children[1].process.pid, signal.SIGTERM)
         assert [child.wait() for child in children] == [143, 143]
         assert children[0].answer["steps"] == children[1].answer["steps"] < 60
-        children = self.ranks(launch, {"out": str(parts), "resume": True}, plan=self.PLAN)
+        children = launch_ranks("long", {"out": str(parts), "resume": True})
         assert [child.wait() for child in children] == [0, 0]
         assert children[0].answer["notices"] == []
         assert digest(parts / "model.pt") == digest(whole / "model.pt")
 
-    def test_a_refusal_is_the_same_on_all_ranks(self, launch, tmp_path):
+    def test_a_refusal_is_the_same_on_all_ranks(self, launch_ranks, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "thesis.tex").write_text("mine")
-        children = self.ranks(launch, {"out": str(tmp_path / "run")}, plan=self.PLAN)
+        children = launch_ranks("long", {"out": str(tmp_path / "run")})
         assert [child.wait() for child in children] == [2, 2]
         assert children[0].answer == children[1].answer
         assert "thesis.tex" in children[0].answer["error"]["message"]
@@ -580,11 +570,3 @@ class TestRanks:
         assert json.loads((out / "run.json").read_text())["interrupted_by"] == "SIGTERM"
         assert len(checkpoints(out)) == 1
         until(lambda: not (out / "lock").read_text())
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vivace.training import stranded
+from vivace.training import rank_watch, stranded
 from vivace.training.rank_watch import RankWatch
+from vivace.training.ranks import Ranks
 from vivace.training.stranded import leave
 from vivace.training.verdict import Sight, Verdict, has_died, is_stopped, judge
 
@@ -123,7 +124,7 @@ def test_a_rank_that_died_of_a_verdict_is_not_told_as_the_cause():
     assert watch.why(5.0) == Verdict((0,), judged["sentence"])
 
 
-def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothing(tmp_path):
+def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothing(tmp_path, until):
     """It looks seldom, as on a crowded machine."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
     first = RankWatch(store, rank=0, world_size=2, patience=2.0, cut=lambda: None)
@@ -133,13 +134,22 @@ def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothi
         watch.told_to(tmp_path, lambda _: None)
         watch.start()
     try:
-        first._thread.join(60)
+        until(lambda: first.verdict is not None)
         told = (tmp_path / "stacks.txt").read_text()
         assert f"rank 0, process {os.getpid()}" in told
         assert told.count("test_verdict.py") == 2
     finally:
         for watch in (first, second):
             watch.close()
+
+
+def test_a_watch_that_is_closed_leaves_no_file_open():
+    store = torch.distributed.HashStore()
+    before = set(os.listdir("/proc/self/fd"))
+    watch = RankWatch(store, rank=0, world_size=1, patience=PATIENCE, cut=lambda: None)
+    watch.start()
+    watch.close()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_who_kept_what_was_trained_stays_until_the_others_have_heard_it(tmp_path, monkeypatch):
@@ -167,25 +177,144 @@ def test_who_kept_what_was_trained_stays_until_the_others_have_heard_it(tmp_path
     assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values())
 
 
-def test_a_rank_that_is_late_to_say_where_it_stands_keeps_what_was_trained(tmp_path, monkeypatch):
-    """The other one, whose data have ended, waits for it: it holds the store, and keeps nothing itself."""
-    monkeypatch.setattr(stranded, "ELECTION_SECONDS", 0.5)
+@pytest.fixture
+def leave_late(tmp_path, monkeypatch):
+    """``leave_late(verdict, {rank: seconds}, ...)``: each rank of two leaves so much later, on a machine so
+    slow that a hundred seconds pass in one; ``(what each says, who saved)``.
+    """
+
+    def run(verdict, late, saving=0.0):
+        store, texts, saved = torch.distributed.HashStore(), {}, []
+        passing = SimpleNamespace(monotonic=lambda: 100 * time.monotonic(), sleep=time.sleep)
+        monkeypatch.setattr(stranded, "time", passing)
+        watches = [RankWatch(store, rank, 2, 1e6, cut=lambda: None) for rank in range(2)]
+        for watch in watches:
+            watch._beat()
+            watch.verdict = verdict
+
+        def save(rank):
+            saved.append(rank)
+            time.sleep(saving)
+            return tmp_path / "step_6"
+
+        def leave_as(rank):
+            time.sleep(late.get(rank, 0.0))
+            ranks = SimpleNamespace(watch=watches[rank], rank=rank, world_size=2)
+            texts[rank] = str(leave(ranks, 6, "", lambda: save(rank)))
+
+        threads = [threading.Thread(target=leave_as, args=[rank]) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(texts) == [0, 1]
+        return texts, saved
+
+    return run
+
+
+@pytest.mark.parametrize("judged", [(), (0,)])
+@pytest.mark.parametrize("late", [0, 1])
+def test_however_late_a_rank_says_where_it_stands_one_keeps_what_was_trained_and_both_know(
+    leave_late, judged, late
+):
+    """The one whose data have ended, and for which the others wait, has trained as far as they."""
+    texts, saved = leave_late(Verdict(judged, "rank 0 has come to the end of its data"), {late: 1.0})
+    assert len(saved) == 1
+    assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values()), texts
+
+
+def test_a_checkpoint_that_takes_long_is_waited_for_while_its_writer_lives(leave_late):
+    texts, saved = leave_late(Verdict((), "the link is down"), {}, saving=2.0)
+    assert len(saved) == 1
+    assert all("step_6 in" in text for text in texts.values()), texts
+
+
+def test_a_verdict_is_believed_before_the_ranks_own_watch_has_seen_it():
     store = torch.distributed.HashStore()
-    ended = Verdict((0,), "rank 0 has come to the end of its data")
-    texts = {}
+    watch = RankWatch(store, rank=0, world_size=2, patience=60.0, cut=lambda: None)
+    judged = {"ranks": [1], "sentence": "rank 1 has been at step 3 for 300 s", "signal": ""}
+    store.set("verdict", json.dumps(judged))
+    assert watch.why(0.5) == Verdict((1,), judged["sentence"])
 
-    def leave_as(rank, seconds):
-        watch = RankWatch(store, rank, 2, 60.0, cut=lambda: None)
+
+def test_a_rank_that_was_given_up_ends_itself_when_the_others_have_heard_what_was_kept(tmp_path, monkeypatch):
+    """Its end takes them with it: torchrun ends all ranks then, and its store may be theirs."""
+    store, ended = torch.distributed.HashStore(), threading.Event()
+    monkeypatch.setattr(rank_watch.os, "_exit", lambda code: ended.set())
+    monkeypatch.setattr(rank_watch, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(rank_watch, "BEAT_SECONDS", 0.05)
+    watches = [RankWatch(store, rank, 2, PATIENCE, cut=lambda: None) for rank in range(2)]
+    watches[0].told_to(tmp_path, lambda _: None)
+    watches[1]._beat()
+    store.set("kept", "step_6 was kept")
+    judged = Verdict((0,), "rank 0 has been at step 6 for 300 s")
+    thread = threading.Thread(target=watches[0]._end, args=[judged], daemon=True)
+    thread.start()
+    assert not ended.wait(1.0)
+    store.set("heard/1", "all")
+    assert ended.wait(30)
+    watches[0]._over = True
+    thread.join(30)
+
+
+def ends_at(watch, place):
+    """What rank `watch.rank` of two answers where it ends there."""
+    return Ranks.all_end_at(SimpleNamespace(watch=watch, rank=watch.rank, world_size=2, patience=60.0), place)
+
+
+def test_ranks_that_fail_at_one_place_know_it_however_late_one_comes():
+    store, answers = torch.distributed.HashStore(), {}
+    watches = [RankWatch(store, rank, 2, 60.0, cut=lambda: None) for rank in range(2)]
+    for watch in watches:
         watch._beat()
-        watch.verdict = ended
-        time.sleep(seconds)
-        ranks = SimpleNamespace(watch=watch, rank=rank, world_size=2)
-        texts[rank] = str(leave(ranks, 6, "", lambda: tmp_path / "step_6"))
 
-    threads = [threading.Thread(target=leave_as, args=each) for each in ((1, 3.0), (0, 0.2))]
+    def end(rank, late):
+        time.sleep(late)
+        answers[rank] = ends_at(watches[rank], "step 3")
+
+    threads = [threading.Thread(target=end, args=each) for each in ((0, 0.0), (1, 3.0))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(texts) == [0, 1]
-    assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values()), texts
+    assert answers == {0: True, 1: True}
+
+
+@pytest.mark.parametrize("elsewhere", ["farewell", "other place", "dead", "waits in an exchange"])
+def test_a_rank_is_not_waited_for_that_cannot_come_to_the_same_place(elsewhere):
+    store = torch.distributed.HashStore()
+    first, second = (RankWatch(store, rank, 2, 60.0, cut=lambda: None) for rank in range(2))
+    second.activity.agreements = elsewhere == "waits in an exchange"
+    if elsewhere != "dead":
+        second._beat()
+    if elsewhere == "farewell":
+        second.farewell("the labels are from another set")
+    if elsewhere == "other place":
+        second.post("end/1", "step 4")
+    assert not ends_at(first, "step 3")
+
+
+class Posted:
+    """What a TCPStore does: a value that is set is on its way until the same client asks for something."""
+
+    def __init__(self, store):
+        self.store, self.on_its_way = store, []
+
+    def set(self, key, value):
+        self.on_its_way.append((key, value))
+
+    def check(self, keys):
+        for key, value in self.on_its_way:
+            self.store.set(key, value)
+        return self.store.check(keys)
+
+
+def test_that_a_rank_is_out_of_memory_has_come_to_the_others_before_it_breaks_the_exchange():
+    store = torch.distributed.HashStore()
+    crying, other = (
+        SimpleNamespace(_store=one, _generation=0, rank=rank, watch=None)
+        for rank, one in enumerate((Posted(store), store))
+    )
+    Ranks.cry(crying)
+    assert Ranks.heard(other)

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -220,39 +218,17 @@ def test_the_other_ranks_return_what_rank_0_found_and_its_page_says_where(tmp_pa
     )
 
 
-def command(verb, name, *arguments, scene=SCENE, program=("-m", "vivace")):
-    """A command on two ranks, as a person types it."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [*launcher, *program, verb, f"{scene}:{name}", *arguments]
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def launched(verb, name, *arguments, scene=SCENE):
-    """What came of such a command."""
-    return subprocess.run(
-        command(verb, name, *arguments, scene=scene),
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-        timeout=400,
-    )
-
-
-def until_then_ended(condition, out, scene=SCENE):
+def until_then_ended(begin_torchrun, condition, folder, out, scene=SCENE):
     """The document of a search that is told to end, by SIGTERM to torchrun, once a condition holds."""
-    words = command("tune", "job", "--budget", "500", "--out", str(out), "--json", scene=scene)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as process:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and process.poll() is None and not condition():
-            time.sleep(0.2)
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=100)
-    assert process.returncode != 0
+    words = ["tune", f"{scene}:job", "--budget", "500", "--out", str(out), "--json"]
+    launch = begin_torchrun(words, folder)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and launch.process.is_alive() and not condition():
+        time.sleep(0.2)
+    started = psutil.Process(launch.pid).children(recursive=True)
+    os.kill(launch.pid, signal.SIGTERM)
+    code, output, errors = launch.end(100)
+    assert code
     assert output, errors
     _, left = psutil.wait_procs(started, timeout=20)
     assert not left
@@ -260,19 +236,19 @@ def until_then_ended(condition, out, scene=SCENE):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """A whole search on two ranks: what came of the command, and its folder."""
-    out = tmp_path_factory.mktemp("found") / "tune"
-    words = ("--budget", "75", "--steps", "1000", "--out", str(out), "--json")
-    done = launched("tune", "job", *words)
-    assert done.returncode == 0, done.stderr
-    return done, out
+def found(begin_torchrun, tmp_path_factory):
+    """A whole search on two ranks: what it wrote to each stream, and its folder."""
+    folder = tmp_path_factory.mktemp("found")
+    words = ["tune", f"{SCENE}:job", "--budget", "50", "--steps", "2000", "--out", "tune", "--json"]
+    code, output, errors = begin_torchrun(words, folder).end()
+    assert code == 0, errors
+    return output, errors, folder / "tune"
 
 
 @pytest.mark.slow
-def test_a_launch_finds_a_plan_that_a_launch_trains(found, tmp_path):
-    done, out = found
-    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+def test_a_launch_finds_a_plan_that_a_launch_trains(found, forked_torchrun, tmp_path):
+    output, errors, out = found
+    (document,) = [json.loads(line) for line in output.splitlines()]
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert not {"planted_death", "planted_lie"} & set(document["plan"])
     assert document["speedup"]["low"] > 1.0
@@ -280,33 +256,33 @@ def test_a_launch_finds_a_plan_that_a_launch_trains(found, tmp_path):
     assert (document["verdict"]["kept"], document["verdict"]["promise"]) == (True, "rounding")
     tried = [trial for trial in document["trials"] if trial["status"] != "refused"]
     assert all("ddp" in trial["techniques"] for trial in tried)
-    assert done.stderr.count("-m vivace train") == 1
-    plan = str(out / "plan.toml")
-    trained = launched("train", "job", "--plan", plan, "--out", str(tmp_path / "run"), "--json")
-    assert trained.returncode == 0, trained.stderr
-    assert {json.loads(line)["steps"] for line in trained.stdout.splitlines()} == {16}
+    assert errors.count("-m vivace train") == 1
+    words = ["train", f"{SCENE}:job", "--plan", str(out / "plan.toml"), "--out", "run", "--json"]
+    code, output, errors = forked_torchrun(words)
+    assert code == 0, errors
+    assert {json.loads(line)["steps"] for line in output.splitlines()} == {16}
 
 
 @pytest.mark.slow
-def test_a_launch_divides_the_weights_where_they_do_not_fit_otherwise(tmp_path):
+def test_a_launch_divides_the_weights_where_they_do_not_fit_otherwise(forked_torchrun, tmp_path):
     """Adam's 36 MiB of the model, its states and gradients are 25 on each of two ranks that divide them."""
-    words = ("--budget", "40", "--memory", "30MiB", "--out", str(tmp_path / "tune"), "--json")
-    done = launched("tune", "job", *words, scene=SCENE.with_name("divided.py"))
-    assert done.returncode == 0, done.stderr
-    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    words = ["--budget", "30", "--memory", "30MiB", "--out", "tune", "--json"]
+    code, output, errors = forked_torchrun(["tune", f"{SCENE.with_name('divided.py')}:job", *words])
+    assert code == 0, errors
+    (document,) = [json.loads(line) for line in output.splitlines()]
     assert "fsdp" in document["plan"]
     assert document["outcome"] in ("fits", "faster")
     assert (document["verdict"]["kept"], document["memory_bytes"]) == (True, 30 * 2**20)
     measured = [trial["techniques"] for trial in document["trials"] if trial["status"] == "measured"]
     assert measured[0] == {"fsdp": {}}
-    assert "within 30.0 MiB" in done.stderr
+    assert "within 30.0 MiB" in errors
     setting = Ledger(tmp_path / "tune" / "ledger.jsonl").read("search")[0]
     assert setting["peak_bytes"] > 30 * 2**20
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_on_one_rank_ends_its_trial_on_all(found):
-    tried = Ledger(found[1] / "ledger.jsonl").trials()
+    tried = Ledger(found[2] / "ledger.jsonl").trials()
     deaths = [trial for trial in tried if "planted_death" in trial.techniques]
     assert any("on rank 1: the process died from SIGABRT" in trial.reason for trial in deaths)
     assert {trial.status for trial in deaths} <= {"failed", "refused"}
@@ -314,7 +290,9 @@ def test_a_process_that_dies_on_one_rank_ends_its_trial_on_all(found):
 
 @pytest.mark.slow
 @pytest.mark.fault(13, 22, 37)
-def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search_goes_on(tmp_path):
+def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search_goes_on(
+    begin_torchrun, tmp_path
+):
     """Rank 1 runs out of memory in one trial, hangs in another and is stopped in a third."""
     out, faults = tmp_path / "tune", ("crowd", "hang", "stop")
     ledger = Ledger(out / "ledger.jsonl")
@@ -324,7 +302,8 @@ def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search
         found = [(trial, set(trial.techniques) - {"ddp", "planted_quick"}) for trial in ledger.trials()]
         return [next((t for t, own in found if own == {f"planted_{name}"}), None) for name in faults]
 
-    document = until_then_ended(lambda: all(tried()), out, scene=SCENE.with_name("faulty.py"))
+    scene = SCENE.with_name("faulty.py")
+    document = until_then_ended(begin_torchrun, lambda: all(tried()), tmp_path, out, scene)
     crowd, hang, stop = tried()
     assert (crowd.code, hang.code, stop.code) == (Code.OUT_OF_MEMORY, Code.TIMED_OUT, Code.TIMED_OUT)
     assert "on rank 1: out of memory: OutOfMemoryError: CUDA out of memory" in crowd.reason
@@ -332,55 +311,54 @@ def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search
     assert re.search(r"and stands still at faulty.py:\d+ in fail; rank 0 waits for it$", hang.reason)
     assert re.match(r"no answer to 'warm' within \d+ s: rank 1 \(process \d+ on ", stop.reason)
     assert stop.reason.endswith("it is stopped (SIGSTOP); rank 0 waits for it")
-    assert max(trial.seconds for trial in (crowd, hang, stop)) < 15.0 + GRACE_SECONDS
+    assert max(trial.seconds for trial in (crowd, hang, stop)) < 8.0 + GRACE_SECONDS
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert not {f"planted_{name}" for name in faults} & set(document["plan"])
 
 
-def stopped_once(condition, name, out, program=("-m", "vivace")):
-    """A search on two ranks, of which the second is stopped once a condition holds of its process.
-
-    That one's process id, the launcher's exit code and the search's document. Rank 0 must end by itself.
+@pytest.fixture
+def stopped_once(begin_torchrun, tmp_path):
+    """``(condition, program...) -> (id, exit code, document)`` of a search on two ranks, of which the second
+    is stopped once a condition holds of its process, whose id that is. Rank 0 must end by itself.
     """
-    words = command("tune", name, "--budget", "500", "--out", str(out), "--json", program=program)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
-    def ranks():
-        found = psutil.Process(launcher.pid).children()
-        begun = [process for process in found if "RANK" in process.environ()]  # else it is still a fork
-        return sorted(begun, key=lambda process: process.environ()["RANK"])
+    def start(condition, **program):
+        words = ["tune", f"{SCENE}:silent", "--budget", "500", "--out", str(tmp_path / "tune"), "--json"]
+        launch = begin_torchrun(words, tmp_path, **program)
+        files = [tmp_path / f"process_{rank}" for rank in range(2)]
 
-    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as launcher:
+        def ranks():
+            known = all(file.exists() and file.read_text().endswith("\n") for file in files)
+            return [psutil.Process(int(file.read_text())) for file in files] if known else []
+
         try:
             deadline = time.monotonic() + 300
-            while len(ranks()) < 2 or not condition(ranks()[1]):
-                assert launcher.poll() is None, launcher.communicate()
+            while not ranks() or not condition(ranks()[1]):
+                assert launch.process.is_alive(), launch.end()
                 assert time.monotonic() < deadline, "the search did not get so far"
                 time.sleep(0.2)
             first, second = ranks()
             second.suspend()
-            first.wait(200)
+            psutil.wait_procs([first], timeout=200)
             second.kill()  # else torchrun waits for it
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(launcher.pid).children(recursive=True):
+                for process in psutil.Process(launch.pid).children(recursive=True):
                     process.kill()
-        output, _ = launcher.communicate(timeout=100)
-    return second.pid, launcher.returncode, json.loads(output)
+        code, output, _ = launch.end(100)
+        return second.pid, code, json.loads(output)
+
+    return start
 
 
 @pytest.mark.slow
 @pytest.mark.fault(13)
 def test_a_rank_that_falls_silent_before_its_child_begins_ends_the_search_long_before_the_trials_time(
-    tmp_path,
+    stopped_once,
 ):
     """A trial has half of the time that is left, 250 s; a rank is given up after 8."""
-    out = tmp_path / "tune"
     second, code, document = stopped_once(
-        lambda process: process.status() == psutil.STATUS_STOPPED,
-        "silent",
-        out,
-        program=(str(SCENE.with_name("deaf.py")),),
+        lambda process: process.status() == psutil.STATUS_STOPPED, program=SCENE.with_name("deaf.py")
     )
     assert code == 1
     text = document["error"]["message"]
@@ -390,11 +368,11 @@ def test_a_rank_that_falls_silent_before_its_child_begins_ends_the_search_long_b
 
 @pytest.mark.slow
 @pytest.mark.fault(13)
-def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(tmp_path):
+def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(stopped_once, tmp_path):
     """Its own process is stopped, from outside, beside a child that works on."""
     out = tmp_path / "tune"
     ledger = Ledger(out / "ledger.jsonl")
-    second, code, document = stopped_once(lambda _: measured(ledger), "silent", out)
+    second, code, document = stopped_once(lambda _: measured(ledger))
     assert code == 1
     text = document["error"]["message"]
     assert text.startswith(f"rank 1 (process {second} on ")
@@ -425,9 +403,11 @@ def test_what_ranks_cannot_train_is_one_sentence(command_on_ranks, name, sentenc
 
 
 @pytest.mark.slow
-def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(found, tmp_path):
+def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(
+    begin_torchrun, found, tmp_path
+):
     out = tmp_path / "tune"
-    shutil.copytree(found[1], out)
+    shutil.copytree(found[2], out)
     ledger = Ledger(out / "ledger.jsonl")
     earlier = len(ledger.trials())
     tried = []
@@ -436,7 +416,7 @@ def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(
         tried[:] = [t for t in ledger.trials()[earlier:] if t.ratio and t.role == "candidate"]
         return tried
 
-    document = until_then_ended(has_tried, out)
+    document = until_then_ended(begin_torchrun, has_tried, tmp_path, out)
     assert document["interrupted"]
     assert document["plan"] == tried[0].techniques
     assert {"ddp", "planted_quick"} <= set(document["plan"])

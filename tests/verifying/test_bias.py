@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import vivace
-from vivace import Card, Numerics, Seam, Stage, Technique
-from vivace.plan import Plan
+from vivace import Seam, Stage
 from vivace.testing import jobs
 from vivace.verifying.bias import (
     WHOLE,
@@ -25,7 +24,6 @@ from vivace.verifying.bias import (
 )
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.masks import Kept, fault_of
-from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
 RATE = 0.5
@@ -296,45 +294,30 @@ def head_learns_less(build):
     build.wrap(Seam.FINISH, finish)
 
 
-def claim(function):
-    body = {
-        "card": Card(Stage.MODEL, Numerics.ROUNDING, "x", "x", unit_roundoff=2.0**-8),
-        "name": f"bias_{function.__name__}",
-        "apply": lambda self, build: function(build),
-        "__annotations__": {},
-    }
-    return dataclasses.dataclass(frozen=True)(type(function.__name__, (Technique,), body))
-
-
 @pytest.fixture(scope="module")
-def ruler():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    made = Ruler(dropping(), MACHINE)
-    made.prepare()
-    yield made
-    torch.set_num_threads(threads)
+def ruler(ruler_of):
+    return ruler_of(dropping)
 
 
 @pytest.mark.parametrize(
     "defect", [half_the_rate, unscaled, one_mask_for_the_batch, other_masks_backward, halves_with_one_mask]
 )
-def test_wrong_masks_of_a_plans_own_are_caught(defect, ruler, register):
-    verdict = ruler.judge(Plan([register(claim(defect))()]).to_dict())
+def test_wrong_masks_of_a_plans_own_are_caught(defect, ruler, planted):
+    verdict = ruler.judge(planted(defect, Stage.MODEL))
     assert verdict["kept"] is False, verdict["reason"]
 
 
 @pytest.mark.parametrize("right", [right_masks, halves])
-def test_right_masks_of_a_plans_own_are_kept(right, ruler, register):
-    verdict = ruler.judge(Plan([register(claim(right))()]).to_dict())
+def test_right_masks_of_a_plans_own_are_kept(right, ruler, planted):
+    verdict = ruler.judge(planted(right, Stage.MODEL))
     assert verdict["kept"], verdict["reason"]
     assert any("seen_from" in check for check in verdict["checks"])
     handed = any("with the plan's masks" in check["name"] for check in verdict["checks"])
     assert handed is (right is halves)
 
 
-def test_why_bias_was_not_tested_is_said(ruler, register):
-    plan = Plan([register(claim(right_masks))()]).to_dict()
+def test_why_bias_was_not_tested_is_said(ruler, planted):
+    plan = planted(right_masks, Stage.MODEL)
     assert ruler.judge(plan)["bias"] == {"pairs": 32, "not_tested": ""}
     full = ruler.effort
     ruler.effort = dataclasses.replace(full, pairs=0)
@@ -362,8 +345,8 @@ def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
     assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True), job)
 
 
-def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, register):
-    plan = Plan([register(claim(head_learns_less))()]).to_dict() | {"bf16_autocast": {}}
+def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, planted):
+    plan = planted(head_learns_less, Stage.MODEL) | {"bf16_autocast": {}}
     verdict = ruler.judge(plan)
     assert verdict["kept"] is False
     assert ruler.judge({"bf16_autocast": {}})["kept"]
@@ -401,8 +384,8 @@ def a_layer_goes_anywhere(build):
 @pytest.mark.parametrize(
     ("defect", "shown"), [(a_layer_goes_aside, "gradient drift"), (a_layer_goes_anywhere, "gradient noise")]
 )
-def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(defect, shown, ruler, register):
-    plan = Plan([register(claim(defect))()]).to_dict() | {"bf16_autocast": {}}
+def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(defect, shown, ruler, planted):
+    plan = planted(defect, Stage.MODEL) | {"bf16_autocast": {}}
     verdict = ruler.judge(plan)
     assert verdict["kept"] is False
     broken = {check["quantity"] for check in verdict["checks"] if check["kept"] is False}
@@ -427,10 +410,9 @@ def nothing(build):
     pass
 
 
-def test_a_shadow_that_is_not_finite_is_named_and_no_figure_is_kept_for_it(register):
-    ruler = Ruler(dataclasses.replace(jobs.mlp(), model=Cliff), MACHINE)
-    ruler.prepare()
-    verdict = ruler.judge(Plan([register(claim(nothing))()]).to_dict())
+def test_a_shadow_that_is_not_finite_is_named_and_no_figure_is_kept_for_it(planted, ruler_of):
+    ruler = ruler_of(lambda: dataclasses.replace(jobs.mlp(), model=Cliff))
+    verdict = ruler.judge(planted(nothing, Stage.MODEL))
     assert verdict["kept"] is None
     assert verdict["reason"].startswith("scale of body.0.weight, from step 0, cannot be judged: a shadow, ")
     biases = [c for c in verdict["checks"] if c["quantity"] in ("loss bias", "gradient noise")]

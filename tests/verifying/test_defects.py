@@ -1,17 +1,9 @@
 """Planted defects, a few of each kind, are caught by the part of the ruler that is there for them."""
 
-import importlib
-
 import pytest
-import torch
 
-import vivace
 from vivace.errors import Refused
-from vivace.technique import registry
 from vivace.verifying.effort import Effort
-from vivace.verifying.ruler import Ruler
-
-MACHINE = vivace.inspect().to_dict()
 
 # What is caught, on which job, and words of the reason: the part of the ruler that saw it.
 CAUGHT = [
@@ -58,26 +50,8 @@ CAUGHT = [
 
 
 @pytest.fixture(scope="module")
-def rulers():
-    """A ruler of each job, made once; the defects are known here only while these tests run."""
-    before, threads = dict(registry._registered), torch.get_num_threads()
-    examined = importlib.import_module("examined")
-    planted = [*examined.defects.PLANTED, *examined.defects.FURTHER]
-    registry._registered.update(examined.defects.REGISTERED)
-    made: dict[str, Ruler] = {}
-
-    def get(name, seed=0):
-        key = f"{name}_{seed}"
-        if key not in made:
-            made[key] = Ruler(examined.JOBS[name](seed), MACHINE)
-            made[key].prepare()
-        return made[key]
-
-    get.planted = planted
-    yield get
-    registry._registered.clear()
-    registry._registered.update(before)
-    torch.set_num_threads(threads)
+def rulers(examined, ruler_of):
+    return lambda name, seed=0: ruler_of(examined.JOBS[name], seed)
 
 
 @pytest.mark.parametrize(("job", "defect", "words"), CAUGHT, ids=[f"{j}-{d}" for j, d, _ in CAUGHT])
@@ -120,9 +94,10 @@ def test_a_unit_that_rounding_switches_off_is_no_defect(rulers):
     assert not rulers("mlp", seed=2).judge(defect)["kept"]
 
 
-def test_the_demanded_defects_are_there(rulers):
-    assert len(set(rulers.planted)) == len(rulers.planted)
-    assert len(rulers.planted) > 60
+def test_the_demanded_defects_are_there(examined):
+    planted = [*examined.defects.PLANTED, *examined.defects.FURTHER]
+    assert len(set(planted)) == len(planted)
+    assert len(planted) > 60
 
 
 def test_a_rehearsal_gets_its_share_of_the_seconds():

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vivace
-from vivace import Card, Numerics, Stage, Technique
+from vivace import Numerics, Stage
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
@@ -135,10 +135,10 @@ def test_validation_data_that_the_loss_does_not_take_are_left_out():
         assert [len(outputs) for outputs in evaluation.as_it_is(session)] == [16 * 4, 5 * 4]
 
 
-def wrong_for(size, numerics):
-    """A technique that evaluates batches of one size otherwise."""
+def wrong_for(size):
+    """Evaluates batches of one size otherwise."""
 
-    def apply(self, build):
+    def apply(build):
         plain = type(build.model).forward
 
         def forward(inputs):
@@ -148,9 +148,7 @@ def wrong_for(size, numerics):
         build.model.forward = forward
         build.on_close(lambda: build.model.__dict__.pop("forward"))
 
-    card = Card(Stage.MODEL, numerics, "x", "x", unit_roundoff=2.0**-8 if numerics else 0.0)
-    body = {"card": card, "name": f"wrong_for_{size}", "apply": apply, "__annotations__": {}}
-    return dataclasses.dataclass(frozen=True)(type("WrongFor", (Technique,), body))
+    return apply
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +160,8 @@ def ruler():
 
 @pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
 @pytest.mark.parametrize(("size", "number"), [(15, 1), (5, 2)])
-def test_a_plan_that_evaluates_validation_data_otherwise_is_caught(size, number, numerics, ruler, register):
-    verdict = ruler.judge(Plan([register(wrong_for(size, numerics))()]).to_dict())
+def test_a_plan_that_evaluates_validation_data_otherwise_is_caught(size, number, numerics, ruler, planted):
+    verdict = ruler.judge(planted(wrong_for(size), Stage.MODEL, numerics))
     assert verdict["kept"] is False
     assert f"evaluation under the plan, validation batch {number}, " in verdict["reason"]
 

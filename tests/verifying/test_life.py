@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import vivace
-from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace import Numerics, Seam, Stage
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.tensors.trees import batch_size
@@ -229,35 +229,11 @@ def fed_from_a_list(build):
     build.wrap(Seam.VALIDATION, lambda following, loader: iter(list(following(loader))))
 
 
-def claim(function, numerics=Numerics.ROUNDING):
-    card = Card(Stage.DATA, numerics, "x", "x", unit_roundoff=2.0**-8 if numerics else 0.0)
-    body = {"card": card, "name": f"life_{function.__name__}", "apply": lambda self, build: function(build)}
-    made = type(function.__name__, (Technique,), body | {"__annotations__": {}})
-    return dataclasses.dataclass(frozen=True)(made)()
-
-
-@pytest.fixture(scope="module")
-def rulers():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    made: dict[int, Ruler] = {}
-
-    def get(samples=SAMPLES):
-        if samples not in made:
-            made[samples] = Ruler(job(samples), MACHINE)
-            made[samples].prepare()
-        return made[samples]
-
-    yield get
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
-def judge(rulers, register):
-    def judge(*functions, samples=SAMPLES, numerics=Numerics.ROUNDING, further=None):
-        techniques = [register(type(claim(function, numerics)))() for function in functions]
-        plan = Plan(techniques).to_dict() | (further or {})
-        return rulers(samples).judge(plan)
+def judge(ruler_of, planted):
+    def judge(function, samples=SAMPLES, numerics=Numerics.ROUNDING, further=None):
+        plan = planted(function, Stage.DATA, numerics) | (further or {})
+        return ruler_of(job, samples).judge(plan)
 
     return judge
 
@@ -300,8 +276,8 @@ def test_data_beyond_256_batches_are_compared(judge):
     assert "other batches" in verdict["reason"]
 
 
-def test_the_last_batches_are_compared_where_there_is_no_time_for_all(rulers, judge):
-    ruler = rulers()
+def test_the_last_batches_are_compared_where_there_is_no_time_for_all(ruler_of, judge):
+    ruler = ruler_of(job, SAMPLES)
     before, ruler.feeding_seconds = ruler.feeding_seconds, 0.0
     try:
         verdict = judge(last_batch_lost)
@@ -312,10 +288,9 @@ def test_the_last_batches_are_compared_where_there_is_no_time_for_all(rulers, ju
 
 
 @pytest.fixture(scope="module")
-def stream_ruler():
+def stream_ruler(ruler_of):
     """Of 300 batches without an index, with no time for each pass but for all together."""
-    ruler = Ruler(streaming(300), MACHINE)
-    ruler.prepare()
+    ruler = ruler_of(streaming, 300)
     ruler.feeding_seconds = 0.0
     return ruler
 
@@ -327,9 +302,8 @@ def stream_ruler():
         (last_batch_lost, "in epoch 1, from batch 300 on"),
     ],
 )
-def test_a_stream_is_compared_to_its_end(defect, words, stream_ruler, register):
-    technique = register(type(claim(defect, Numerics.EXACT)))()
-    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+def test_a_stream_is_compared_to_its_end(defect, words, stream_ruler, planted):
+    verdict = stream_ruler.judge(planted(defect, Stage.DATA, Numerics.EXACT))
     assert verdict["kept"] is False
     assert words in verdict["reason"]
 
@@ -338,35 +312,33 @@ def fed_as_it_is(build):
     build.wrap(Seam.BATCHES, lambda following, loader: (batch for batch in following(loader)))
 
 
-def test_how_much_of_a_stream_was_compared_is_told(stream_ruler, register):
-    technique = register(type(claim(fed_as_it_is, Numerics.EXACT)))()
-    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+def test_how_much_of_a_stream_was_compared_is_told(stream_ruler, planted):
+    verdict = stream_ruler.judge(planted(fed_as_it_is, Stage.DATA, Numerics.EXACT))
     assert verdict["kept"], verdict["reason"]
     assert verdict["fed"] == {"data": [{"batches": 300, "whole": True}] * 3}
     assert verdict["reason"] == ""
 
 
-def test_what_follows_the_last_batch_of_a_stream_runs_in_the_life_too(stream_ruler, register):
-    technique = register(type(claim(momentum_reset_behind_each_epoch, Numerics.EXACT)))()
-    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+def test_what_follows_the_last_batch_of_a_stream_runs_in_the_life_too(stream_ruler, planted):
+    verdict = stream_ruler.judge(planted(momentum_reset_behind_each_epoch, Stage.DATA, Numerics.EXACT))
     assert verdict["kept"] is False
     assert "over evaluations and epochs" in verdict["reason"]
 
 
-def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(register, monkeypatch):
+def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(planted, monkeypatch):
     def endless(build):
         build.wrap(Seam.VALIDATION, lambda following, loader: itertools.cycle(list(following(loader))))
 
     monkeypatch.setattr(life, "VALIDATING_SECONDS", 0.05)
-    technique = register(type(claim(endless, Numerics.EXACT)))()
-    with start(job(), Plan([technique]), vivace.inspect()) as session:
+    plan = Plan.from_dict(planted(endless, Stage.DATA, Numerics.EXACT))
+    with start(job(), plan, vivace.inspect()) as session:
         life.validate(session, job())
 
 
-def test_a_stream_without_an_end_is_compared_for_a_time(register):
+def test_a_stream_without_an_end_is_compared_for_a_time(planted):
     endless = streaming(None)
-    technique = register(type(claim(fed_as_it_is, Numerics.EXACT)))()
-    with start(endless, Plan([technique]), vivace.inspect()) as session:
+    plan = Plan.from_dict(planted(fed_as_it_is, Stage.DATA, Numerics.EXACT))
+    with start(endless, plan, vivace.inspect()) as session:
         fault, note, passes, ends = fed_otherwise(session, endless, Reach(0.1, 0.6))
     assert not fault
     assert [one.whole for one in passes] == [False] * 3
@@ -421,7 +393,7 @@ def test_the_ends_of_a_stream_count_on_all_ranks_or_on_none():
     assert shapes_of(course.shaped) == [5]
 
 
-def test_what_feeding_saw_of_a_streams_end_is_lived_through(register):
+def test_what_feeding_saw_of_a_streams_end_is_lived_through(planted):
     def small_batches_wrong_and_fed(build):
         small_batches_in_evaluation_mode(build)
         fed_as_it_is(build)
@@ -431,7 +403,7 @@ def test_what_feeding_saw_of_a_streams_end_is_lived_through(register):
     ruler.prepare()
     assert ruler.lives.reached == [False] * 3
     right, wrong, unfed = (
-        Plan([register(type(claim(function)))()]).to_dict()
+        planted(function, Stage.DATA)
         for function in (fed_as_it_is, small_batches_wrong_and_fed, small_batches_in_evaluation_mode)
     )
     assert "was not reached" in ruler.judge(unfed)["reason"]
@@ -452,11 +424,11 @@ class Unsized:
         return iter([[*range(start, start + 8)] for start in range(0, 40, 8)])
 
 
-def test_data_with_an_index_and_without_a_length_are_fed_from_their_beginning(register):
+def test_data_with_an_index_and_without_a_length_are_fed_from_their_beginning(planted):
     unsized = DataLoader(pictures().dataset, batch_sampler=Unsized())
     ruler = Ruler(dataclasses.replace(job(), data=lambda: unsized), MACHINE)
     ruler.prepare(seconds=2.0)
-    verdict = ruler.judge(Plan([register(type(claim(fed_as_it_is, Numerics.EXACT)))()]).to_dict())
+    verdict = ruler.judge(planted(fed_as_it_is, Stage.DATA, Numerics.EXACT))
     assert verdict["kept"], verdict["reason"]
     assert "its first batches stood for its last" in verdict["reason"]
 
@@ -551,7 +523,7 @@ def scaled(build, *, forgets=False, moves="", again=False):
     [
         ({"moves": "weights"}, "a step that it skips changes 0."),
         ({"moves": "momentum"}, "a step that it skips changes the optimizer's state"),
-        ({"forgets": True}, "loses what 'life_one' kept"),
+        ({"forgets": True}, "loses what 'planted_one' kept"),
         ({"again": True}, "after each resume it skips steps"),
     ],
     ids=str,

@@ -1,35 +1,16 @@
 """Healthy plans on jobs with masked attention, dropout on maps and noise are kept; defects are not."""
 
-import importlib
-
 import pytest
-import torch
 
 import vivace
-from vivace.technique import registry
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
 
 
 @pytest.fixture(scope="module")
-def rulers():
-    before, threads = dict(registry._registered), torch.get_num_threads()
-    examined = importlib.import_module("examined")
-    torch.set_num_threads(1)  # the module does so, but only when it is imported first
-    registry._registered.update(examined.defects.REGISTERED)
-    made: dict[str, Ruler] = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = Ruler(examined.JOBS[name](0), MACHINE)
-            made[name].prepare()
-        return made[name]
-
-    yield get
-    registry._registered.clear()
-    registry._registered.update(before)
-    torch.set_num_threads(threads)
+def rulers(examined, ruler_of):
+    return lambda name: ruler_of(examined.JOBS[name], 0)
 
 
 def worst(verdict):
@@ -89,8 +70,7 @@ def test_defects_are_caught(job, plan, rulers):
     assert rulers(job).judge(plan)["kept"] is False
 
 
-def test_what_a_short_judgement_finds_broken_near_its_limit_is_judged_again_or_not_yet(rulers, monkeypatch):
-    examined = importlib.import_module("examined")
+def test_what_a_short_judgement_finds_broken_near_its_limit_is_judged_again_or_not_yet(examined, monkeypatch):
     ruler = Ruler(examined.JOBS["digits"](0), MACHINE)
     ruler.prepare(seconds=1e-3)
     short, judgement = ruler.effort, ruler._judgement

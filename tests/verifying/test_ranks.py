@@ -1,11 +1,6 @@
 """Do several ranks train the model that one process trains on the joined batch?"""
 
 import json
-import os
-import runpy
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,23 +9,15 @@ SCENE = Path(__file__).parent / "scenes" / "rank.py"
 
 
 @pytest.fixture
-def judged(fork_server, tmp_path):
+def judged(start_scene, places, tmp_path):
     """``(job, plan) -> [answer]``: what a Ruler in each of two ranks says."""
 
     def start(job, plan):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         answers = [tmp_path / f"{rank}.json" for rank in range(2)]
         children = []
-        for rank in range(2):
-            place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            scene = {"environment": place, "job": job, "plan": plan, "meeting": "x"}
-            scene["answer"] = str(answers[rank])
-            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
-            children.append(fork_server.Process(target=runpy.run_path, args=(str(SCENE),), kwargs=options))
-            children[-1].start()
+        for answer, place in zip(answers, places(), strict=True):
+            scene = {"environment": place, "job": job, "plan": plan, "meeting": "x", "answer": str(answer)}
+            children.append(start_scene(SCENE, SCENE=scene))
         for child in children:
             child.join(100)
             if child.exitcode is None:
@@ -92,18 +79,16 @@ def test_a_batch_that_cannot_be_shared_is_an_error_on_every_rank(judged):
 
 
 @pytest.mark.slow
-def test_a_launch_of_torchrun_gives_one_answer(tmp_path):
+def test_a_launch_of_torchrun_gives_one_answer(forked_torchrun, tmp_path):
     plan = tmp_path / "ddp.toml"
     plan.write_text("format = 1\n[techniques.ddp]\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "vivace", "verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "20", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    words = ["verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "10", "--json"]
+    code, output, errors = forked_torchrun(words)
+    assert code == 0, errors
+    (document,) = [json.loads(line) for line in output.splitlines()]
     assert (document["kept"], document["ranks"]) == (True, 2)
-    assert done.stderr.count("Same model: yes") == 1
-    assert "2 ranks, each with its share of every batch" in done.stderr.replace("\n", " ")
+    assert errors.count("Same model: yes") == 1
+    assert "2 ranks, each with its share of every batch" in errors.replace("\n", " ")
 
 
 def test_a_plan_that_trains_as_many_models_is_refused_once(command_on_ranks, tmp_path):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
-from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace import Seam, Stage
 from vivace.errors import CheckpointError
 from vivace.plan import Plan
 from vivace.session.opening import start
@@ -38,9 +38,9 @@ class Counting:
 
 
 def counting(beside):
-    """A technique that changes nothing and keeps how many steps it has seen."""
+    """Changes nothing, and keeps how many steps it has seen."""
 
-    def act(self, build):
+    def act(build):
         count = Counting(beside)
         build.keep(count)
 
@@ -50,9 +50,7 @@ def counting(beside):
 
         build.wrap(Seam.UPDATE, update)
 
-    card = Card(Stage.OPTIMIZER, Numerics.ROUNDING, "counting", "x", unit_roundoff=2.0**-8)
-    body = {"card": card, "name": "counting", "apply": act, "__annotations__": {}}
-    return dataclasses.dataclass(frozen=True)(type("KeepsCount", (Technique,), body))
+    return act
 
 
 class Drifting(nn.Module):
@@ -90,19 +88,19 @@ def drifting(odd=False):
 def judged(job, plan):
     ruler = Ruler(job, MACHINE.to_dict())
     ruler.prepare(20.0)
-    return ruler.judge(plan.to_dict())
+    return ruler.judge(plan)
 
 
 @pytest.mark.parametrize(("beside", "kept"), [(torch.ones(2), True), (Unnamed(), False)])
-def test_what_a_technique_keeps_must_fit_into_a_checkpoint(beside, kept, register):
-    verdict = judged(jobs.mlp(), Plan([register(counting(beside))()]))
+def test_what_a_technique_keeps_must_fit_into_a_checkpoint(beside, kept, planted):
+    verdict = judged(jobs.mlp(), planted(counting(beside), Stage.OPTIMIZER))
     assert verdict["kept"] is kept, verdict["reason"]
     assert ("it cannot be resumed: " in verdict["reason"]) is not kept
 
 
 @pytest.mark.parametrize("odd", [False, True])
 def test_what_the_job_itself_does_not_save_is_no_fault_of_a_plan(odd):
-    verdict = judged(drifting(odd), Plan.from_dict({"fused_optimizer": {}}))
+    verdict = judged(drifting(odd), {"fused_optimizer": {}})
     assert verdict["kept"], verdict["reason"]
 
 

@@ -47,6 +47,23 @@ def test_numbers_too_large_to_round_stay_as_they_are():
         assert (torch.eye(2) @ large).isfinite().all()
 
 
+def test_products_of_complex_numbers_are_rounded_forward_and_backward():
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(8, 8, dtype=torch.complex64), torch.randn(8, 8, dtype=torch.complex64)
+
+    def product():
+        mine = weight.clone().requires_grad_()
+        output = inputs @ mine.mH  # its conjugate is a view that is computed later
+        output.abs().square().sum().backward()
+        return output.detach(), mine.grad
+
+    plain = product()
+    with Rounding(ROUNDOFF, seed=0, halves={}):
+        found = product()
+    for mine, theirs in zip(found, plain, strict=True):
+        assert 1e-4 < (mine - theirs).norm() / theirs.norm() < 4 * ROUNDOFF
+
+
 @pytest.mark.parametrize(
     ("rounds", "function"),
     [

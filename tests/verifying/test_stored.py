@@ -1,7 +1,5 @@
 """Right plans that keep results in 16 bits between products are kept: shadows round what is stored, too."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -9,11 +7,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
-from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace import Seam, Stage
 from vivace.job import Job
-from vivace.plan import Plan
 from vivace.verifying.halves import Halves
-from vivace.verifying.ruler import Ruler
 from vivace.verifying.shadow import Rounding
 
 MACHINE = vivace.inspect().to_dict()
@@ -127,26 +123,10 @@ JOBS = {
 }
 
 
-@pytest.fixture(scope="module")
-def rulers():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    made: dict[str, Ruler] = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = Ruler(JOBS[name], MACHINE)
-            made[name].prepare()
-        return made[name]
-
-    yield get
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("plan", ["bf16_weights", "bf16_autocast"])
 @pytest.mark.parametrize("job", JOBS)
-def test_a_right_plan_is_kept_at_full_effort(job, plan, rulers):
-    verdict = rulers(job).judge({plan: {}})
+def test_a_right_plan_is_kept_at_full_effort(job, plan, ruler_of):
+    verdict = ruler_of(JOBS.get, job).judge({plan: {}})
     assert verdict["kept"], verdict["reason"]
     assert verdict["bias"]["not_tested"] == ""
 
@@ -162,13 +142,7 @@ def weights_in_half(build):
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_what_is_stored_in_half_does_not_hide_weights_that_are(job, rulers, register):
-    body = {
-        "card": Card(Stage.OPTIMIZER, Numerics.ROUNDING, "x", "x", unit_roundoff=2.0**-8),
-        "name": "weights_in_half",
-        "apply": lambda self, build: weights_in_half(build),
-        "__annotations__": {},
-    }
-    technique = register(dataclasses.dataclass(frozen=True)(type("WeightsInHalf", (Technique,), body)))()
-    verdict = rulers(job).judge(Plan([technique]).to_dict() | {"bf16_weights": {}})
+def test_what_is_stored_in_half_does_not_hide_weights_that_are(job, ruler_of, planted):
+    plan = planted(weights_in_half, Stage.OPTIMIZER) | {"bf16_weights": {}}
+    verdict = ruler_of(JOBS.get, job).judge(plan)
     assert verdict["kept"] is False

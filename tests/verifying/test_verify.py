@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace import Numerics, Seam, Stage
 from vivace.plan import Plan
 from vivace.testing import jobs
 from vivace.verifying.ruler import Ruler
@@ -62,34 +62,14 @@ def nothing(build):
     pass
 
 
-def claim(function, numerics=Numerics.ROUNDING, unit_roundoff=2.0**-8):
-    """Register a technique that claims `numerics` and does what `function` does."""
-    body = {
-        "card": Card(
-            stage=Stage.PRECISION, numerics=numerics, summary="x", source="x", unit_roundoff=unit_roundoff
-        ),
-        "name": f"claims_{function.__name__}",
-        "apply": lambda self, build: function(build),
-        "__annotations__": {},
-    }
-    cls = dataclasses.dataclass(frozen=True)(type(function.__name__, (Technique,), body))
-    return vivace.register(cls)()
+@pytest.fixture
+def claim(planted):
+    return lambda function, numerics=Numerics.ROUNDING: planted(function, Stage.PRECISION, numerics)
 
 
 @pytest.fixture(scope="module")
-def rulers():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    made: dict[str, Ruler] = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = Ruler(JOBS[name](), MACHINE)
-            made[name].prepare()
-        return made[name]
-
-    yield get
-    torch.set_num_threads(threads)
+def rulers(ruler_of):
+    return lambda name: ruler_of(JOBS[name])
 
 
 DEFECTS = [
@@ -106,22 +86,32 @@ DEFECTS = [
 
 
 @pytest.mark.parametrize(("job", "defect"), DEFECTS, ids=[f"{j}-{d.__name__}" for j, d in DEFECTS])
-def test_a_defect_that_claims_to_be_rounding_is_caught(job, defect, rulers):
-    verdict = rulers(job).judge(Plan([claim(defect)]).to_dict())
+def test_a_defect_that_claims_to_be_rounding_is_caught(job, defect, rulers, claim):
+    verdict = rulers(job).judge(claim(defect))
     assert not verdict["kept"]
     assert verdict["reason"]
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("name", ["bf16_autocast", "bf16_weights", "fused_optimizer"])
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        ("mlp", "bf16_autocast"),
+        ("transformer", "bf16_autocast"),
+        ("cnn", "bf16_weights"),
+        ("lstm", "bf16_weights"),
+        ("cnn", "fused_optimizer"),
+        ("lstm", "fused_optimizer"),
+    ],
+)
 def test_correct_plans_are_kept(job, name, rulers):
+    """Each on two jobs, and every job under one of them; more jobs and plans are in test_defects.py."""
     verdict = rulers(job).judge({name: {}})
     assert verdict["kept"], verdict["reason"]
     assert verdict["num_checks"] > 20
     assert verdict["curves"]["low"][0] <= verdict["curves"]["plan"][0] <= verdict["curves"]["high"][0]
 
 
-def test_gradients_that_are_rounded_once_are_kept(rulers):
+def test_gradients_that_are_rounded_once_are_kept(rulers, claim):
     """As they travel between ranks: of a small layer one gradient may be all, and rounds by a whole unit."""
 
     def round_the_gradients(build):
@@ -133,11 +123,11 @@ def test_gradients_that_are_rounded_once_are_kept(rulers):
         build.wrap(Seam.FINISH, finish)
 
     for job in ("mlp", "cnn"):
-        verdict = rulers(job).judge(Plan([claim(round_the_gradients)]).to_dict())
+        verdict = rulers(job).judge(claim(round_the_gradients))
         assert verdict["kept"], verdict["reason"]
 
 
-def test_averages_in_too_few_bits_stand_still_and_are_caught(rulers):
+def test_averages_in_too_few_bits_stand_still_and_are_caught(rulers, claim):
     """Adam's second moments move by a thousandth a step: less than bfloat16 can tell apart."""
 
     def halve_the_averages(build):
@@ -148,30 +138,30 @@ def test_averages_in_too_few_bits_stand_still_and_are_caught(rulers):
 
         build.wrap(Seam.UPDATE, update)
 
-    verdict = rulers("mlp").judge(Plan([claim(halve_the_averages)]).to_dict())
+    verdict = rulers("mlp").judge(claim(halve_the_averages))
     broken = {c["name"]: c["score"] for c in verdict["checks"] if not c["kept"]}
     assert broken["dictated averages of exp_avg_sq of 0.weight, from step 0"] > 80
 
 
-def test_exact_is_bit_for_bit(rulers):
-    kept = rulers("mlp").judge(Plan([claim(nothing, Numerics.EXACT, 0.0)]).to_dict())
+def test_exact_is_bit_for_bit(rulers, claim):
+    kept = rulers("mlp").judge(claim(nothing, Numerics.EXACT))
     assert kept["kept"]
     assert kept["promise"] == "exact"
 
     def last_bit(build):
         build.wrap(Seam.FORWARD, lambda following, batch: following(batch) * (1 + 2.0**-22))
 
-    broken = rulers("mlp").judge(Plan([claim(last_bit, Numerics.EXACT, 0.0)]).to_dict())
+    broken = rulers("mlp").judge(claim(last_bit, Numerics.EXACT))
     assert not broken["kept"]
     assert "bit-identical" in broken["reason"]
 
 
-def test_means_over_seeds_are_compared_where_random_streams_differ(rulers):
+def test_means_over_seeds_are_compared_where_random_streams_differ(rulers, claim):
     def draw_more(build):
         build.wrap(Seam.FORWARD, lambda following, batch: (torch.rand(3), following(batch))[1])
 
     ruler = rulers("transformer")
-    verdict = ruler.judge(Plan([claim(draw_more)]).to_dict())
+    verdict = ruler.judge(claim(draw_more))
     assert verdict["kept"], verdict["reason"]
     assert "random streams differ" in verdict["reason"]
 
@@ -179,28 +169,24 @@ def test_means_over_seeds_are_compared_where_random_streams_differ(rulers):
         draw_more(build)
         scale_loss(build)
 
-    assert not ruler.judge(Plan([claim(draw_more_and_scale)]).to_dict())["kept"]
+    assert not ruler.judge(claim(draw_more_and_scale))["kept"]
 
 
-def test_an_own_step_is_verified_too():
-    ruler = Ruler(jobs.gan(), MACHINE)
-    ruler.prepare()
-    assert ruler.judge({"bf16_autocast": {}})["kept"]
+def test_an_own_step_is_verified_too(ruler_of):
+    assert ruler_of(jobs.gan).judge({"bf16_autocast": {}})["kept"]
 
 
-def test_other_batches_are_caught_though_everything_else_is_exact(rulers):
+def test_other_batches_are_caught_though_everything_else_is_exact(rulers, planted):
     def repeat_the_first(build):
         build.wrap(Seam.BATCHES, lambda following, loader: [next(iter(following(loader)))] * 3)
 
-    technique = claim(repeat_the_first, Numerics.EXACT, 0.0)
-    type(technique).card = dataclasses.replace(technique.card, stage=Stage.DATA)
-    verdict = rulers("mlp").judge(Plan([technique]).to_dict())
+    verdict = rulers("mlp").judge(planted(repeat_the_first, Stage.DATA, Numerics.EXACT))
     assert not verdict["kept"]
     assert "other batches" in verdict["reason"]
     assert rulers("mlp").judge({"loader_workers": {"num_workers": 1}})["kept"]
 
 
-def test_a_step_that_brings_its_own_loss_is_not_the_job(rulers):
+def test_a_step_that_brings_its_own_loss_is_not_the_job(rulers, claim):
     def step_alone(build):
         def step(batch):
             loss = torch.nn.functional.cross_entropy(build.model(batch[0]), batch[1])
@@ -211,7 +197,7 @@ def test_a_step_that_brings_its_own_loss_is_not_the_job(rulers):
 
         build.replace(Seam.STEP, step)
 
-    verdict = rulers("mlp").judge(Plan([claim(step_alone)]).to_dict())
+    verdict = rulers("mlp").judge(claim(step_alone))
     assert not verdict["kept"]
     assert "never evaluates the job's loss" in verdict["reason"]
 

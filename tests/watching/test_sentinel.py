@@ -136,7 +136,7 @@ def test_a_late_defect_stops_the_run(plant, watched, dropping, lines, tmp_path, 
     assert stopped.value.exit_code == 1
 
 
-def test_a_defect_that_a_resumed_run_brings(plant, watched, dropping, tmp_path):
+def test_a_defect_that_a_resumed_run_brings(plant, watched, dropping):
     job, plan = dropping(epochs=5), plant(stale_buffers_after_resume)
     assert watched(job, plan, max_steps=6).watched["kept"]
     with pytest.raises(PromiseBroken, match=r"step 7 .* buffer 1.running_"):

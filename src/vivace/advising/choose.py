@@ -212,13 +212,13 @@ def pareto(offers: Sequence[Offer]) -> list[Offer]:
     return found
 
 
-def scaling(predictor: Predictor, gpu: Gpu, most: int = 64) -> dict[str, Any]:
+def scaling(predictor: Predictor, gpu: Gpu) -> dict[str, Any]:
     """Speed-up of 1 to 64 cards, and the number from which doubling stops paying; no number on which the job
     does not fit.
 
     ``low`` and ``high`` are the 80 % interval of that many cards' speed, in units of one card's estimate.
     """
-    predictions = [p for p in predictor.many([(gpu, n) for n in COUNTS if n <= most]) if p.fits]
+    predictions = [p for p in predictor.many([(gpu, n) for n in COUNTS]) if p.fits]
     alone = predictions[0].samples_per_second
     points = [
         {

@@ -56,7 +56,7 @@ LAUNCH_SECONDS, HOST_A_YEAR = 5e-6, 1.08
 # Watts per unit and GHz above which power does not hold the clock back.
 FREE_WATTS = 2.4
 TINY = 1e-9  # seconds, where a kernel has no operations or no bytes
-RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add nor take
+RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # FLOP/s and bytes/s at which the power law of returns is 1
 
 Labels = tuple[tuple[str, ...], ...]
 # Name: labels of its dimensions, start of the fit, and how strongly the fit holds it there (per squared log).
@@ -319,11 +319,13 @@ def predict_parts(theta: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, 
     return step_parts(theta, make_columns(cases))
 
 
-def load_coefficients(path: Path = COEFFICIENTS_FILE) -> tuple[dict[str, Any], dict[str, Any]]:
+def load_coefficients() -> tuple[dict[str, Any], dict[str, Any]]:
     """The fitted parameters as arrays, and the rest of the file: evidence and intervals."""
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = tomllib.loads(COEFFICIENTS_FILE.read_text(encoding="utf-8"))
     if document.get("format") != FORMAT:
-        raise InputError(f"{path} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}")
+        raise InputError(
+            f"{COEFFICIENTS_FILE} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}"
+        )
     theta: dict[str, Any] = {}
     for name, (labels, start, _) in PARAMETERS.items():
         table = document["parameters"].get(name, {} if labels else start)

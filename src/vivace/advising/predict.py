@@ -18,7 +18,7 @@ CONTEXT_BYTES = 0.7 * 2**30  # driver, libraries and the allocator's own
 FRAGMENTATION = 1.1
 FORWARD_SHARE = 1 / 3
 MOST_MICRO_BATCHES = 64
-SEEN_SHARE = 0.1  # of a measured step; one that worked for less says nothing of the card
+SEEN_SHARE = 0.1  # of a measured step: a card that worked for less tells nothing of its speed
 CHOICES = ("auto", "profiled", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
 LIMITS = {
     "compute": "arithmetic",

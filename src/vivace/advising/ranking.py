@@ -31,7 +31,7 @@ ASKED = (
     "RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB",
     "B200-SXM-180GB",
 )  # fmt: skip
-SHORT_HOURS = 0.25  # a training over which nobody need think
+SHORT_HOURS = 0.25  # a training below it is short: no other card is recommended
 
 
 def advise(

@@ -61,7 +61,7 @@ class Compared:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         return card(answer(self))
 

@@ -53,7 +53,7 @@ def _courses(found: Compared) -> Markup | None:
     if min(map(len, series.values())) < 2:
         return None
     name = found.after.metric_name
-    return charts.courses(name[:1].upper() + name[1:], series, unit="minutes")
+    return charts.courses(name[:1].upper() + name[1:], series)
 
 
 def _spread(side: Side) -> str:

@@ -6,15 +6,9 @@ from pathlib import Path
 
 from vivace.exporting.answering import answer
 from vivace.exporting.result import Exported
-from vivace.files import replace_text
 from vivace.pages import render as pages
 
 _TEMPLATE = Path(__file__).parent / "templates" / "export.html.jinja"
-
-
-def write_page(found: Exported, path: Path) -> None:
-    """Write the page. Raises FolderError."""
-    replace_text(path, render(found))
 
 
 def render(found: Exported) -> str:

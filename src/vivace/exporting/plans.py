@@ -62,7 +62,7 @@ def in_words(plan: Plan | str | os.PathLike[str], to: str = "torch") -> str:
     parts = [_head(plan, found, to)]
     parts += [_trainer(found, to)] if TARGETS[to] else []
     by_hand = {t: plain for t, plain in found.items() if not _words(plain, to)}
-    parts += [_keywords(by_hand, to), _prepare(by_hand)]
+    parts += [_keywords(by_hand), _prepare(by_hand)]
     parts += [_step(found)] if to == "torch" else []
     parts.append(_rest(told, to))
     return "\n".join(part for part in parts if part).rstrip() + "\n"
@@ -91,7 +91,7 @@ def _trainer(found: dict[Technique, Plain], to: str) -> str:
     return f"# {TARGETS[to]}(..., **TRAINER)\nTRAINER = {_dictionary(keywords)}"
 
 
-def _keywords(found: dict[Technique, Plain], to: str) -> str:
+def _keywords(found: dict[Technique, Plain]) -> str:
     optimizer = {key: value for plain in found.values() for key, value in plain.optimizer.items()}
     loader = {key: value for plain in found.values() for key, value in plain.loader.items()}
     lines = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import CheckpointError, ChildFailed, InputError, Refused
-from vivace.exporting.page import write_page
+from vivace.exporting.page import render
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
 from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
@@ -76,7 +76,8 @@ def export(
             f"'{source}' is of the job '{wanted}', and there is no file '{file}' from here: say where it is, "
             "with --job (job=...)"
         )
-    lacking = [*subject.form.missing(), *_without_safetensors()]
+    lacking = list(subject.form.missing())
+    lacking += [] if importlib.util.find_spec("safetensors") else ["safetensors"]
     if lacking:
         raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
     folder = output_folder(Path(out), OWN)
@@ -91,15 +92,11 @@ def export(
             name = wanted if isinstance(wanted, str) else "job"
             found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
             replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-            write_page(found, folder / PAGE)
+            replace_text(folder / PAGE, render(found))
         except BaseException:
             _clear(folder, WRITTEN)
             raise
     return found
-
-
-def _without_safetensors() -> list[str]:
-    return [] if importlib.util.find_spec("safetensors") else ["safetensors"]
 
 
 def _clear(folder: Path, patterns: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from vivace.serving.forms import BY_NAME, FORMS, FURTHER, Form, form_named
 
 RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
 PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
-UNJUDGED = ("slower", "untried", "unmeasured")  # nothing speaks against it: the export itself proves it
+UNJUDGED = ("slower", "untried", "unmeasured")  # forms that the export itself proves
 
 
 @dataclasses.dataclass(frozen=True)

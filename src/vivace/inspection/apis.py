@@ -101,7 +101,7 @@ def next_steps(machine: Machine) -> dict[str, str]:
     found = {}
     for backend in machine.backends:
         name = backend.name
-        if name in PACKAGES and backend.devices and not _is_here(name):
+        if name in PACKAGES and backend.devices and not importlib.util.find_spec(PACKAGES[name]):
             found[name] = f"the package {PACKAGES[name]} is not installed; next: {INSTALL[name]}"
         elif name in PACKAGES and not backend.devices:
             reason = backend.reason or "its drivers were not asked"
@@ -118,10 +118,6 @@ def document(surveys: dict[str, Survey], steps: dict[str, str]) -> dict[str, obj
         "apis_unmeasured": {name: survey.absent for name, survey in surveys.items() if survey.absent},
         "apis_next": steps,
     }
-
-
-def _is_here(name: str) -> bool:
-    return importlib.util.find_spec(PACKAGES[name]) is not None
 
 
 def _surveys(backend: Backend, seconds: float) -> dict[str, Survey]:

@@ -34,14 +34,6 @@ class Compiling:
         about = compiling_seconds(len(kernels.seen), proof.machine.num_cores)
         self.seconds = about * compiling_pace(proof.machine.fingerprint)
 
-    def is_to_come(self, spending: Spending) -> bool:
-        """May it be compiled now or later?"""
-        return spending.will_compile(self.seconds)
-
-    def is_due(self, spending: Spending) -> bool:
-        """May it be compiled now?"""
-        return spending.compiles(self.seconds)
-
     def taken(self, base: Plan) -> Plan:
         """A plan that compiles as well, which is not asked for again."""
         assert self._technique is not None

@@ -28,8 +28,8 @@ from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
-from vivace.tensors import randomness
 from vivace.tensors.modules import untouched
+from vivace.tensors.randomness import StreamNotes
 from vivace.words import duration
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Conductor:
         self._kept: Kept | None = None
         self._keeping = self._autocasts = False
         self._calls = 0  # of the root since the last step
+        self._streams = StreamNotes(self.device)
         self._wish: Wish = Pause(self.reference, 1)
         self._done = self._interrupted = self._overflows = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
@@ -112,13 +113,12 @@ class Conductor:
             return self._kept_call(original, arguments, keywords)
         if self._acting is None:
             return original(root, *arguments, **keywords)
-        before = randomness.torch_state(self.device)
+        self._streams.take()
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
             reason = f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}"
-        randomness.restore({**randomness.host_state(), **before}, self.device)
-        self.drop(reason)
+        self.drop("; ".join(filter(None, (reason, self._streams.put_back()))))
         return original(root, *arguments, **keywords)
 
     def updating(
@@ -338,8 +338,8 @@ class Conductor:
     def _led(self) -> Course:
         cost = yield from self._sought()
         self.is_settled = True
-        while not self.plan.techniques and self.compiling.is_to_come(self.spending):
-            if self.compiling.is_due(self.spending):
+        while not self.plan.techniques and self.spending.will_compile(self.compiling.seconds):
+            if self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             elif HOOKS * self.hook_seconds > PASSING_SHARE * self.step_seconds:
                 return
@@ -549,7 +549,7 @@ class Conductor:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
             yield from self._time_again()
-            if self.plan.techniques and self.compiling.is_due(self.spending):
+            if self.plan.techniques and self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             if self.spending.is_free:
                 return

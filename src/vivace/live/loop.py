@@ -37,9 +37,9 @@ from vivace.torch_internals.tensors import in_backward
 if TYPE_CHECKING:
     from vivace.live.conductor import Conductor
 
-LOOKED_AT = 3  # steps, before it is decided which module is trained
+LOOKED_AT = 3  # steps before it is decided which module is trained
 WARM_STEPS = 8
-SMALLEST_STEP_SECONDS = 2e-4  # in less, looking is seen beside it
+SMALLEST_STEP_SECONDS = 2e-4  # a shorter step is slowed visibly by being watched
 
 
 class Loop:

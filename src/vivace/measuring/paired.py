@@ -26,7 +26,7 @@ from vivace.words import percent
 WORKER = "vivace.measuring.worker:Worker"
 BLOCK_SECONDS = 0.3
 UNSTEADY_WIDTH = WIDE
-LEAST_WORK = 0.15  # of a core, in the time that passed: else the processor's clock says little of a step
+LEAST_WORK = 0.15  # of a core: of a process that computed less, processor time says little of a step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.technique import Build, Seam
-from vivace.tensors.loaders import small_batch, with_other
+from vivace.tensors.loaders import data_loader, small_batch, with_other
 from vivace.tensors.trees import map_tensors, tensors
 
 if TYPE_CHECKING:
@@ -138,12 +138,10 @@ def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
 
     Two samples are read both ways: without `augment` they must be equal bit for bit.
     """
-    for condition, reason in _conditions(loader):
-        build.require(condition, reason)
-    assert isinstance(loader, DataLoader)
-    found = cut(loader.dataset, augment)
-    other = with_other(loader, dataset=found.dataset)
-    wanted, sent = list(tensors(small_batch(loader))), list(tensors(small_batch(other)))
+    own = data_loader(loader, "an iterable dataset cannot be looked at twice")
+    found = cut(own.dataset, augment)
+    other = with_other(own, dataset=found.dataset)
+    wanted, sent = list(tensors(small_batch(own))), list(tensors(small_batch(other)))
     build.require(len(wanted) == len(sent), "its batches come out with other tensors")
     pairs = list(zip(wanted, sent, strict=True))
     places = frozenset(n for n, (a, b) in enumerate(pairs) if a.dtype != b.dtype)
@@ -212,15 +210,6 @@ class Sender:
 def _alike(wanted: torch.Tensor, found: torch.Tensor, bits: bool) -> bool:
     same = wanted.dtype == found.dtype and wanted.shape == found.shape
     return same and (not bits or (wanted.stride() == found.stride() and torch.equal(wanted, found)))
-
-
-def _conditions(loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
-    kind = type(loader)
-    if not isinstance(loader, DataLoader):
-        yield False, f"the data is a {kind.__name__}, not a torch DataLoader"
-        return
-    yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
-    yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset cannot be looked at twice"
 
 
 def _to_bytes(picture: Image) -> torch.Tensor:

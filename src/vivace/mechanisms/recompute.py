@@ -336,11 +336,10 @@ class _Frame:
         return [torch.get_rng_state(), *on_device]
 
     def _set_streams(self, states: list[torch.Tensor]) -> None:
-        for state, put in zip(states, (torch.set_rng_state, self._set_on_device), strict=False):
-            put(state)
-
-    def _set_on_device(self, state: torch.Tensor) -> None:
-        torch.cuda.set_rng_state(state, self.owner.device)
+        if states:
+            torch.set_rng_state(states[0])
+        for state in states[1:]:
+            torch.cuda.set_rng_state(state, self.owner.device)
 
     def _buffers(self) -> _Buffers:
         return {

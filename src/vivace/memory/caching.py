@@ -41,8 +41,7 @@ class _Block:
 class CachingAllocator:
     """Serves `allocate` and `free` by key, and keeps the peaks."""
 
-    def __init__(self, expandable_segments: bool = False) -> None:
-        self.expandable_segments = expandable_segments
+    def __init__(self) -> None:
         self.requested = self.allocated = self.reserved = 0
         self.peak = Reserved(0, 0, 0)
         self._used: dict[int, tuple[_Block, int]] = {}
@@ -56,7 +55,7 @@ class CachingAllocator:
         small = size <= SMALL
         block = self._best_fit(size, small) or self._segment(size, small)
         rest = block.size - size
-        if rest >= ROUNDING if small or self.expandable_segments else rest > SMALL:
+        if rest >= ROUNDING if small else rest > SMALL:
             self._split(block, size)
         block.free = False
         self._used[key] = block, num_bytes
@@ -92,9 +91,7 @@ class CachingAllocator:
         self._put(block)
 
     def _segment(self, size: int, small: bool) -> _Block:
-        if self.expandable_segments:
-            room = _up(size, SMALL_SEGMENT if small else LARGE_SEGMENT)
-        elif small:
+        if small:
             room = SMALL_SEGMENT
         else:
             room = LARGE_SEGMENT if size < OWN_SEGMENT else _up(size, SEGMENT_ROUNDING)
@@ -121,9 +118,9 @@ class CachingAllocator:
         del pool[bisect.bisect_left(pool, (block.size, id(block)))]
 
 
-def simulate(moves: Iterable[tuple[int, int]], *, expandable_segments: bool = False) -> Reserved:
+def simulate(moves: Iterable[tuple[int, int]]) -> Reserved:
     """The peaks of a sequence of ``(key, bytes)`` allocations and ``(key, -bytes)`` releases."""
-    allocator = CachingAllocator(expandable_segments)
+    allocator = CachingAllocator()
     for key, num_bytes in moves:
         if num_bytes >= 0:
             allocator.allocate(key, num_bytes)

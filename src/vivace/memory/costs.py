@@ -194,7 +194,7 @@ class _Call:
     def options(self, allow: Numerics) -> list[Option]:
         """Keep, and whatever techniques offer that this device and promise allow."""
         build, name = self.session.build, self.block.name
-        ways = {KEEP: Way(_plainly, {})}
+        ways = {KEEP: Way(lambda block, own, arguments, keywords: own(*arguments, **keywords), {})}
         for cls in savers(build.device.type, allow):
             ask = partial(cls.ways, build, name)
             offered: dict[str, Way] = (
@@ -275,9 +275,3 @@ def _let_go(parameter: torch.Tensor) -> None:
 
 def _leaves(result: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def _plainly(
-    block: Block, own: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> Any:
-    return own(*arguments, **keywords)

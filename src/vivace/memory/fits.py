@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vivace import words
-from vivace.job import Batch, Job
+from vivace.job import Job
 from vivace.memory.caching import MIB
 from vivace.memory.predict import predict
 from vivace.plan import Plan
@@ -63,16 +63,13 @@ def draw(found: list[Fit], console: Console) -> None:
     console.print(table)
 
 
-def fits(
-    job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Batch = None, ranks: int = 1
-) -> list[Fit]:
+def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: int = 1) -> list[Fit]:
     """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it; or
     one of so many `ranks` as divide the weights.
 
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few
     seconds of looking through the data find. Raises Refused where the job cannot be predicted.
     """
-    if batch is None:
-        batch = next(iter(largest_batch(call(job, "data"), LOOKING_SECONDS)), None)
+    batch = next(iter(largest_batch(call(job, "data"), LOOKING_SECONDS)), None)
     needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
     return [Fit(name, needed, int(size * (1 - DRIVER_SHARE)), ranks) for name, size in cards.items()]

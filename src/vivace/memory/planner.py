@@ -17,6 +17,7 @@ from vivace import words
 from vivace.errors import AnswerIsNo
 
 STATES = 4_000  # above this many states, bytes are rounded up to a grid
+POINTS = 20  # of the curve of memory against time
 
 
 class Choice(NamedTuple):
@@ -87,14 +88,14 @@ def smallest(blocks: Sequence[Sequence[Option]]) -> Decision:
     return _search(blocks, least.peak, 1) or Decision(least.names, least.peak, least.seconds)
 
 
-def pareto(blocks: Sequence[Sequence[Option]], points: int = 20) -> list[Decision]:
-    """The curve of memory against time: up to `points` decisions, from the smallest to the fastest."""
+def pareto(blocks: Sequence[Sequence[Option]]) -> list[Decision]:
+    """The curve of memory against time: up to `POINTS` decisions, from the smallest to the fastest."""
     first = smallest(blocks)
     everything = sum(max(o.working_bytes for o in options) for options in blocks)
     fastest = decide(blocks, everything)
     found = [first]
-    for number in range(1, points):
-        budget = first.peak_bytes + (fastest.peak_bytes - first.peak_bytes) * number // (points - 1)
+    for number in range(1, POINTS):
+        budget = first.peak_bytes + (fastest.peak_bytes - first.peak_bytes) * number // (POINTS - 1)
         found.append(decide(blocks, budget))
     curve: list[Decision] = []
     for decision in found:

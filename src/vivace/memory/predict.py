@@ -66,7 +66,6 @@ def predict(
     *,
     batch: Batch = None,
     device: str = "cpu",
-    machine: Machine | None = None,
     ranks: int = 1,
 ) -> Prediction:
     """Predict the peak of a training step of `job` under `plan` on `device` without computing anything.
@@ -89,7 +88,7 @@ def predict(
     if ranks > 1:
         plan, batch = _of_one_rank(plan), share_of(batch, 0, ranks)
     plan, more = _of_a_gpu(plan) if device == "cuda" else (plan, 0)
-    asked = _Asked(job, plan, device, machine or inspect(), batch, more, ranks)
+    asked = _Asked(job, plan, device, inspect(), batch, more, ranks)
     try:
         return _followed(asked, None)
     except JobError:  # perhaps the model looks at its weights while it draws them, which fake ones have not

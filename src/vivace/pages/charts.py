@@ -304,8 +304,8 @@ def lines(
     return frame(title, across, up, [_stretched(*drawn)], unit)
 
 
-def courses(title: str, series: Mapping[str, Sequence[tuple[float, float]]], *, unit: str) -> Markup:
-    """Lines between two axes, each through points of its own and of a class of its own."""
+def courses(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
+    """Lines over minutes, each through points of its own and of a class of its own."""
     across = linear(*_ends([x for line in series.values() for x, _ in line]))
     low, high = _ends([y for line in series.values() for _, y in line])
     margin = 0.04 * (high - low)
@@ -314,7 +314,7 @@ def courses(title: str, series: Mapping[str, Sequence[tuple[float, float]]], *, 
         element("path", class_=f"line {name}", d=_path([_point(x, y, across, up) for x, y in line]))
         for name, line in series.items()
     )
-    return frame(title, across, up, [_stretched(*drawn)], unit)
+    return frame(title, across, up, [_stretched(*drawn)], "minutes")
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -407,17 +407,16 @@ def area(
     return frame(title, across, up, marks, unit)
 
 
-def shares(found: Mapping[str, float], title: str) -> Markup:
-    """A bar that is divided by shares, each in the colour of its name, and its legend."""
+def shares(found: Mapping[str, float]) -> Markup:
+    """A bar that is divided by shares of the step, each in the colour of its name, and its legend."""
     shown = {name: share for name, share in found.items() if share >= 0.001}
     parts = (element("i", class_=name, style=f"width:{100 * share:.2f}%") for name, share in shown.items())
     legend = (
         element("li", element("i", class_=name), f"{name} ", element("b", percent(share)))
         for name, share in shown.items()
     )
-    return element("div", *parts, class_="shares", role="img", aria_label=title) + element(
-        "ul", *legend, class_="legend"
-    )
+    bar = element("div", *parts, class_="shares", role="img", aria_label="Shares of the step")
+    return bar + element("ul", *legend, class_="legend")
 
 
 def timeline(

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vivace.errors import FolderError, InputError
 
-MOST_LOSSES = 3  # of its places, before what runs there is given up
+MOST_LOSSES = 3  # times that a process may lose its place on the cluster, before it is given up
 REACHED_SECONDS = 10.0  # for the connection; Ray's own wait is a minute and ends the process
 
 

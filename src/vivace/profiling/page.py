@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
 from vivace.profiling import pictures, together
@@ -15,14 +14,9 @@ _TEMPLATE = Path(__file__).parent / "templates" / "profile.html.jinja"
 _TOGETHER = _TEMPLATE.with_name("together.html.jinja")
 
 
-def write_page(document: dict[str, Any], path: Path) -> None:
-    """Write the page. Raises FolderError where the folder cannot be written."""
-    replace_text(path, render(document))
-
-
 def render(document: dict[str, Any]) -> str:
     """The page as text. Every value is escaped."""
-    shares = charts.shares(document["shares"], "Shares of the step")
+    shares = charts.shares(document["shares"])
     if "law" in document:
         found = answer(document)
         return pages.render(_TOGETHER, found, d=document, shares=shares, basis=together.known_from)

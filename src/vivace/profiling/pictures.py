@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from vivace import words
 from vivace.pages import charts
-
-PHASES = ("data", "place", "forward", "backward", "update", "communication", "idle")
+from vivace.profiling.record.clock import PHASES
 
 
 def timeline(document: dict[str, Any]) -> Markup | None:

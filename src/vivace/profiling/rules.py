@@ -10,7 +10,7 @@ from vivace.profiling import rules_memory, rules_precision, rules_ranks
 from vivace.profiling.seen import LARGE_WAIT, Seen, Verdict
 from vivace.words import duration, percent, times
 
-LARGE_COLLATING = 0.3  # what every DataLoader does with samples in memory
+LARGE_COLLATING = 0.3  # of the step: every DataLoader collates samples
 LARGE_SYNC = 0.05
 LARGE_IDLE = 0.25
 LARGE_SILENCE = 0.4

@@ -13,12 +13,12 @@ from vivace.profiling.seen import Seen, Verdict
 GROWTH = 0.03
 STEADY = 0.5
 FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, where not measured
-TOUCHED_TWICE = 1.5  # new memory is not in the caches either, when it is written
-HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # a peak of its own
-SCARCE = 0.5  # of the memory there is: below it, a validation without gradients may take what it takes
+TOUCHED_TWICE = 1.5  # times: memory that is new is not in the caches when it is written
+HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # times and bytes by which one peak must exceed another to be told
+SCARCE = 0.5  # of the device: a validation without gradients that peaks below it is no fault
 LARGE_KEPT = 0.1  # of the step's own peak
 LONG = 2.0  # times the usual batch's elements
-SETTLING = 2  # steps whose peak is the loop's beginning
+SETTLING = 2  # first steps, whose peaks do not count
 VALIDATION_ADVICE = (
     "torch.no_grad() around validation, smaller batches in it, and outputs that are not collected"
 )

@@ -49,7 +49,7 @@ class Profiled:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card
+        from vivace.pages.render import card
         from vivace.profiling.answering import answer
 
         return card(answer(self.document))
@@ -152,7 +152,6 @@ def _together(
     from vivace.plan import Plan
     from vivace.processes.launch import Source
     from vivace.profiling import together
-    from vivace.profiling.page import write_page
     from vivace.training.crew import company_of, lead_or_follow, num_ranks
     from vivace.training.ranks import for_so_many
 
@@ -173,8 +172,7 @@ def _together(
         )
         document |= {"page_path": str(folder / "profile.html"), "trace_path": None, "exit_code": 0}
         document["plan_path"] = None if plan is None or isinstance(plan, Plan) else str(plan)
-        write_page(document, folder / "profile.html")
-        replace_text(folder / "profile.json", json.dumps(document, default=str))
+        _write(document, folder)
         return document
 
     with company_of(source) as company:
@@ -191,15 +189,20 @@ def _judge(
     more: dict[str, Any],
 ) -> Profiled:
     from vivace.profiling.judge import judge
-    from vivace.profiling.page import write_page
 
     trace = folder / TRACE
     document = {**judge(record, trace, machine, name, epochs), **more}
     document["page_path"] = str(folder / "profile.html")
     document["trace_path"] = str(trace) if trace.is_file() else None
-    write_page(document, folder / "profile.html")
-    replace_text(folder / "profile.json", json.dumps(document, default=str))
+    _write(document, folder)
     return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
+
+
+def _write(document: dict[str, Any], folder: Path) -> None:
+    from vivace.profiling.page import render
+
+    replace_text(folder / "profile.html", render(document))
+    replace_text(folder / "profile.json", json.dumps(document, default=str))
 
 
 OWN = ("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*")

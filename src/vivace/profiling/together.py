@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 ENTRY = "vivace.profiling.ranks_drive:Together"
 TIMEOUT_SECONDS = 900.0
-SLIGHT = 1.05  # less is no gain
-SURPRISE = 0.15  # of the loop's time: beyond it the law is told to be off
+SLIGHT = 1.05  # times; a smaller speed-up counts as none
+SURPRISE = 0.15  # of the loop's time: where the law is further off, that is told
 
 
 def measured(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vivace.job import Job
 from vivace.recipes import showing
@@ -29,24 +29,16 @@ SHARES = (0.5, 0.9)  # of the scene's side that a picture's longer side takes
 DATA = ("scenes", "cifar10", "imagenet")
 
 
-class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """Images (3, size, size) of one picture each, and its class."""
-
-    def __init__(self, split: str, length: int) -> None:
-        self.scenes = scenes.Scenes(split, length, SIZE, number=1, shares=SHARES)
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        found = self.scenes[index]
-        return found.image, int(found.labels[0])
+def row(scene: scenes.Scene) -> tuple[torch.Tensor, int]:
+    """An image (3, size, size) of one picture, and its class."""
+    return scene.image, int(scene.labels[0])
 
 
 def images(split: str, data: str) -> Any:
     """The data set of a split: ``training``, ``validation`` or ``test``."""
     if data == "scenes":
-        return Pictures(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
+        length = {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split]
+        return scenes.Scenes(split, length, SIZE, row, number=1, shares=SHARES)
     from vivace.recipes.sources import folders
 
     return folders.cifar10(split) if data == "cifar10" else folders.imagenet(split)

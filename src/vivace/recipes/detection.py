@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vivace.errors import InputError
 from vivace.job import Job
@@ -30,21 +30,10 @@ DATA = ("scenes", "penn_fudan")
 NETWORKS: dict[str, Any] = {"fcos": detector, "ssdlite": ssdlite}
 NUM_CLASSES = {"scenes": len(cutouts.NAMES), "penn_fudan": 1}
 
-Row = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-class Boxes(Dataset[Row]):
-    """Images (3, size, size), boxes (most, 4) and their classes (most,)."""
-
-    def __init__(self, split: str, length: int) -> None:
-        self.scenes = scenes.Scenes(split, length, SIZE)
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, index: int) -> Row:
-        seen = self.scenes[index]
-        return seen.image, seen.boxes, seen.labels
+def row(scene: scenes.Scene) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An image (3, size, size), its boxes (most, 4) and their classes (most,)."""
+    return scene.image, scene.boxes, scene.labels
 
 
 def images(split: str, data: str) -> Any:
@@ -53,7 +42,8 @@ def images(split: str, data: str) -> Any:
         from vivace.recipes.sources.folders import penn_fudan
 
         return penn_fudan(split)
-    return Boxes(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
+    length = {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split]
+    return scenes.Scenes(split, length, SIZE, row)
 
 
 def unseen(data: str = "scenes") -> DataLoader[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vivace.errors import InputError
 from vivace.job import Job
@@ -30,18 +30,9 @@ DATA = ("scenes", "voc")
 NUM_CLASSES = {"scenes": 1 + len(cutouts.NAMES), "voc": 21}
 
 
-class Masks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Images (3, size, size) and the classes of their pixels (size, size)."""
-
-    def __init__(self, split: str, length: int) -> None:
-        self.scenes = scenes.Scenes(split, length, SIZE)
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.scenes[index]
-        return found.image, found.mask
+def row(scene: scenes.Scene) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image (3, size, size) and the classes of its pixels (size, size)."""
+    return scene.image, scene.mask
 
 
 def images(split: str, data: str) -> Any:
@@ -50,7 +41,8 @@ def images(split: str, data: str) -> Any:
         from vivace.recipes.sources.folders import voc_masks
 
         return voc_masks(split)
-    return Masks(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
+    length = {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split]
+    return scenes.Scenes(split, length, SIZE, row)
 
 
 def unseen(data: str = "scenes") -> DataLoader[Any]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from vivace import words
 from vivace.ledger import Ratio
 from vivace.pages import charts
-from vivace.reporting.content import Content
+from vivace.reporting.content import Content, ratio_of
 
 _MIB = 2**20
 _RULES = {
@@ -70,10 +70,9 @@ def sizes(content: Content) -> list[Size]:
         samples = words.real(each.get("samples")) if isinstance(each, dict) else None
         if samples is None:
             continue
-        values = [words.real((each.get("ratio") or {}).get(key)) for key in ("estimate", "low", "high")]
-        ratio = Ratio(*values) if None not in values else None  # type: ignore[arg-type]
         speed, peak = words.real(each.get("samples_per_second")), words.real(each.get("peak_bytes"))
-        found.append(Size(int(samples), speed, ratio, peak, str(each.get("reason") or ""), False))
+        ratio, reason = ratio_of(each.get("ratio")), str(each.get("reason") or "")
+        found.append(Size(int(samples), speed, ratio, peak, reason, False))
     speeds = [size.speed for size in found if size.speed]
     return [dataclasses.replace(size, fastest=bool(speeds) and size.speed == max(speeds)) for size in found]
 

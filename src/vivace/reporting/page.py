@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import statistics
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,12 @@ _MOST_DOTS = 60
 _TEMPLATE = Path(__file__).parent / "templates" / "report.html.jinja"
 
 
-def report(
-    folder: str | os.PathLike[str],
-    *,
-    beside: str | os.PathLike[str] | None = None,
-    open_page: bool = False,
-) -> Path:
+def report(folder: str | os.PathLike[str], *, beside: str | os.PathLike[str] | None = None) -> Path:
     """Write ``report.html`` into a run's folder and return its path; the path of the page where another verb,
     such as ``run`` or ``compress``, has written its own into that folder.
 
     `beside` is the folder of another training of the job, such as that in strict fp32, whose metric is drawn
-    on the same axis of minutes. `open_page` shows the page in the browser.
+    on the same axis of minutes.
 
     Raises FolderError where a folder is missing, holds no run (with `beside`: no metric at two times, in
     either of both), or cannot be written.
@@ -48,7 +42,7 @@ def report(
     where = Path(folder)
     other = None
     if beside is None and (written := page_of_another(where)) is not None:
-        return _shown(written[0], open_page)
+        return written[0]
     content = load(where)
     path = where / "report.html"
     if beside is not None:
@@ -56,13 +50,7 @@ def report(
         for drawn in (other, content):
             _require_metric(drawn)
     replace_text(path, render(content, other))
-    return _shown(path, open_page)
-
-
-def _shown(page: Path, open_page: bool) -> Path:
-    if open_page:
-        webbrowser.open(page.resolve().as_uri())
-    return page
+    return path
 
 
 def _require_metric(content: Content) -> None:
@@ -152,7 +140,7 @@ def _step_shares(content: Content) -> Markup | None:
     known = {
         name: words.real(share) or 0.0 for name, share in (shares.items() if isinstance(shares, dict) else ())
     }
-    return charts.shares(known, "Shares of the step") if known else None
+    return charts.shares(known) if known else None
 
 
 def _top(ratio: Ratio) -> float:
@@ -220,7 +208,7 @@ def _metric_over_minutes(content: Content, beside: Course | None) -> Markup | No
     series = {"plan": own.points}
     if beside is not None:
         series = {"reference": beside.points, **series}
-    return charts.courses(title[:1].upper() + title[1:], series, unit="minutes")
+    return charts.courses(title[:1].upper() + title[1:], series)
 
 
 def _both(content: Content, beside: Course | None) -> dict[str, str]:

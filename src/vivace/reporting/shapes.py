@@ -204,7 +204,8 @@ def fitting(value: Any, shape: Any, place: str, skipped: list[str]) -> Any:
         fits = [part for part in parts if part is not None]
         return None if isinstance(shape, tuple) and len(fits) < len(parts) else fits
     if isinstance(shape, type) and issubclass(shape, Number):
-        right = isinstance(value, (int, float)) and not isinstance(value, bool) and not _too_large(value)
+        right = isinstance(value, (int, float)) and not isinstance(value, bool)
+        right = right and not (isinstance(value, int) and abs(value) > LARGEST)
         right = right and (shape is NUMBER or 0 < value <= LARGEST)
     else:
         right = isinstance(value, shape)
@@ -217,7 +218,3 @@ def _is(value: object, kind: type, name: str, place: str, skipped: list[str]) ->
     if not isinstance(value, kind):
         skipped.append(f"{place} is no {name}")
     return isinstance(value, kind)
-
-
-def _too_large(value: float) -> bool:
-    return isinstance(value, int) and abs(value) > LARGEST

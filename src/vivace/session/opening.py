@@ -42,7 +42,7 @@ from vivace.tensors.trees import tensors
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
-ALIKE = 6  # as many batches of one size, and the others are taken to have it too
+ALIKE = 6  # after so many batches of one size all are taken to have it
 
 Part = TypeVar("Part")
 
@@ -87,7 +87,7 @@ def attach(
     first = next((p for m in trained for p in m.parameters()), None)
     device, machine = first.device if first is not None else torch.device("cpu"), machine or inspect()
     if device.type == "cpu" and machine.device.kind == "cuda" and not torch.cuda.is_available():
-        training_device(machine)  # says why: who asks torch for a GPU and gets none trains on the CPU unaware
+        training_device(machine)  # raises, and says why
     build = Build(
         models=trained,
         optimizer=optimizer,
@@ -319,12 +319,7 @@ def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
 
 
 def endless_batches(
-    session: Session,
-    job: Job,
-    loader: Iterable[Batch],
-    seed: int = 0,
-    *,
-    world_size: int = 1,
+    session: Session, job: Job, loader: Iterable[Batch], *, world_size: int = 1
 ) -> Iterator[Any]:
     """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them to
     the first rank.
@@ -333,8 +328,8 @@ def endless_batches(
     """
     for epoch in itertools.count():
         drawn, damage = 0, Damage.of(job)
-        source = ordered(loader, seed=seed, epoch=epoch, damage=damage, world_size=world_size)
-        batches = fed(session, source, derive(seed, epoch, "feed"))
+        source = ordered(loader, seed=0, epoch=epoch, damage=damage, world_size=world_size)
+        batches = fed(session, source, derive(0, epoch, "feed"))
         for drawn, batch in enumerate(batches, 1):  # noqa: B007
             if batch is not None:
                 yield batch

@@ -20,8 +20,14 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / {path!r}
 job = {maker}(f"{{SOURCE}}:{name}"{further})({arguments})
 '''
-_FROM_MODULE = '''"""{title}"""
+_FOUND = """
+import sys
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent / {path!r}))
+"""
+_FROM_MODULE = '''"""{title}"""
+{found}
 {imported}
 
 job = {maker}({reference!r}{further})({arguments})
@@ -43,9 +49,11 @@ def write_best(path: Path, function: JobFunction, parameters: Parameters, title:
     if not colon and reference.endswith(".py"):
         place, name = reference, "job"
     if place.endswith(".py"):
-        nearby = os.path.relpath(Path(place).resolve(), path.parent.resolve())
+        nearby = _from(path, Path(place))
         text = _FROM_FILE.format(title=title, path=nearby, name=name, arguments=arguments, **made)
     else:
+        root = _root_of(place)
+        made["found"] = _FOUND.format(path=_from(path, root)) if root is not None else ""
         text = _FROM_MODULE.format(title=title, reference=reference, arguments=arguments, **made)
     replace_text(path, text)
     return f"{path}:job"
@@ -56,8 +64,21 @@ def title_of(trials: int, function: str, parameters: Parameters) -> str:
     return f"The best of {trials} trials of {function}: {told(parameters)}."
 
 
+def _from(path: Path, other: Path) -> str:
+    """The way to `other` from the folder in which `path` stands."""
+    return os.path.relpath(other.resolve(), path.parent.resolve())
+
+
+def _root_of(name: str) -> Path | None:
+    """The folder in which Python looks for a module of the person's; None where it is installed."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or "site-packages" in Path(file).parts:
+        return None
+    return Path(file).absolute().parents[name.count(".") + (Path(file).stem == "__init__")]
+
+
 def _reference_of(function: JobFunction) -> str:
-    """Where a function that was handed in itself stands: a name in a module's file."""
+    """Where a function that was handed in itself stands: a name in a module, which may be a file alone."""
     found = function.function
     module = sys.modules.get(getattr(found, "__module__", "") or "")
     file, name = getattr(module, "__file__", None), getattr(found, "__name__", "")
@@ -68,4 +89,4 @@ def _reference_of(function: JobFunction) -> str:
         or getattr(module, name, None) is not found
     ):
         return ""
-    return f"{file}:{name}"
+    return f"{module.__name__ if module.__package__ else file}:{name}"

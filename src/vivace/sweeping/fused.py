@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
-from vivace.sweeping.folder import SweepFolder
-from vivace.sweeping.study import Asked, Study
+from vivace.sweeping.study import Asked
+
+if TYPE_CHECKING:
+    from vivace.sweeping.runs import Runs
 
 Shape = tuple[tuple[str, Any], ...]  # the parameters that decide how large weights are, by name
-
-
-class Owner(Protocol):
-    """Who runs trials, as far as a stack talks to it; see `vivace.sweeping.runs.Runs`."""
-
-    study: Study
-    folder: SweepFolder
-
-    def alike(self, shape: Shape, most: int) -> list[Asked]:
-        """Other trials of this shape."""
-
-    def ended(self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float) -> None:
-        """A trial came to its end, or was pruned."""
-
-    def failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
-        """A trial has no result."""
-
-    def run_alone(self, asked: Sequence[Asked]) -> None:
-        """These trials are to be run in processes of their own."""
-
-    def decided(self, decision: dict[str, Any], shape: Shape) -> None:
-        """What was found of runs of this shape."""
 
 
 class Fused:
@@ -40,7 +20,7 @@ class Fused:
     """
 
     def __init__(
-        self, owner: Owner, together: Sequence[Asked], shape: Shape, further: int | None = None
+        self, owner: Runs, together: Sequence[Asked], shape: Shape, further: int | None = None
     ) -> None:
         self.owner, self.shape = owner, shape
         self._members: dict[int, Asked] = {}

@@ -86,7 +86,11 @@ def importance(found: Swept) -> Markup | None:
 def parallel(found: Swept) -> Markup | None:
     """Parallel coordinates: a line a trial through its parameters and metric; the best tenth stands out."""
     seen = [trial for trial in found.trials if trial.state == "complete"]
-    names = [name for name in (seen[0].parameters if seen else ()) if _varies(seen, name)]
+    names = [
+        name
+        for name in (seen[0].parameters if seen else ())
+        if len({repr(one.parameters[name]) for one in seen}) > 1
+    ]
     if len(seen) < 2 or not names:
         return None
     best = sorted(seen, key=lambda t: -(t.metric or 0.0))[: max(1, len(seen) // 10)]
@@ -127,10 +131,6 @@ def front(found: Swept) -> Markup | None:
     unit = "a step" if found.objectives[1] == "seconds" else "parameters"
     title = f"{capital(found.metric_title)} against cost; coloured: no other is better in both"
     return charts.scatter(title, dots, across, up, unit, (tell, _short))
-
-
-def _varies(trials: list[TrialRecord], name: str) -> bool:
-    return len({repr(trial.parameters[name]) for trial in trials}) > 1
 
 
 def _title(trial: TrialRecord) -> str:

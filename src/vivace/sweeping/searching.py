@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from vivace.errors import InputError, JobError, nearest
@@ -202,14 +202,12 @@ def _look(
         preload(child.ask("libraries", SILENCE_SECONDS))
     (first,) = found[""]
     looks = [one for some in found.values() for one in some]
+    counted = [name for name, values in space.items() if not isinstance(values, FloatDistribution)]
     return {
         **first,
         "epochs": max(one["epochs"] for one in looks),
         "shaping": [n for n, some in found.items() if any(one["shape"] != first["shape"] for one in some)],
-        "largest": {
-            **tried[""][0],
-            **{name: _largest(name, tried, found) for name in space if not _is_real(space[name])},
-        },
+        "largest": tried[""][0] | {name: _largest(name, tried, found) for name in counted},
     }
 
 
@@ -226,10 +224,6 @@ def _largest(name: str, tried: dict[str, list[Parameters]], found: dict[str, lis
     values = [one[name] for one in (*tried[""], *tried[name])]
     sizes = [look["num_parameters"] for look in (*found[""], *found[name])]
     return max(zip(sizes, range(len(values)), values, strict=True))[2]
-
-
-def _is_real(found: BaseDistribution) -> bool:
-    return isinstance(found, FloatDistribution)
 
 
 def _finalists(study: Study, runs: Runs, seeds: int) -> list[Finalist]:

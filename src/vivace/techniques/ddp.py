@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 BUCKETS_MIB = (5, 1, 100, 400)
-ALONE = "only one process runs: start with torchrun --nproc-per-node N"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,20 +46,13 @@ class DDP(Technique):
 
     def apply(self, build: Build) -> None:
         """Run the forward seam inside DistributedDataParallel and average the loss."""
-        import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
+        from vivace.tensors.exchange import mean_over_ranks, require_ranks
         from vivace.tensors.modules import Shell, has_batch_norm
 
         model = build.model
-        build.require(dist.is_available() and dist.is_initialized(), ALONE)
-        num_ranks = dist.get_world_size()
-        build.require(num_ranks > 1, ALONE)
-        shapes: list[Any] = [None] * num_ranks
-        dist.all_gather_object(shapes, [(name, list(p.shape)) for name, p in model.named_parameters()])
-        build.require(
-            all(other == shapes[0] for other in shapes), "the ranks have different models: build one on all"
-        )
+        num_ranks = require_ranks(model)
         build.require(any(p.requires_grad for p in model.parameters()), "no parameter is trained")
         if has_batch_norm(model):
             build.declare(Numerics.SEMANTICS, "BatchNorm takes its statistics over one rank's samples")
@@ -78,14 +70,9 @@ class DDP(Technique):
             shell.function = following
             return parallel[0](batch)  # type: ignore[no-any-return]
 
-        def gradients(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
-            loss = following(batch) / num_ranks
-            dist.all_reduce(loss)
-            return loss
-
         build.wrap(Seam.FORWARD, forward)
         build.wrap(Seam.ACCUMULATING, lambda following: parallel[0].no_sync())
-        build.wrap(Seam.GRADIENTS, gradients)
+        build.wrap(Seam.GRADIENTS, mean_over_ranks)
         build.parallel = parallel
         build.on_close(parallel.clear)
         build.facts.ranks = num_ranks

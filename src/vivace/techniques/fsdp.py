@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-ALONE = "only one process runs: start with torchrun --nproc-per-node N"
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RMSprop")
 """Of `torch.optim`: those that update each number of a weight by itself, and have been tried on parts."""
 
@@ -49,23 +48,16 @@ class FSDP(Technique):
     def apply(self, build: Build) -> None:
         """Shard the blocks and what is around them, give the optimizer the parts, and average the loss."""
         import torch
-        import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         from vivace.mechanisms.blocks import blocks_of
-        from vivace.tensors.exchange import spread
+        from vivace.tensors.exchange import mean_over_ranks, require_ranks, spread
         from vivace.tensors.modules import Shell, has_batch_norm
         from vivace.tensors.shards import Shards
 
         model, optimizer = build.model, build.optimizer
-        build.require(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1, ALONE)
-        num_ranks = dist.get_world_size()
-        shapes: list[Any] = [None] * num_ranks
-        dist.all_gather_object(shapes, [(name, list(p.shape)) for name, p in model.named_parameters()])
-        build.require(
-            all(other == shapes[0] for other in shapes), "the ranks have different models: build one on all"
-        )
+        num_ranks = require_ranks(model)
         groups = [block.modules for block in blocks_of(build) if _weights(block.modules)]
         reason = _unfit(model, groups) or _unfit_optimizer(optimizer, model)
         build.require(not reason, reason)
@@ -90,13 +82,8 @@ class FSDP(Technique):
             spread(model.buffers())
             return shell(batch)  # type: ignore[no-any-return]
 
-        def gradients(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
-            loss = following(batch) / num_ranks
-            dist.all_reduce(loss)
-            return loss
-
         build.wrap(Seam.FORWARD, forward)
-        build.wrap(Seam.GRADIENTS, gradients)
+        build.wrap(Seam.GRADIENTS, mean_over_ranks)
         inside = _num_bytes({id(weight): weight for group in groups for weight in _weights(group)}.values())
         # A ring's all-gather or reduce-scatter is half of an all-reduce, and a block has three of them.
         build.facts.exchanged_share = 1.0 + 0.5 * inside / _num_bytes(model.parameters())

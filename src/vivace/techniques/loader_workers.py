@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,37 +49,26 @@ class LoaderWorkers(Technique):
         def batches(
             following: Callable[[Any], Any], loader: Iterable[Batch], persistent: bool = self.persistent
         ) -> Any:
-            from torch.utils.data import DataLoader
-
-            from vivace.tensors.loaders import draws_random_numbers, with_workers
+            from vivace.tensors.loaders import data_loader, draws_random_numbers, with_workers
 
             if loader not in rebuilt:
-                for condition, reason in self._conditions(loader):
+                own = data_loader(loader, "an iterable dataset is cut by its workers")
+                for condition, reason in self._conditions(own):
                     build.require(condition, reason)
-                assert isinstance(loader, DataLoader)
-                if draws_random_numbers(loader.dataset):
+                if draws_random_numbers(own.dataset):
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
-                rebuilt[loader] = with_workers(loader, self.num_workers, self.prefetch_factor, persistent)
+                rebuilt[loader] = with_workers(own, self.num_workers, self.prefetch_factor, persistent)
                 depth = rebuilt[loader].prefetch_factor
-                build.notes["loader_workers"] = loader.num_workers, self.num_workers, depth
+                build.notes["loader_workers"] = own.num_workers, self.num_workers, depth
             return following(rebuilt[loader])
 
         build.wrap(Seam.BATCHES, batches)
         build.wrap(Seam.VALIDATION, lambda following, loader: batches(following, loader, False))
         build.on_close(rebuilt.clear)  # the last reference: the workers end with their loader
 
-    def _conditions(self, loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
-        from torch.utils.data import DataLoader, IterableDataset
-
+    def _conditions(self, loader: DataLoader[Any]) -> Iterator[tuple[object, str]]:
         from vivace.tensors.loaders import hears_epochs
 
-        kind = type(loader)
-        name = "stream" if kind.__name__ == "IterableData" else kind.__name__
-        if not isinstance(loader, DataLoader):
-            yield False, f"the data is a {name}, not a torch DataLoader"
-            return
-        yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
-        yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset is cut by its workers"
         present = (loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
         wanted = (self.num_workers, self.prefetch_factor, self.persistent)
         equal = wanted == present or self.num_workers == loader.num_workers == 0

@@ -1,11 +1,33 @@
-"""Tensors that one rank sends to all others."""
+"""What ranks that train one model together agree on and exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from vivace.errors import Refused
+
+
+def require_ranks(model: nn.Module) -> int:
+    """The number of ranks, which all call this. Raises Refused for one alone, or where models differ."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        raise Refused("only one process runs: start with torchrun --nproc-per-node N")
+    shapes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shapes, [(name, list(p.shape)) for name, p in model.named_parameters()])
+    if any(other != shapes[0] for other in shapes):
+        raise Refused("the ranks have different models: build one on all")
+    return len(shapes)
+
+
+def mean_over_ranks(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+    """Around the seam `gradients`: the loss as the mean of all ranks'."""
+    loss = following(batch) / dist.get_world_size()
+    dist.all_reduce(loss)
+    return loss
 
 
 def spread(tensors: Iterable[torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vivace.errors import Refused
 
@@ -21,6 +21,23 @@ def known_length(data: Any) -> int | None:
         return len(data)
     except (TypeError, NotImplementedError):
         return None
+
+
+def data_loader(loader: Iterable[Any], of_a_stream: str) -> DataLoader[Any]:
+    """The loader, as one that can be rebuilt.
+
+    Raises Refused where it is not torch's, or iterates in its own way; with the reason `of_a_stream` where
+    its dataset is iterable.
+    """
+    kind = type(loader)
+    if not isinstance(loader, DataLoader):
+        name = "stream" if kind.__name__ == "IterableData" else kind.__name__
+        raise Refused(f"the data is a {name}, not a torch DataLoader")
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise Refused(f"your {kind.__name__} iterates in its own way")
+    if isinstance(loader.dataset, IterableDataset):
+        raise Refused(of_a_stream)
+    return loader
 
 
 def with_other(

@@ -25,6 +25,20 @@ def modules_of(model: nn.Module, *kinds: type[Kind]) -> list[Kind]:
     return [module for module in model.modules() if isinstance(module, kinds)]
 
 
+@contextlib.contextmanager
+def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, all modules are in evaluation mode; afterwards each is in its own mode again."""
+    modules = [module for model in models for module in model.modules()]
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
 def has_batch_norm(model: nn.Module) -> bool:
     """Does training this model mix the samples of a batch through BatchNorm?"""
     return bool(modules_of(model, BatchNorm))

@@ -29,13 +29,14 @@ from vivace import words
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.files import open_own, read_own
 from vivace.plan import Plan
+from vivace.tensors.trees import tensors
+from vivace.torch_internals.tensors import dense_parts, storage_id
 from vivace.training.folder import LEDGER, sync_folder
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 FILES = ("model.pt", "state.pt")
 _KEEP = 2
-_LATER = ("course", "held")  # facts that the manifests of earlier versions lack
 _FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
 _NAME = re.compile(rf"step_(\d{{1,18}})(\.{_FORMER}\..*)?")
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -105,7 +106,7 @@ class Checkpoints:
         CheckpointError where the contents cannot be stored; the checkpoints that were there before stay as
         they are.
         """
-        needed = _num_bytes((model, state)) + _SLACK_BYTES
+        needed = _num_bytes(model) + _num_bytes(state) + _SLACK_BYTES
         target = self.folder / f"step_{position.step}"
         temporary = self._beside(target)
         try:
@@ -173,9 +174,6 @@ class Checkpoints:
         """Raises CheckpointError where a manifest lacks something, or holds it in another form."""
         position, like = manifest["position"], dataclasses.asdict(Position())
         counts = ("step", "epoch", "batch", "log_bytes", "missing")
-        if isinstance(position, dict):
-            for name in ("missing", "seconds"):  # unknown to earlier versions
-                position.setdefault(name, 0)
         if (
             not isinstance(position, dict)
             or position.keys() != like.keys()
@@ -187,8 +185,6 @@ class Checkpoints:
         ):
             raise CheckpointError(f"{MANIFEST} holds no position that can be read")
         for key, value in self.facts.items():
-            if key in _LATER and key not in manifest:
-                continue
             if not isinstance(value, type(manifest.get(key))):
                 raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
         course = manifest.get("course", {})
@@ -398,15 +394,16 @@ def _full(folder: Path, needed: int, free: int) -> str:
     )
 
 
-def _num_bytes(tree: object) -> int:
-    """The bytes of all tensors in nested mappings, lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.element_size()
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return 0
-    return sum(_num_bytes(item) for item in tree)
+def _num_bytes(content: object) -> int:
+    """The bytes of a file's tensors: memory that several share, such as tied weights, is written once, and
+    whole.
+    """
+    found: dict[int, int] = {}
+    for tensor in tensors(content):
+        for part in dense_parts(tensor):
+            storage = part.untyped_storage()
+            found[storage_id(storage)] = storage.nbytes()
+    return sum(found.values())
 
 
 def _pause_for_fault(where: str) -> None:

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import inspect
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -24,8 +23,6 @@ from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
 _SOURCE = "source of "
-_NEWER = ("damaged", "batch_size")  # what checkpoints of before do not say
-_OF_SCHEDULE = re.compile(r"scheduler\d* ")  # of which they say less
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -70,15 +67,12 @@ def sources_of(job: Job, whose: str = "") -> dict[str, str]:
 
 
 def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What has changed, as ``lr: 0.1 -> 0.2``. No change is a module that only one of both has loaded, nor
-    what a checkpoint of before does not say.
-    """
+    """What has changed, as ``lr: 0.1 -> 0.2``. A module that only one of both has loaded is no change."""
     found = []
     for key in {**then, **now}:
         before, after = then.get(key), now.get(key)
         source = key.startswith(_SOURCE)
-        newer = before is None and (key in _NEWER or _OF_SCHEDULE.match(key))
-        if before == after or (source and None in (before, after)) or newer:
+        if before == after or (source and None in (before, after)):
             continue
         told = (str(value or "none")[:_MOST_LETTERS] for value in (before, after))
         found.append(key if source else f"{key}: {' -> '.join(told)}")

@@ -26,11 +26,11 @@ from vivace.errors import RankLost, TimedOut, VivaceError
 from vivace.processes.launch import Child, Source, preload
 
 PATIENCE_SECONDS = 300.0
-GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own; and without a beat
+GRACE_SECONDS = 30.0  # for other ranks' answers after rank 0's, and for a rank that gives no sign of life
 BEAT_SECONDS = 1.0
-LAST_SECONDS = 3.0  # for them to hear that it is over
+LAST_SECONDS = 3.0  # for the other ranks to hear that it is over
 _PR_SET_PDEATHSIG = 1
-LOOK_SECONDS = 0.05  # between two looks for an errand
+LOOK_SECONDS = 0.05  # between two looks for a command of rank 0
 ALONE = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
 """What a child of one rank is told where it works for itself."""
 _IN_A_CREW = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # somebody else keeps the store: only connect to it
@@ -328,11 +328,11 @@ class Crew:
 
 
 @contextmanager
-def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[Company]:
+def company_of(source: Source) -> Iterator[Company]:
     """The processes that were launched together with this one, met; this one alone where there are none.
 
-    What rank 0 raises inside, the others raise too. Raises RankLost where some do not come within `patience`
-    seconds.
+    What rank 0 raises inside, the others raise too. Raises RankLost where some do not come within
+    `PATIENCE_SECONDS`.
     """
     world_size = num_ranks()
     if world_size == 1:
@@ -344,8 +344,8 @@ def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[C
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     rank = int(os.environ["RANK"])
-    store = launch_store(rank, world_size, patience)
-    name = agreed_name(store, rank, world_size, patience)
+    store = launch_store(rank, world_size, PATIENCE_SECONDS)
+    name = agreed_name(store, rank, world_size, PATIENCE_SECONDS)
     own = dist.PrefixStore(f"vivace/company/{name}", store)  # type: ignore[attr-defined]
     company = Company(source, rank, world_size, own, store)
     company.here()

@@ -15,6 +15,7 @@ from vivace.job import Job
 from vivace.pictures import document
 from vivace.session.opening import call
 from vivace.session.session import Session, place
+from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import Streams, derive
 
 
@@ -57,23 +58,16 @@ class Evaluation:
         if self._loader is None or isinstance(self._loader, Iterator):
             with Streams(derive(self.seed, "data")):
                 self._loader = call(self.job, field)
-        device = self.session.build.device
-        modules = [module for model in self.session.build.models for module in model.modules()]
-        modes = [module.training for module in modules]
-        try:
-            for module in modules:
-                module.training = False
-            with Streams(derive(self.seed, "metric"), device), torch.no_grad():
-                seed, damage = derive(self.seed, "validation"), Damage.of(self.job)
-                batches = self.shortcut(self._loader)
-                if batches is None:
-                    batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
-                fed = self.session.validation(batches)
-                placed = (place(batch, device=device) for batch in fed if batch is not None)
-                return call(self.job, what, self.session.built, placed)
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
+        build = self.session.build
+        streams = Streams(derive(self.seed, "metric"), build.device)
+        with in_evaluation(build.models), streams, torch.no_grad():
+            seed, damage = derive(self.seed, "validation"), Damage.of(self.job)
+            batches = self.shortcut(self._loader)
+            if batches is None:
+                batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
+            fed = self.session.validation(batches)
+            placed = (place(batch, device=build.device) for batch in fed if batch is not None)
+            return call(self.job, what, self.session.built, placed)
 
 
 def finite(job: Job, value: Any) -> float:

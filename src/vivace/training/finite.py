@@ -15,10 +15,10 @@ from vivace.tensors.trees import tensors
 if TYPE_CHECKING:
     from vivace.tensors.shards import Shards
 
-FAR = 10.0  # times the loss with which a run began: told
-LOST = 1e4  # times: no training comes back from there
-_LOWER = 0.1  # of the loss with which a run began: less is noise
-_SMALL = 0.1  # root mean square of the weights that a start below it counts as: some begin with zeros
+FAR = 10.0  # times the first loss: from here on a notice warns
+LOST = 1e4  # times the first loss: the training has diverged
+_LOWER = 0.1  # of the first loss; a fall that is smaller counts as noise
+_SMALL = 0.1  # least root mean square of the first weights: some models begin with zeros
 _FEW_WEIGHTS, _FEW_NUMBERS = 8, 4096
 _SEEN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 

@@ -86,7 +86,7 @@ class Loop(Strides):
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.saved, self.seconds_before = Position(), 0.0
-        self.held = (found.manifest.get("held"), not notice) if found is not None else (None, False)
+        self.held = (found.manifest["held"], not notice) if found is not None else (None, False)
         self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
@@ -589,7 +589,7 @@ class Loop(Strides):
         load_into(self.session.built, found.model, "the model", shards)
         load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
         load_into(self.scheduler, state["scheduler"], "the scheduler")
-        fresh.take(found.manifest.get("course", {}), self.checkpoints.facts["course"])
+        fresh.take(found.manifest["course"], self.checkpoints.facts["course"])
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
         self.feed.place = state.get("data")
         streams = state["streams"]

@@ -19,7 +19,12 @@ from vivace.errors import RankLost
 
 TELL_SECONDS = 30.0
 LINK_SECONDS = 15  # in which a store that is reached confirms what it got
-AWAITED = "awaited"  # the key of a sentence: for which rank the others wait as their time runs out
+AWAITED = "awaited"  # the key under which ranks write whom they wait for as time runs out
+
+
+def torchrun_keeps_the_store() -> bool:
+    """Does the store of this launch live on when all of its ranks have ended?"""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def launch_store(rank: int, world_size: int, patience: float) -> Any:
@@ -28,7 +33,7 @@ def launch_store(rank: int, world_size: int, patience: float) -> Any:
     Raises RankLost where it cannot be reached within `patience` seconds.
     """
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    kept = torchrun_keeps_the_store()
     before = open_sockets()
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]

@@ -44,10 +44,10 @@ from vivace.training.verdict import (
 )
 
 BEAT_SECONDS = 1.0
-WHY_SECONDS = 10.0  # in which is known why an exchange broke
+WHY_SECONDS = 10.0  # after a broken exchange, until it is known why it broke
 FAREWELL_SECONDS = 20.0  # for the others to keep what was trained, before a lost rank ends itself
 STACKS_SECONDS = 5.0  # for the others to tell where they stand
-LATE_SECONDS = 5.0  # before a command's time is over, in which is noted whom the others wait for
+LATE_SECONDS = 5.0  # before a command's time is over: from here it is noted which rank the others wait for
 _NO_PERSONS = (
     str(Path(str(torch.__file__)).parent),
     str(Path(__file__).parents[1]),
@@ -117,6 +117,9 @@ class RankWatch:
         with contextlib.suppress(OSError):
             os.write(self._signalled, b"\0")
         self._thread.join(5.0)
+        if not self._thread.is_alive():  # else it may still read there
+            os.close(self._signals)
+            os.close(self._signalled)
 
     def told_to(self, folder: Path, notice: Callable[[str], None]) -> None:
         """From here on stacks go to a run's folder, and on rank 0 sentences to its notices."""
@@ -142,14 +145,26 @@ class RankWatch:
 
     def why(self, seconds: float) -> Verdict:
         """Why an exchange broke, as far as becomes known within `seconds`."""
-        self._is_back = True
+        self.came_back()
         deadline = time.monotonic() + seconds
-        while self.verdict is None and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if found := self.verdict or self._published():  # which the watch may not have seen yet
+                return found
             for rank in set(range(self.world_size)) - {self.rank}:
-                if gone := self._gone(rank):  # perhaps as it was told a verdict that is on its way to here
+                if gone := self._gone(rank):  # perhaps for a verdict that has not arrived here yet
                     return self._published() or gone
             time.sleep(0.1)
         return self.verdict or Verdict((), "the exchange with the other ranks broke", self.signal)
+
+    def came_back(self) -> None:
+        """The main thread has left the exchange in which it stood, and will say itself why it ends."""
+        self._is_back = True
+
+    def claim(self, key: str) -> int:
+        """The rank that was the first to claim `key`: this one, where no other was."""
+        with contextlib.suppress(RuntimeError):
+            return int(self._store.compare_set(key, "", str(self.rank)))
+        return self.rank
 
     def _gone(self, rank: int) -> Verdict | None:
         """That a rank has ended or died; None while it lives."""
@@ -169,10 +184,19 @@ class RankWatch:
         return Verdict(tuple(found["ranks"]), found["sentence"], found["signal"])
 
     def lives(self, rank: int) -> bool:
-        """Is the process of a rank one of this machine that runs? False where that is not known."""
+        """Does the process of a rank run? By the kernel's word on this machine, by its beats elsewhere."""
         beat = json.loads(self.read(f"beat/{rank}") or "{}")
-        here = beat.get("host") == socket.gethostname()
-        return here and not has_died(beat) and not is_stopped(beat)
+        if not beat:
+            return False
+        if beat["host"] == socket.gethostname():
+            return not has_died(beat) and not is_stopped(beat)
+        return not self._sights[rank].see(beat, time.monotonic()).silent
+
+    def may_come(self, rank: int) -> bool:
+        """Does a rank live that has not come further than this one, nor said why it ends?"""
+        beat = json.loads(self.read(f"beat/{rank}") or "{}")
+        behind = bool(beat) and beat["at"] <= self._at()
+        return behind and self.lives(rank) and not self.read(f"farewell/{rank}")
 
     def end_stopped(self, ranks: tuple[int, ...]) -> None:
         """Kill those processes of this machine that were judged and cannot end themselves."""
@@ -184,7 +208,7 @@ class RankWatch:
 
     def _run(self) -> None:
         reached_at = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # at once: who dies in its first second has been seen, too
+        with contextlib.suppress(RuntimeError):  # at once: a rank that dies soon was seen, too
             self._beat()
         while self.verdict is None:
             self._listen(BEAT_SECONDS)
@@ -213,7 +237,7 @@ class RankWatch:
         activity = self.activity
         return {
             "number": self._number,
-            "at": [activity.step, activity.agreements, num_exchanges()],
+            "at": self._at(),
             "changes": activity.changes,
             "what": activity.what,
             "work": _work(),
@@ -222,6 +246,9 @@ class RankWatch:
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
+
+    def _at(self) -> list[int]:
+        return [self.activity.step, self.activity.agreements, num_exchanges()]
 
     def _look(self) -> None:
         """Judge the others by their beats; the first rank that lives tells it and publishes the verdict."""
@@ -270,18 +297,23 @@ class RankWatch:
             self.verdict = Verdict((), text, self.signal)
 
     def _end(self, verdict: Verdict) -> None:
-        """Break the exchange. A main thread that hangs does not come back: then end the process."""
+        """Break the exchange, and go on beating. A main thread that hangs does not come back: then end the
+        process, once the others have heard what was kept.
+        """
         self.cut()
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while time.monotonic() < deadline:
-            if self._over or self._is_back:
-                return
-            time.sleep(0.1)
-            if self.rank in verdict.ranks and self.read("kept"):
-                break
-        if self.rank in verdict.ranks:
-            say(f"rank {self.rank}, which the others have given up, ends itself at {self._where()}")
-            os._exit(128 + signal.Signals[verdict.signal] if verdict.signal else 1)
+        begin, others = time.monotonic(), set(range(self.world_size)) - set(verdict.ranks)
+        while not self._over:
+            self._listen(BEAT_SECONDS)
+            with contextlib.suppress(RuntimeError):
+                self._beat()
+            if self._over or self._is_back or self.rank not in verdict.ranks:
+                continue
+            waited, deaf = time.monotonic() - begin, [one for one in others if not self.read(f"heard/{one}")]
+            keeping = self._folder is not None and any(map(self.lives, deaf))
+            seconds = self.patience if keeping else FAREWELL_SECONDS
+            if waited >= seconds or (others and not deaf):
+                say(f"rank {self.rank}, which the others have given up, ends itself at {self._where()}")
+                os._exit(128 + signal.Signals[verdict.signal] if verdict.signal else 1)
 
     def _frames(self) -> list[traceback.FrameSummary]:
         frame: FrameType | None = sys._current_frames().get(self._main.ident or 0)

@@ -25,14 +25,13 @@ from vivace.plan import Plan
 from vivace.processes import child
 from vivace.technique import Stage, registry
 from vivace.tensors.exchange import spread
-from vivace.training.meeting import agreed_name, launch_store, open_sockets
+from vivace.training.meeting import agreed_name, launch_store, open_sockets, torchrun_keeps_the_store
 from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch
 from vivace.training.verdict import BUSY_TIMES
 
 PATIENCE_SECONDS = 300.0
 _PR_SET_PDEATHSIG = 1
 _PROCESS = uuid.uuid4().hex
-NEWS_SECONDS = 2.0
 
 
 class Stranded(Exception):
@@ -87,22 +86,19 @@ class Ranks:
     def cry(self) -> None:
         """Tell the other ranks that this one cannot end its step; they hear it when the exchange breaks."""
         if self._store is not None:
+            key = f"cry/{self._generation}"
             with contextlib.suppress(RuntimeError):  # the link is gone, as the others will notice
-                self._store.set(f"cry/{self._generation}", str(self.rank))
+                self._store.set(key, str(self.rank))
+                self._store.check([key])  # answered when the news has come: before the exchange breaks
 
     def heard(self) -> bool:
-        """Has a rank cried since all ranks last joined? Waits a little: the news may still be on its way."""
+        """Has a rank cried since all ranks last joined?"""
         if self._store is None or (self.watch is not None and self.watch.verdict is not None):
             return False  # where it is judged why, the store may be out of reach
-        deadline = time.monotonic() + NEWS_SECONDS
         try:
-            while not self._store.check([f"cry/{self._generation}"]):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.05)
+            return bool(self._store.check([f"cry/{self._generation}"]))
         except RuntimeError:  # the link is gone
             return False
-        return True
 
     def leave(self, error: BaseException) -> None:
         """Tell the others why this rank ends before the training does, and torchrun who began it."""
@@ -162,6 +158,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
+            if self.watch is not None:
+                self.watch.came_back()
             raise Stranded(str(error)) from None
 
     @property
@@ -208,17 +206,20 @@ class Ranks:
     def all_end_at(self, place: str) -> bool:
         """Do all ranks end here, before any exchange, so that they can still do the last thing together?
 
-        Waits a little for the others, who may be in an exchange with this one instead.
+        Waits for those that may still come, but not for one that is in an exchange with this one instead.
         """
         if self.watch is None:
             return self.world_size == 1
         self.watch.post(f"end/{self.rank}", place)
-        deadline = time.monotonic() + NEWS_SECONDS
-        while {self.watch.read(f"end/{rank}") for rank in range(self.world_size)} != {place}:
-            if time.monotonic() > deadline:
+        deadline = time.monotonic() + self.patience
+        while True:
+            places = [self.watch.read(f"end/{rank}") for rank in range(self.world_size)]
+            missing = [rank for rank, found in enumerate(places) if not found]
+            if not missing or set(places) - {place, ""}:
+                return set(places) == {place}
+            if time.monotonic() > deadline or not all(map(self.watch.may_come, missing)):
                 return False
             time.sleep(0.05)
-        return True
 
     @contextmanager
     def answering(self, what: str) -> Iterator[None]:
@@ -292,8 +293,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
-        torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        yield Ranks(store=launch_store(0, 1, patience) if torchrun else None)
+        yield Ranks(store=launch_store(0, 1, patience) if torchrun_keeps_the_store() else None)
         return
     require_one_model(plan, world_size)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun

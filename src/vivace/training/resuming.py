@@ -38,6 +38,7 @@ def facts_of(session: Session, loader: Iterable[Batch], seed: int, world_size: i
         "plan": session.plan.dumps(),
         "job": _signature(session, loader),
         "course": _stream_of(loader),
+        "held": {},  # see `Watch.holds`
     }
 
 
@@ -75,7 +76,7 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, *, changed_
         raise InputError(
             f"the run in '{folder}' has seed {then['seed']}, not {now['seed']}: resume with its own"
         )
-    course = differences(then.get("course", now["course"]), now["course"])
+    course = differences(then["course"], now["course"])
     if course and not changed_ok:
         raise JobError(
             f"the job of the run in '{folder}' has changed ({'; '.join(course[:6])}): resume with the job it "

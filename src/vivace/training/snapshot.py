@@ -7,19 +7,14 @@ what steps leave alone is noted seldom, and looked at again before it is relied 
 from __future__ import annotations
 
 import dataclasses
-import time
-from typing import Any
 
 import torch
 from torch import nn
 
 from vivace.session.session import Session
-from vivace.tensors.randomness import host_state, restore, same_host_state, torch_state
+from vivace.tensors.randomness import StreamNotes
 from vivace.torch_internals.modules import RunningNorm, own_tensors
 from vivace.torch_internals.tensors import foreach_copy, version_of
-
-FIRST_STEPS = 8  # of a session, before which everything is noted
-MOST_SHARE = 0.004  # of the time, for noting streams that no step has moved
 
 
 class Snapshot:
@@ -27,7 +22,7 @@ class Snapshot:
 
     def __init__(self, session: Session) -> None:
         captured = any(technique.card.captures for technique in session.plan.techniques)
-        self.streams = _StreamNotes(session.build.device)
+        self.streams = StreamNotes(session.build.device)
         self.buffers = _BufferNotes(session.build.models, captured)
 
     def take(self) -> None:
@@ -38,48 +33,6 @@ class Snapshot:
     def put_back(self) -> str:
         """Make the state what it was at the last `take`; returns what could not be, else an empty string."""
         return self.buffers.put_back() or self.streams.put_back()
-
-
-class _StreamNotes:
-    """The random streams. torch's cost 1 us and are noted before every step.
-
-    Python's and NumPy's cost 0.1 ms, and few steps draw from them. Where the first steps left them alone,
-    they are noted as often as takes `MOST_SHARE` of the time; from the first move on, before every step.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._torch: dict[str, Any] = {}
-        self._host: dict[str, Any] = {}
-        self._num_notes, self._due = 0, 0.0
-        self._move = self._fresh = False
-
-    def take(self, *, whole: bool = False) -> None:
-        self._torch = torch_state(self._device)
-        begin = time.perf_counter()
-        self._fresh = whole or self._move or self._num_notes < FIRST_STEPS or begin >= self._due
-        if self._fresh:
-            before, self._host = self._host, host_state()
-            self._move = self._move or (bool(before) and not same_host_state(before, self._host))
-            self._num_notes += 1
-            end = time.perf_counter()
-            self._due = end + (end - begin) / MOST_SHARE
-
-    def now(self) -> dict[str, Any]:
-        """The streams after a step. Those that no step moves are as they were noted last."""
-        host = self._host if self._host and not self._move else host_state()
-        return {**host, **torch_state(self._device)}
-
-    def put_back(self) -> str:
-        if not self._fresh and not same_host_state(self._host, host_state()):
-            return "Python's or NumPy's random stream began to move, in this step or one shortly before"
-        self.restore()
-        self._fresh = True
-        return ""
-
-    def restore(self) -> None:
-        """Put back the streams alone, after `put_back` has said that they are known."""
-        restore({**self._host, **self._torch}, self._device)
 
 
 @dataclasses.dataclass(slots=True)

@@ -92,7 +92,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         on = " on the validation data" if self.metric_data == "validation" else ""
         title = f"{metric_title(vars(self))}{on}"

@@ -13,8 +13,8 @@ from vivace.words import duration
 SILENT_SECONDS = 8.0  # without a beat: the process is stopped, dead, or cut off
 WARN_SECONDS = 30.0
 STOP_SECONDS = 8.0  # after a request to stop, of the 30 that torchrun gives; or where waiting is in vain
-BUSY_TIMES = 12  # the patience with a rank that is at work
-BUSY_SHARE = 0.02  # of a core: less is no work
+BUSY_TIMES = 12  # times the patience, for a rank whose process computes
+BUSY_SHARE = 0.02  # of a core; a process that uses less does not compute
 DATA_ENDED = "the end of its data"
 
 

@@ -122,7 +122,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the answer of its page."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
         from vivace.reporting.answering import answer
         from vivace.reporting.content import Content
 

@@ -21,7 +21,7 @@ LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
 AGAIN_SECONDS, AGAIN_SHARE = 2.0, 0.05
 PATIENCE_SECONDS = 20.0  # before a process counts as hanging, however little time is left
 TIMING_SECONDS = 6.0  # of a comparison that was never seen
-LONGEST_COMPARISON = 15.0  # what stays undecided then differs by less than the winner's confirmation
+LONGEST_COMPARISON = 15.0  # plans undecided by then differ by less than the confirmation can tell
 LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the larger part of the interval
 ROUNDS = 3  # the least that an interval across processes needs
 

@@ -43,7 +43,7 @@ def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
     return Pass(found, whole=True)
 
 
-def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach, least: int = 8) -> list[Pass]:
+def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach) -> list[Pass]:
     """The first epochs of a Job's `data` or `validation`, in the order in which `train` feeds them, as far as
     `reach` allows.
     """
@@ -52,7 +52,7 @@ def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach, least: int 
         loader = ordered(call(job, field), seed=0, epoch=epoch, damage=Damage.of(job))
         spent, further = time.perf_counter() - begin, num_epochs - 1 - epoch
         indexed = has_index(loader)
-        found = read(loader, reach.of_pass(indexed, spent, further), least)
+        found = read(loader, reach.of_pass(indexed, spent, further), least=8)
         if indexed and not found.whole:
             found = dataclasses.replace(found, **_unread(job, field, epoch))
         passes.append(dataclasses.replace(found, is_stream=not indexed))

@@ -12,7 +12,7 @@ from vivace.tensors.trees import same_numbers
 from vivace.verifying.figures import Measure, Quantity
 
 Tensors = dict[str, torch.Tensor]
-BATCH_SHARE = 0.1  # of the spread of a batch: what a running mean takes of it in a step, by default
+BATCH_SHARE = 0.1  # of a batch's statistics that BatchNorm's running mean takes in by default (momentum)
 
 
 @dataclasses.dataclass

@@ -19,7 +19,6 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
-from vivace.tensors.modules import named_parameters
 from vivace.tensors.trees import map_tensors
 from vivace.verifying import beginnings
 from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
@@ -45,12 +44,12 @@ from vivace.verifying.ruler import (
 )
 from vivace.verifying.runner import PAIRS_STREAM
 from vivace.verifying.shadow import FINEST_ROUNDOFF
-from vivace.verifying.states import Snapshot, clone, restore, state_of
+from vivace.verifying.states import Snapshot, clone, parameter_names, restore, state_of
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
-LONG_SECONDS = 10.0  # for steps beyond the course, where all was equal so far
-LATE = 2.0**-10  # of a loss: one step in fp32 from equal weights rounds far less
+LONG_SECONDS = 10.0  # for further steps, where all of the course was equal
+LATE = 2.0**-10  # relative difference of losses: after one fp32 step from equal weights it is far smaller
 COMPILED_PREFIX = "_orig_mod."
 WHOSE = "the original"
 StatesByName = dict[str, dict[str, Any]]  # what optimizers keep of each parameter
@@ -411,7 +410,7 @@ def _inverse(names: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: str, device: torch.device) -> Any:
-    return torch.load(Path(path), map_location=device, weights_only=False)  # our own, of a minute ago
+    return torch.load(Path(path), map_location=device, weights_only=False)  # our own files
 
 
 def _readings(job: Job, reach: Reach) -> Readings:
@@ -423,13 +422,9 @@ def _strides(session: Session) -> list[tuple[int, ...]]:
     return [p.stride() for model in session.build.models for p in model.parameters()]
 
 
-def _parameter_names(session: Session) -> dict[int, str]:
-    return {id(p): name for name, p in named_parameters(session.build.models)}
-
-
 def _by_name(session: Session, saved: list[dict[str, Any]]) -> StatesByName:
     """What state dictionaries of the session's optimizers hold of each parameter."""
-    names, found = _parameter_names(session), dict[str, dict[str, Any]]()
+    names, found = parameter_names(session), dict[str, dict[str, Any]]()
     for optimizer, state in zip(session.optimizers, saved, strict=True):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         kept = state["state"].items()
@@ -439,7 +434,7 @@ def _by_name(session: Session, saved: list[dict[str, Any]]) -> StatesByName:
 
 def _as_kept(session: Session, by_name: StatesByName) -> list[dict[str, Any]]:
     """State dictionaries for the session's optimizers, with their own groups and what `by_name` holds."""
-    names, found = _parameter_names(session), []
+    names, found = parameter_names(session), []
     for optimizer in session.optimizers:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         kept = {i: by_name[names[id(p)]] for i, p in enumerate(parameters) if names.get(id(p)) in by_name}

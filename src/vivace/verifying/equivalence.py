@@ -21,10 +21,10 @@ from vivace.processes.launch import Child, Source
 from vivace.training.crew import ALONE, Company
 from vivace.verifying.verdict import Verdict
 
-DEFAULT_MARGIN = 0.005  # of what training brings
-SMALLEST_GAIN = 1e-3  # of the metric; less is no training
-FIRST_LOOK = 3  # pairs
-MOST_NEEDED = 1000  # seeds; more is as good as never
+DEFAULT_MARGIN = 0.005  # as a share of what training gains in the metric
+SMALLEST_GAIN = 1e-3  # of the metric: training that gains less has not learnt
+FIRST_LOOK = 3  # pairs of runs before the first test
+MOST_NEEDED = 1000  # seeds; a number above it is not told
 SIGNIFICANCE = 0.05
 TRAINER = "vivace.verifying.equivalence:Trainer"
 

@@ -22,7 +22,7 @@ from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import derive
 from vivace.tensors.trees import map_tensors, same_numbers, tensors
 
-EPOCHS = 3  # what is recorded in one and replayed in the next shows in the third
+EPOCHS = 3  # a plan that records one epoch and replays it in the next differs in the third
 LEAST_BATCHES = 3
 EVALUATIONS = 2
 LAST_BATCHES = 3  # compared too where there is no time for a whole epoch

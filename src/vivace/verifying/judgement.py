@@ -11,8 +11,8 @@ from vivace.verifying.figures import DICTATED, GRADIENTS, LOSSES, Measure, Quant
 LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
-NEAR = 4.0  # times its limit: as far off as few shadows may put a plan that more of them keep
-FAR = 8.0  # times its limit: further off no shadow is asked
+NEAR = 4.0  # times the limit: a figure that is off by less is judged again with more shadows
+FAR = 8.0  # times the limit: a figure that is off by more is broken, and no coarser shadow is run
 COMPUTED = ("loss", "gradient", "scale", "residual", "decay", "buffer")  # in this order; then the rest
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 SHADOW = "a shadow, the job rounded at random"

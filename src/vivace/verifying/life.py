@@ -23,6 +23,7 @@ from vivace.data.order import isolated
 from vivace.errors import CheckpointError, JobError
 from vivace.job import Batch, Job
 from vivace.session.session import Session
+from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import derive
 from vivace.tensors.trees import tensors
 from vivace.training.evaluation import Evaluation
@@ -34,10 +35,10 @@ from vivace.verifying.skipping import num_skipped, same_values
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
 EPOCHS = 3
-STEPS = 2  # at the end of each
-VALIDATED = 2  # batches of each evaluation
-VALIDATING_SECONDS = 10.0  # at most, for these
-SHAPED_EPOCHS = 2  # are looked through for batches of other shapes
+STEPS = 2  # batches at the end of each epoch
+VALIDATED = 2  # batches that each evaluation reads
+VALIDATING_SECONDS = 10.0  # at most, for the batches of one evaluation
+SHAPED_EPOCHS = 2  # epochs that are searched for batches of other shapes
 MOST_SHAPES = 6
 # Few shadows live so long; and what goes wrong here is gross.
 LIMIT_FACTOR = 2.0
@@ -283,18 +284,11 @@ def validate(session: Session, job: Job) -> None:
     loader = loaders.epoch(0, VALIDATED)
     if not loaders.has_index:
         loader, _ = loaders.ending(0, VALIDATED, list(islice(loader, VALIDATED)))
-    modules = [module for model in session.build.models for module in model.modules()]
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
+    with in_evaluation(session.build.models):
         deadline = time.perf_counter() + VALIDATING_SECONDS
         for _ in isolated(lambda: session.validation(loader), derive(0, "validation")):
             if time.perf_counter() > deadline:  # a plan may feed more than it is given
                 break
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
 
 
 class OwnMetric:

@@ -17,7 +17,7 @@ from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
 from vivace.verifying.tap import random_state, recomputing
 
 FUSED_DROPOUT = "native_dropout"  # gives its input, partly zero, and the mask
-MASKS = (FUSED_DROPOUT, "bernoulli", "bernoulli_")  # which draw the same: zeros and ones
+MASKS = (FUSED_DROPOUT, "bernoulli", "bernoulli_")  # operators that draw zeros and ones
 LEAST_RARE = 16  # elements of the rarer kind: two masks with as many are not equal by chance
 
 

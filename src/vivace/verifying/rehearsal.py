@@ -20,19 +20,18 @@ from torch import nn
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
-from vivace.tensors.modules import named_parameters
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
 from vivace.verifying.displacement import Tensors, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
-from vivace.verifying.states import Snapshot, averages_of, clone, restore, state_of
+from vivace.verifying.states import Snapshot, averages_of, clone, parameter_names, restore, state_of
 from vivace.verifying.tap import Tap, same_data
 
 EARLY = 3  # steps after which the weights are looked at for the first time: Adam's averages are young there
 SCHEDULE_EVERY = 3  # steps to an epoch of the schedule
-SMALLEST_SLOPE = 1e-10  # of the typical gradient: where it meets an optimizer's epsilon
+SMALLEST_SLOPE = 1e-10  # as a share of the typical gradient: as small as an optimizer's epsilon
 LARGEST_SLOPE = 10.0
 
 
@@ -241,7 +240,7 @@ def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
 
 def _groups(session: Session) -> dict[str, int]:
     """The number of each parameter's group, counted over all optimizers."""
-    names = {id(p): name for name, p in named_parameters(session.build.models)}
+    names = parameter_names(session)
     groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
     return {names[id(p)]: i for i, g in enumerate(groups) for p in g["params"] if id(p) in names}
 

@@ -470,9 +470,7 @@ class Ruler(Runner):
                 runs.append(self._distances(outcome, snapshot, references[index]))
             scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
             smallest = resolution(references[index], snapshot.state)
-            spread = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
-            least = {name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()}
-            envelopes.append({n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()})
+            envelopes.append(_envelope(runs, scale, smallest))
         courses, ends = [], []
         for seed in range(effort.course_seeds):
             noise = Rounding(roundoff, seed=9000 + seed, halves=halves)
@@ -547,9 +545,7 @@ class Ruler(Runner):
             runs.append(self._life_distances(shadow.outcome, life.outcome))
         scale = 1.0 if same_streams else math.sqrt(2 / (count + 1))
         smallest = resolution(life.outcome, self.snapshots[0].state)
-        spread = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
-        least = {name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()}
-        return life.outcome, {n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()}
+        return life.outcome, _envelope(runs, scale, smallest)
 
     def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[Measure, float]:
         """What right rounding brings of each bias."""
@@ -570,6 +566,14 @@ class Ruler(Runner):
         gap = sum(float(moved(mine[name], t).square().sum()) for name, t in theirs.items())
         way = sum(float(moved(t, begin[name]).square().sum()) for name, t in theirs.items())
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
+
+
+def _envelope(
+    runs: Sequence[dict[Measure, float]], scale: float, smallest: dict[Measure, float]
+) -> dict[Measure, float]:
+    """Of each figure `scale` times the root mean square, `smallest` at least; NaN where it is not finite."""
+    found = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
+    return {n: max(v, smallest.get(n, 0.0)) if math.isfinite(v) else math.nan for n, v in found.items()}
 
 
 def _in_other_order(mine: Session, theirs: Session) -> bool:

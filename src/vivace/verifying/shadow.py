@@ -76,6 +76,9 @@ class Rounding(OperatorMode):  # type: ignore[no-untyped-call]
         return tuple(v if keep else map_tensors(v, self._round) for v, keep in zip(values, kept, strict=True))
 
     def _round(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.complex64:
+            tensor = tensor.resolve_conj()  # below a dispatch mode, nothing else heeds the bit of `conj`
+            return torch.complex(self._round(tensor.real), self._round(tensor.imag))
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided or tensor.numel() == 0:
             return tensor
         scale = 1.0 + self.random.random()

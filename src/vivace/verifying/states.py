@@ -72,11 +72,16 @@ def optimizer_states(session: Session) -> list[dict[str, Any]]:
     return states if shards is None else [shards.gathered(state, keep=True) for state in states]
 
 
+def parameter_names(session: Session) -> dict[int, str]:
+    """The names of parameters, by their `id`."""
+    return {id(p): name for name, p in named_parameters(session.build.models)}
+
+
 def averages_of(session: Session) -> Tensors:
     """Copies of what the optimizers keep of each number of a parameter, such as running averages, whole on
     each rank: ``exp_avg of head.weight``.
     """
-    names = {id(p): name for name, p in named_parameters(session.build.models)}
+    names = parameter_names(session)
     return {
         f"{key} of {names[id(parameter)]}": whole(value).clone()
         for optimizer in session.optimizers
@@ -116,7 +121,7 @@ def restore(session: Session, snapshot: Snapshot) -> None:
 
 def decay_of(session: Session) -> dict[str, float]:
     """Learning rate times weight decay of every parameter, by name."""
-    names = {id(p): name for name, p in named_parameters(session.build.models)}
+    names = parameter_names(session)
     groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
     return {
         names[id(p)]: float(group["lr"]) * float(group.get("weight_decay", 0.0))

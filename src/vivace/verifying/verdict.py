@@ -57,7 +57,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from vivace.pages.card import card  # only then: a template engine
+        from vivace.pages.render import card  # only then: a template engine
 
         sentence = sameness(self.to_dict())
         told = words.unless_said(self.reason, sentence)

@@ -114,7 +114,7 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
     begin = time.monotonic()
     source, plan, seconds = asked.source, asked.plan, asked.seconds
     if asked.against is None and not plan.techniques and not asked.metric:
-        source.load()  # a job that is not there is no answer
+        source.load()  # raises where there is no such job
         return Verdict(True, "exact", 0.0, 0.0, steps=0, seeds=0, reason=NOTHING)
     machine, tell = inspect(), teller(on_event)
     if machine.passed_over:

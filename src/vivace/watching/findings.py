@@ -48,8 +48,8 @@ class Envelopes:
     next one.
     """
 
-    def __init__(self, most: int = MOST_SHADOWS) -> None:
-        self._figures: dict[Measure, deque[float]] = defaultdict(lambda: deque(maxlen=most))
+    def __init__(self) -> None:
+        self._figures: dict[Measure, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_SHADOWS))
         self.num = 0
 
     def add(self, figures: dict[Measure, float]) -> None:

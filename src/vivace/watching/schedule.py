@@ -112,11 +112,6 @@ class Schedule:
         return self.clock() - self.began
 
     @property
-    def cost_share(self) -> float:
-        """What watching has taken of the run's time so far."""
-        return self.spent / max(1e-9, self.run_seconds)
-
-    @property
     def first_part(self) -> float:
         """The part of what was spent that went to the first step, which is watched whatever it costs."""
         return self._spent_on_first / self.spent if self.steps > 1 and self.spent else 1.0

@@ -46,7 +46,7 @@ if "address_space_mib" in scene:
         return own_loss(model, batch)
 
     job = dataclasses.replace(job, loss=limited)
-plan = vivace.Plan.loads(scene["plan"]) if "plan" in scene else None
+plan = vivace.Plan.loads(scene["plan"]) if scene.get("plan") else None
 try:
     run = vivace.train(job, plan, **scene["arguments"])
     answer, code = run.to_dict(), run.exit_code

@@ -3,6 +3,7 @@
 import os
 import runpy
 import signal
+from pathlib import Path
 
 from vivace.processes.launch import Child
 from vivace.training import crew
@@ -19,4 +20,4 @@ def stop(self, command, *arguments, **more):
 
 if os.environ["RANK"] == "1":
     Child.ask = stop
-runpy.run_module("vivace", run_name="__main__")
+runpy.run_path(str(Path(__file__).parents[2] / "scenes" / "rank.py"))

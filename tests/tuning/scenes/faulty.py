@@ -1,6 +1,6 @@
 """A job for a search on two ranks, and techniques of which three fail on rank 1 and one helps.
 
-They run out of memory, hang, and stop its process. A trial may take `LIMIT_SECONDS`.
+They run out of memory, hang, and stop its process. A trial of the latter two may take `LIMIT_SECONDS`.
 """
 
 import dataclasses
@@ -16,12 +16,19 @@ import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.tuning.times import Times
 
-DELAY_SECONDS = 0.03
-LIMIT_SECONDS = 15.0
+DELAY_SECONDS = 0.015
+LIMIT_SECONDS = 8.0
 RANK = int(os.environ.get("RANK", "0"))
 torch.set_num_threads(1)
-Times.limit = lambda self, plan, left: LIMIT_SECONDS  # else half of the time left
-Times.comparing = lambda self, plan, left: 3.0
+
+
+def limit(self, plan, left):
+    ends = "planted_crowd" in plan.names or not {"planted_hang", "planted_stop"} & set(plan.names)
+    return 60.0 if ends else LIMIT_SECONDS
+
+
+Times.limit = limit
+Times.comparing = lambda self, plan, left: 2.0
 
 
 def data():
@@ -99,7 +106,7 @@ class PlantedQuick(Planted):
     most = 40.0
 
     def apply(self, build):
-        build.set_flag(sys.modules[__name__], "DELAY_SECONDS", 0.005)
+        build.set_flag(sys.modules[__name__], "DELAY_SECONDS", 0.003)
 
 
 @vivace.register

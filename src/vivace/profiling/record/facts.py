@@ -22,7 +22,7 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader
 
-from vivace.inspection.limits import usable_cores
+from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.loaders import known_length
@@ -121,8 +121,7 @@ def peak_bytes() -> int:
     """The most that `resident_bytes` was so far."""
     if numbers := gpus.used():
         return sum(map(torch.cuda.max_memory_allocated, numbers))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_memory()
 
 
 def allocator_retries() -> int:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def warm_cosine(num_steps: int, warm_share: float = 0.1) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """A builder: up in a straight line over the first share of the steps, then down along a cosine to 1 %."""
-    warm = max(1, round(num_steps * warm_share))
+def warm_cosine(num_steps: int) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+    """A builder: up in a straight line over a tenth of the steps, then down along a cosine to 1 %."""
+    warm = max(1, round(0.1 * num_steps))
 
     def factor(step: int) -> float:
         if step < warm:

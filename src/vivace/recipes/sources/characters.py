@@ -32,11 +32,11 @@ class Vocabulary:
         return [known[number] for number in row.tolist() if number != PADDING]
 
 
-def padded(rows: Sequence[torch.Tensor], filling: int = PADDING) -> torch.Tensor:
+def padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """(batch, length) of rows of unequal length, the length a multiple of `MULTIPLE`."""
     longest = max(len(row) for row in rows)
     length = -(-longest // MULTIPLE) * MULTIPLE
-    batch = torch.full((len(rows), length), filling, dtype=rows[0].dtype)
+    batch = torch.full((len(rows), length), PADDING, dtype=rows[0].dtype)
     for place, row in zip(batch, rows, strict=True):
         place[: len(row)] = row
     return batch

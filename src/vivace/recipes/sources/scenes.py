@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -95,29 +96,31 @@ def _described(image: Image.Image, owners: numpy.ndarray, sizes: list[int], clas
     return Scene((pixels - MEAN) / SPREAD, mask, boxes, labels)
 
 
-class Scenes(Dataset[Scene]):
-    """Scenes of one split: other ones in each epoch of training, else always the same, each made once."""
+class Scenes(Dataset[Any]):
+    """What `row` takes of scenes of one split: other ones in each epoch of training, else always the same."""
 
     def __init__(
         self,
         split: str,
         length: int,
         size: int,
+        row: Callable[[Scene], Any],
         number: int | None = None,
         shares: tuple[float, float] = SHARES,
     ) -> None:
         self.split, self.length, self.size, self.number, self.shares = split, length, size, number, shares
+        self.row = row
         self.made: dict[int, Scene] = {}
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Scene:
+    def __getitem__(self, index: int) -> Any:
         if self.split == "training":
-            return self._scene(int(torch.randint(2**31, ())))
+            return self.row(self._scene(int(torch.randint(2**31, ()))))
         if index not in self.made:
             self.made[index] = self._scene(index)
-        return self.made[index]
+        return self.row(self.made[index])
 
     def _scene(self, number: int) -> Scene:
         return scene(self.split, self.size, random.Random(f"{self.split} {number}"), self.number, self.shares)

@@ -36,9 +36,9 @@ class Rule(abc.ABC):
     def update(self, rows: Sequence[Row], weights: torch.Tensor, gradient: torch.Tensor) -> None:
         """One step of every row; `gradient` may be overwritten."""
 
-    def column(self, rows: Sequence[Row], name: str, of: Any = float) -> torch.Tensor:
+    def column(self, rows: Sequence[Row], name: str) -> torch.Tensor:
         """A setting of every row: (rows, 1), or (rows, columns) where the groups of a row differ in it."""
-        values = [[of(group[name]) for group in row.optimizer.param_groups] for row in rows]
+        values = [[float(group[name]) for group in row.optimizer.param_groups] for row in rows]
         return self.spread(name, values)
 
     def spread(self, name: str, values: list[list[float]]) -> torch.Tensor:

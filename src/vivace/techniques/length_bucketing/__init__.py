@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -44,19 +44,16 @@ class LengthBucketing(Technique):
         rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
-            from torch.utils.data import DataLoader
-
             from vivace.techniques.length_bucketing.buckets import Buckets
-            from vivace.tensors.loaders import lengths_of, with_other
+            from vivace.tensors.loaders import data_loader, lengths_of, with_other
 
             if loader not in rebuilt:
-                for condition, reason in _conditions(loader):
-                    build.require(condition, reason)
-                assert isinstance(loader, DataLoader)
-                lengths = lengths_of(loader.dataset, LOOKING_SECONDS)
+                own = data_loader(loader, "the lengths of an iterable dataset are not known")
+                build.require(own.batch_sampler is not None, "your dataset gives whole batches")
+                lengths = lengths_of(own.dataset, LOOKING_SECONDS)
                 build.require(len(set(lengths)) > 1, f"all samples have the length {lengths[0]}")
-                buckets = Buckets(loader.batch_sampler, lengths, self.window)
-                rebuilt[loader] = with_other(loader, batch_sampler=buckets)
+                buckets = Buckets(own.batch_sampler, lengths, self.window)
+                rebuilt[loader] = with_other(own, batch_sampler=buckets)
                 build.notes["length_bucketing"] = buckets.padding()
             return following(rebuilt[loader])
 
@@ -79,15 +76,3 @@ class LengthBucketing(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Steps on less padding; how much there is only the lengths can tell."""
         return (0.95, 1.5)
-
-
-def _conditions(loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
-    from torch.utils.data import DataLoader, IterableDataset
-
-    kind = type(loader)
-    if not isinstance(loader, DataLoader):
-        yield False, f"the data is a {kind.__name__}, not a torch DataLoader"
-        return
-    yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
-    yield not isinstance(loader.dataset, IterableDataset), "the lengths of an iterable dataset are not known"
-    yield loader.batch_sampler is not None, "your dataset gives whole batches"
