@@ -1,6 +1,7 @@
 """What a training takes beside its steps: evaluations cut short, checkpoints that leave nothing."""
 
 import dataclasses
+import mmap
 import time
 
 import pytest
@@ -91,3 +92,25 @@ def test_a_check_says_how_long_the_job_takes_to_start(tmp_path):
     features = worker.profile(folder=str(tmp_path))["features"]
     assert features["evaluation_seconds"] >= 0.9 * NUM_BATCHES * BATCH_SECONDS
     assert features["checkpoint_seconds"] >= features["end_seconds"] > 0
+
+
+def test_page_faults_are_counted_over_the_steps_that_warmed_up():
+    """Most steps take no memory anew, every eighth takes 2,048 pages: two steps alone may show none."""
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) % 8 == 0:
+            with mmap.mmap(-1, 2048 * mmap.PAGESIZE) as taken:
+                taken.write(bytes(len(taken)))
+        return mlp().loss(model, batch)
+
+    worker = Worker(dataclasses.replace(mlp(), loss=loss), vivace.inspect().to_dict())
+    worker.open({})
+    try:
+        worker.warm(seconds=0.5)
+        assert len(calls) > 64
+        calls.clear()
+        assert worker.observe()["page_faults"] > 128
+    finally:
+        worker.session.close()

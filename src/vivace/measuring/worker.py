@@ -26,7 +26,7 @@ from vivace.ledger import Observation
 from vivace.machine import Machine
 from vivace.measuring.beside import evaluation_seconds, saving_seconds
 from vivace.measuring.loading import limit_beside
-from vivace.observing.observe import live_bytes, observe, peak_of
+from vivace.observing.observe import COUNTED_STEPS, live_bytes, minor_faults, observe, peak_of
 from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
 from vivace.processes.child import begun_after
@@ -108,6 +108,7 @@ class Worker:
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
+        self._faults: list[int] = []  # page faults until each of the later steps that warmed up
         self._largest: list[Any] | None = None
         self._validation: list[Any] | None = None
         limit = os.environ.get("VIVACE_MEMORY_BYTES")
@@ -282,12 +283,15 @@ class Worker:
         """
         first = self._step_seconds()
         times: list[float] = []
+        faults = [minor_faults()]
         while (
             len(times) < 2
             or sum(times) < seconds
             or (times[-1] >= 1.5 * min(times) and sum(times) < 3 * seconds)
         ):
             times.append(self._step_seconds())
+            faults.append(minor_faults())
+        self._faults = faults[len(times) // 2 :]
         steady = sorted(times)[(len(times) - 1) // 2]
         extra = first + sum(times) - (len(times) + 1) * steady
         promise = self.session.promise.name.lower() if self.session is not None else ""
@@ -336,6 +340,9 @@ class Worker:
         assert self.session is not None
         batches = [next(self._stream) for _ in range(2)] + self._largest_batch()
         seen = observe(self.session, batches)
+        counted = len(self._faults) - 1
+        if counted > COUNTED_STEPS:  # in some processes most steps take no memory anew, and a few take much
+            seen = dataclasses.replace(seen, page_faults=(self._faults[-1] - self._faults[0]) / counted)
         seen = dataclasses.replace(seen, peak_bytes=int(self.ranks.largest(seen.peak_bytes)[0]))
         if evaluated and self.job.metric is not None:
             seen = dataclasses.replace(seen, peak_bytes=max(seen.peak_bytes, self._evaluation_peak()))

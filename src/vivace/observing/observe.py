@@ -41,10 +41,10 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     A replayed graph shows its kernels and no operators: those are then seen in one more step, without it.
     """
     session.step(batches[0])
-    before = _minor_faults()
+    before = minor_faults()
     for number in range(COUNTED_STEPS):
         session.step(batches[(number + 1) % len(batches)])
-    faults = (_minor_faults() - before) / COUNTED_STEPS
+    faults = (minor_faults() - before) / COUNTED_STEPS
     batch = batches[-1]
     held = live_bytes(session, batch)
     profiler = profile_step(session, batch)
@@ -189,7 +189,8 @@ def _is_kernel(event: Any) -> bool:
     return "CUDA" in str(event.device_type()) and event.name() != "[memory]"
 
 
-def _minor_faults() -> int:
+def minor_faults() -> int:
+    """How often the system has given this process memory so far, a page at a time."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
