@@ -67,6 +67,19 @@ def test_the_call_is_compiled_once_and_only_for_the_batches_that_were_proven(
     assert compiler["stats"]["unique_graphs"] == 1
 
 
+def test_a_model_that_is_compiled_wrongly_is_refused(led, compiler, monkeypatch):
+    """Under rounding at random torch runs it as written, and right."""
+    compile = torch.compile
+
+    def doubling(module, inputs):
+        return lambda *arguments: tuple(2 * output for output in module(*arguments))
+
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compile(model, backend=doubling))
+    _, _, document = led(train, plan={"compile": {}})
+    assert compiler["stats"]["unique_graphs"]
+    assert "the plan is not kept here" in document["reason"]
+
+
 def test_nothing_is_compiled_where_the_run_is_too_short_or_bits_must_be_equal(led, compiler, monkeypatch):
     loop, _, document = led(train, "compile")
     assert "compile" not in [name for entry in document["tried"] for name in entry["plan"]]

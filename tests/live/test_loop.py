@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import gc
 import json
+import math
 import os
 import random
 import weakref
@@ -177,9 +178,11 @@ def test_a_wrong_candidate_never_acts(watched, only, register, tmp_path):
     assert not (tmp_path / "plan.toml").exists()
 
 
-@pytest.mark.parametrize(("off", "kept"), [(1, True), (2, False), (3, False)])
+@pytest.mark.parametrize(
+    ("off", "times", "kept"), [(1, 1.5, True), (2, 1.5, False), (3, 1.5, False), (1, math.nan, False)]
+)
 def test_what_one_rounding_turned_over_is_no_fault_and_what_each_does_is_one(
-    watched, only, register, tmp_path, monkeypatch, off, kept
+    watched, only, register, tmp_path, monkeypatch, off, times, kept
 ):
     """Of the plan's own step and two that only round otherwise so many have a gradient that is off."""
     replay, left = Proof.replay, [1] * off
@@ -188,7 +191,7 @@ def test_what_one_rounding_turned_over_is_no_fault_and_what_each_does_is_one(
         found = replay(self, plan, *arguments, **keywords)
         if plan.techniques and left:
             left.pop()
-            found.outcome.gradients["1.weight"].mul_(1.5)
+            found.outcome.gradients["1.weight"].mul_(times)
         return found
 
     monkeypatch.setattr(Proof, "replay", replaying)
@@ -198,6 +201,26 @@ def test_what_one_rounding_turned_over_is_no_fault_and_what_each_does_is_one(
     assert not left
     assert (loop.conductor.tried[0]["answer"] != "not_kept") is kept
     assert (document(tmp_path)["outcome"] == "faster") is kept
+
+
+def test_a_model_that_fails_where_it_is_rounded_refuses_the_plan_alone(
+    watched, only, register, tmp_path, monkeypatch
+):
+    replay = Proof.replay
+
+    def replaying(self, plan, noise=None, **keywords):
+        if noise is not None:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return replay(self, plan, noise, **keywords)
+
+    monkeypatch.setattr(Proof, "replay", replaying)
+    register(Hurry)
+    only(Hurry(wrong=0.01), Hurry())
+    _, loop = watched(lambda: train(120))
+    assert not loop.problems
+    answers = {entry["plan"]["hurry"].get("wrong", 0.0): entry for entry in loop.conductor.tried}
+    assert "can't allocate memory" in answers[0.01]["verdict"]["reason"]
+    assert document(tmp_path)["outcome"] == "faster"
 
 
 def test_a_given_plan_is_proven_before_it_acts(watched, register, tmp_path):

@@ -262,9 +262,13 @@ class Proof:
             raise
         except Exception as error:
             return Verdict(False, f"the model fails under it: {type(error).__name__}: {error}")
-        return self._held(plan, found)
+        try:
+            return self._held(plan, found)
+        except Refused as refused:
+            return Verdict(False, str(refused))
 
     def _held(self, plan: Plan, found: Replay) -> Verdict:
+        """Raises Refused where a step that only rounds otherwise fails."""
         reference = self.reference
         if plan.promise == Numerics.EXACT and not _apart(found, reference):
             return Verdict(True)
@@ -274,7 +278,7 @@ class Proof:
             return Verdict(False, "its model returns tensors of other shapes under it")
         values = self._distances(found)
         document, score = self._checked(plan, values)
-        if not document["kept"] or score > LIMIT:
+        if (not document["kept"] or score > LIMIT) and self._may_be_rounding(plan, values):
             document, score = self._checked(plan, self._of_several(plan, values))
         if document["kept"] and score > LIMIT:
             reason = f"its step is {score:.2g} envelopes off, and rounding explains {LIMIT:.0f}"
@@ -293,6 +297,12 @@ class Proof:
                 break
         return document, score
 
+    def _may_be_rounding(self, plan: Plan, values: dict[Measure, float]) -> bool:
+        """Can steps that round otherwise show that rounding alone put the plan's step off? It makes no number
+        infinite; and torch runs nothing compiled while operators are rounded.
+        """
+        return not compiles(plan) and all(map(math.isfinite, values.values()))
+
     def _of_several(self, plan: Plan, values: dict[Measure, float]) -> dict[Measure, float]:
         """The medians over the plan's step and more of them that only round otherwise: a ReLU that rounding
         alone turned over, in one of them, is no fault of the plan's, and a fault is in all.
@@ -300,8 +310,18 @@ class Proof:
         found = [values]
         for seed in range(ROUNDED_AGAIN):
             noise = Rounding(self._roundoff(plan), seed=SHADOWS + seed, halves={})
-            found.append(self._distances(self.replay(plan, noise)))
+            found.append(self._rounded(plan, noise))
         return {name: statistics.median(each[name] for each in found) for name in values}
+
+    def _rounded(self, plan: Plan, noise: Rounding) -> dict[Measure, float]:
+        """Distances of a step that only rounds otherwise. Raises Refused where that one fails."""
+        try:
+            return self._distances(self.replay(plan, noise))
+        except CannotKeep:
+            raise
+        except Exception as error:
+            reason = f"its model fails where products are rounded at random: {type(error).__name__}: {error}"
+            raise Refused(reason) from None
 
     def _distances(self, replay: Replay) -> dict[Measure, float]:
         """The ruler's, and of each output; an output's scale shows what is small in each of its numbers."""
@@ -341,7 +361,7 @@ class Proof:
         halves, runs = self._shadows[key]
         while len(runs) < count:
             noise = Rounding(roundoff, seed=len(runs), halves=halves)
-            runs.append(self._distances(self.replay(Plan(), noise)))
+            runs.append(self._rounded(Plan(), noise))
         spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
         return {
             name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
@@ -381,7 +401,10 @@ def times_on_copies(
         except CannotKeep:
             raise
         except Exception as error:
-            refused[plan] = f"the model fails under it: {type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+            if not plan.techniques:
+                raise CannotKeep(f"a copy of its model fails: {why}") from None
+            refused[plan] = f"the model fails under it: {why}"
             things = proof.kept.copies()
     wall = {plan: min(own[0] for own in each) for plan, each in times.items()}
     cpu = {plan: max(1e-9, min(own[1] for own in each)) for plan, each in times.items()}
