@@ -564,6 +564,14 @@ def test_where_no_memory_is_taken_anew_nothing_is_done_to_keep_it(timed, monkeyp
             with mmap.mmap(-1, megabytes * 2**20) as taken:
                 taken.write(bytes(len(taken)))
 
+    inspect = conductor.inspect
+
+    def inspecting():
+        with mmap.mmap(-1, 64 * 2**20) as taken:  # as imports do
+            taken.write(bytes(len(taken)))
+        return inspect()
+
+    monkeypatch.setattr(conductor, "inspect", inspecting)
     watching = timed(plain(400, take), 0.1, lambda step: 1.0)
     why = [entry["answer"] for entry in watching.conductor.tried if "host_allocator" in entry["plan"]]
     assert why

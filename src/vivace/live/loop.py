@@ -95,6 +95,7 @@ class Loop:
         self._last = 0.0  # when the newest step ended
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self._faults = 0, 0  # steps when it was looked at, and page faults of the process until then
+        self.page_faults = 0.0  # of a step of the script's own: how often the system gave it 4 KiB of memory
         self.end: Callable[[], object] = functools.partial(os._exit, 0)  # of a script run for its plan alone
 
     def install(self) -> None:
@@ -353,18 +354,14 @@ class Loop:
             self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
             return
         if self.spending.begins(seconds, self.seconds_left if self.length.is_said else math.inf):
+            steps, before = self._faults  # what is imported now takes memory, too
+            self.page_faults = (_page_faults() - before) / (self.num_steps - steps)
             self._begin(optimizer)
 
     @property
     def median_seconds(self) -> float:
         """Of the steps that were timed."""
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
-
-    @property
-    def page_faults(self) -> float:
-        """Of a step: how often the system had to give it memory, 4 KiB at a time."""
-        steps, before = self._faults
-        return (_page_faults() - before) / max(1, self.num_steps - steps)
 
     def _seconds_to_come(self) -> float:
         """What this pass over the data says, and the loops around it."""
