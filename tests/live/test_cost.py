@@ -539,6 +539,45 @@ def test_a_plans_copies_follow_each_other(timed, monkeypatch):
     assert ran == [("planted_gain",)] * 2 + [("planted_other",)] * 2 + [()] * 2
 
 
+def test_kernels_of_convolutions_are_made_before_copies_are_timed(timed, monkeypatch):
+    """Also where their memory order is the script's own and no other is tried."""
+    asked, times = [], conductor.times_on_copies
+
+    def train():
+        model = nn.Sequential(Timed(), nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(200):
+            Timed.steps = step
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, 5, 5)).mean().backward()
+            optimizer.step()
+
+    monkeypatch.setattr(conductor, "additions", additions)
+    monkeypatch.setattr(
+        conductor,
+        "times_on_copies",
+        lambda proof, plans, rounds: asked.append(rounds) or times(proof, plans, rounds),
+    )
+    watching = timed(train, 0.3)
+    assert "channels_last" in watching.conductor.own
+    assert asked == [2]
+
+
+def test_copies_that_fail_without_a_plan_are_no_fault_of_ours(timed, monkeypatch, tmp_path):
+    times = conductor.Proof.times
+
+    def failing(self, plan, things):
+        if not plan.techniques:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return times(self, plan, things)
+
+    monkeypatch.setattr(conductor.Proof, "times", failing)
+    watching = timed(plain(900), 0.1)
+    assert not watching.problems
+    told = json.loads((tmp_path / "run.json").read_text())
+    assert "a copy of its model fails: RuntimeError" in told["only_the_rest"]
+
+
 def test_of_what_acts_on_the_process_alone_no_copies_are_timed(timed, monkeypatch):
     """Only the script's own steps can tell; and to give its memory back and take it again is not free."""
     monkeypatch.setattr(conductor, "additions", lambda *_: [[registry.find("host_allocator")()]])

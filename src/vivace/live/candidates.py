@@ -26,8 +26,7 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     the script has its own settings.
     """
     device = next(p.device.type for p in root.parameters())
-    images = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in root.modules())
-    layout = [find("channels_last")(weights=False)] if images else []  # type: ignore[call-arg]
+    layout = [find("channels_last")(weights=False)] if convolves(root) else []  # type: ignore[call-arg]
     precision = [find("bf16_autocast")()] if device == "cuda" or UNITS & set(machine.device.features) else []
     layout, precision = ([t for t in group if t.name not in own] for group in (layout, precision))
     found = [[find("host_allocator")()]] if device == "cpu" else []
@@ -49,6 +48,11 @@ def adding(base: Plan, group: list[Technique]) -> Plan:
         if technique.name not in base.names:
             base = base.adding(technique)
     return base
+
+
+def convolves(root: nn.Module) -> bool:
+    """Has it two-dimensional convolutions?"""
+    return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in root.modules())
 
 
 def lowers(plan: Plan) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import PRECISION_COSTS, adding, additions, lowers, own_settings
+from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, lowers, own_settings
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted, compiles, of_process_alone
@@ -27,7 +27,7 @@ from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, c
 from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
-from vivace.technique import Stage, Technique
+from vivace.technique import Technique
 from vivace.tensors.modules import untouched
 from vivace.tensors.randomness import StreamNotes
 from vivace.words import duration
@@ -401,8 +401,7 @@ class Conductor:
         base = Plan()
         done = {base}
         groups = additions(self.root, self.machine, self.own)
-        convolves = any(technique.card.stage == Stage.MODEL for group in groups for technique in group)
-        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS[not convolves] else 2
+        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)] else 2
         yield from self._afforded((1 + len(groups)) * rounds * self.step_seconds)
         for group, ratio in self._ranked(proof, groups, rounds):
             plan = adding(base, group)
