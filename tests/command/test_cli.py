@@ -107,8 +107,7 @@ def begin(start_scene, tmp_path):
             "arguments": [argument.replace("JOBS", str(JOBS)) for argument in arguments],
             "folder": str(tmp_path),
             "environment": environment,
-            "output": str(tmp_path / "standard-output"),
-            "errors": str(tmp_path / "standard-error"),
+            "written": [str(tmp_path / "standard-output"), str(tmp_path / "standard-error")],
         }
         begun.append(start_scene(SCENES / "command.py", SCENE=scene))
         return Command(begun[-1], tmp_path)

@@ -7,21 +7,17 @@ import pytest
 
 from vivace.pages.answer import in_letters
 
-SCENE = Path(__file__).parents[1] / "scenes" / "command.py"
 JOBS = Path(__file__).parent / "jobs.py"
 
 
 @pytest.fixture
-def command(start_scene, tmp_path):
+def command(begin_command):
     """``(arguments...) -> (exit code, standard output, standard error)``."""
 
     def run(*arguments):
-        names = {name: str(tmp_path / name) for name in ("output", "errors")}
-        scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": {}, **names}
-        child = start_scene(SCENE, SCENE=scene)
-        child.join(200)
-        assert child.exitcode is not None, "the command hangs"
-        return child.exitcode, *(Path(names[name]).read_text() for name in ("output", "errors"))
+        code, output, errors = begin_command(*arguments).end(200)
+        assert code is not None, "the command hangs"
+        return code, output, errors
 
     return run
 

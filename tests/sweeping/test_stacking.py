@@ -171,7 +171,7 @@ def test_a_row_that_is_another_model_is_refused(jobs, opened, monkeypatch, defec
     if defect == "rate":
         plain = updates.Rule.column
         monkeypatch.setattr(
-            updates.Rule, "column", lambda s, r, n, of=float: plain(s, r, n, of) * (1.1 if n == "lr" else 1.0)
+            updates.Rule, "column", lambda s, r, n: plain(s, r, n) * (1.1 if n == "lr" else 1.0)
         )
     elif defect == "decay":
         plain = updates.Rule.any

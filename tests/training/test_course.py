@@ -167,12 +167,6 @@ def test_an_accepted_schedule_counts_from_there_on(kind):
         assert rates(*resumed) == pytest.approx(rates(*wanted))
 
 
-def test_a_checkpoint_that_does_not_say_all_of_a_schedule_is_no_other_training():
-    now = {"scheduler": "MultiStepLR", "scheduler milestones": "{30: 1, 60: 1}"}
-    assert differences({"scheduler": "MultiStepLR"}, now) == []
-    assert differences({}, now) == ["scheduler: none -> MultiStepLR"]
-
-
 def test_the_plan_of_the_newest_checkpoint_counts_also_where_it_is_none(tmp_path, monkeypatch):
     vivace.Plan.from_dict({"fused_optimizer": {}}).save(tmp_path / "plan.toml")
     monkeypatch.setattr(training, "kept_plan", lambda folder: vivace.Plan())

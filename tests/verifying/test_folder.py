@@ -1,6 +1,5 @@
 """The examination by others: a folder of cases is judged as its files say."""
 
-import json
 import time
 from pathlib import Path
 
@@ -8,24 +7,26 @@ import _folder
 import pytest
 
 from vivace.errors import InputError
+from vivace.ledger import Ledger
 
 EXAMPLE = Path(_folder.__file__).with_name("folder_example")
 
 
 def test_the_example_is_judged_as_it_says_and_goes_on_where_it_stopped(tmp_path):
     partial = tmp_path / "ruler-folder_example.jsonl"
-    assert _folder.examine(EXAMPLE, partial, time.monotonic() - 1.0, fresh=False) is None
-    record = _folder.examine(EXAMPLE, partial, time.monotonic() + 1e6, fresh=False)
+    ledger = Ledger(partial)
+    assert _folder.examine(EXAMPLE, ledger, time.monotonic() - 1.0, fresh=False) is None
+    record = _folder.examine(EXAMPLE, ledger, time.monotonic() + 1e6, fresh=False)
     assert record["folder"] == "folder_example"
     assert record["caught"] == {"count": 2, "of": 2}, record
     assert record["false_alarms"] == {"count": 0, "of": 1}, record
-    assert {json.loads(line)["name"] for line in partial.read_text().splitlines()} == {
+    assert {entry["name"] for entry in ledger.read("judgement")} == {
         "clipping_lost",
         "loss_by_hand",
         "head_scaled",
     }
     before = partial.read_text()
-    assert _folder.examine(EXAMPLE, partial, time.monotonic() - 1.0, fresh=False) == record
+    assert _folder.examine(EXAMPLE, ledger, time.monotonic() - 1.0, fresh=False) == record
     assert partial.read_text() == before
 
 

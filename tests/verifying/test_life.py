@@ -453,9 +453,12 @@ def test_an_iterable_dataset_that_knows_its_length_is_still_read_to_its_end():
     assert not loaders.has_index
 
 
-def test_what_a_technique_holds_must_outlive_a_resume(judge):
+def test_what_a_technique_holds_must_outlive_a_resume(planted):
+    """With all of the effort at once: judged again, it would be opened anew, and break sooner."""
+    ruler = Ruler(job(), MACHINE)
+    ruler.prepare()
     OPENED.clear()
-    verdict = judge(warmed_up_anew_after_a_resume)
+    verdict = ruler.judge(planted(warmed_up_anew_after_a_resume, Stage.DATA))
     assert verdict["kept"] is False
     assert "over evaluations and epochs" in verdict["reason"]
 
