@@ -391,7 +391,7 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
-    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "6s"))
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s"))
     assert code == 1, output
     (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 1 (process")]
     assert int(re.search(r"has been at step 6 for (\d+)", told)[1]) >= 6

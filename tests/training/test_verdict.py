@@ -183,7 +183,7 @@ def leave_late(tmp_path, monkeypatch):
     slow that a hundred seconds pass in one; ``(what each says, who saved)``.
     """
 
-    def run(verdict, late, saving=0.0):
+    def run(verdict, late, saving=0.0, lost=None):
         store, texts, saved = torch.distributed.HashStore(), {}, []
         passing = SimpleNamespace(monotonic=lambda: 100 * time.monotonic(), sleep=time.sleep)
         monkeypatch.setattr(stranded, "time", passing)
@@ -200,7 +200,7 @@ def leave_late(tmp_path, monkeypatch):
         def leave_as(rank):
             time.sleep(late.get(rank, 0.0))
             ranks = SimpleNamespace(watch=watches[rank], rank=rank, world_size=2)
-            texts[rank] = str(leave(ranks, 6, "", lambda: save(rank)))
+            texts[rank] = str(leave(ranks, 6, "half a step" * (rank == lost), lambda: save(rank)))
 
         threads = [threading.Thread(target=leave_as, args=[rank]) for rank in range(2)]
         for thread in threads:
@@ -221,6 +221,12 @@ def test_however_late_a_rank_says_where_it_stands_one_keeps_what_was_trained_and
     """The one whose data have ended, and for which the others wait, has trained as far as they."""
     texts, saved = leave_late(Verdict(judged, "rank 0 has come to the end of its data"), {late: 1.0})
     assert len(saved) == 1
+    assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values()), texts
+
+
+def test_a_rank_that_can_keep_nothing_hears_of_one_that_was_given_up_and_comes_back(leave_late):
+    texts, saved = leave_late(Verdict((0,), "rank 0 has come to the end of its data"), {0: 0.05}, lost=1)
+    assert saved == [0]
     assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values()), texts
 
 

@@ -311,7 +311,7 @@ def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search
     assert re.search(r"and stands still at faulty.py:\d+ in fail; rank 0 waits for it$", hang.reason)
     assert re.match(r"no answer to 'warm' within \d+ s: rank 1 \(process \d+ on ", stop.reason)
     assert stop.reason.endswith("it is stopped (SIGSTOP); rank 0 waits for it")
-    assert max(trial.seconds for trial in (crowd, hang, stop)) < 8.0 + GRACE_SECONDS
+    assert max(trial.seconds for trial in (crowd, hang, stop)) < 15.0 + GRACE_SECONDS
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert not {f"planted_{name}" for name in faults} & set(document["plan"])
 

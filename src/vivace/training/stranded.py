@@ -31,7 +31,12 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -
     verdict = watch.why(WHY_SECONDS)
     watch.post(f"stood/{ranks.rank}", json.dumps([step, not lost]))
     patience = watch.patience if lost else LATE_SECONDS
-    left = _those_left(watch, set(verdict.ranks) - {ranks.rank}, patience)
+    given_up = set(verdict.ranks) - {ranks.rank}
+    left = _those_left(watch, set(range(watch.world_size)) - given_up, patience)
+    if not any(
+        is_right for _, is_right in left.values()
+    ):  # one given up may come back
+        left |= _those_left(watch, set(filter(watch.lives, given_up)), LATE_SECONDS)
     right = {rank: at for rank, (at, is_right) in left.items() if is_right}
     furthest = max(right.values(), default=-1)
     writer = next((rank for rank in sorted(right) if right[rank] == furthest), None)
@@ -77,12 +82,12 @@ def _is_awaited(watch: RankWatch, rank: int, begin: float, patience: float) -> b
     return time.monotonic() < begin + (patience if watch.lives(rank) else ELECTION_SECONDS)
 
 
-def _those_left(watch: RankWatch, given_up: set[int], patience: float) -> dict[int, Any]:
-    """The ranks that stand before the same question, each with its step and whether its state is right."""
+def _those_left(watch: RankWatch, expected: set[int], patience: float) -> dict[int, Any]:
+    """Of these ranks those that stand before the same question, with step and whether its state is right."""
     found: dict[int, Any] = {}
     if not watch.read(f"stood/{watch.rank}"):  # the store is out of reach, and with it the others
         return found
-    expected, begin = set(range(watch.world_size)) - given_up, time.monotonic()
+    begin = time.monotonic()
     while missing := {one for one in expected - set(found) if _is_awaited(watch, one, begin, patience)}:
         for rank in missing:
             if text := watch.read(f"stood/{rank}"):

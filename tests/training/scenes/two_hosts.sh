@@ -18,7 +18,7 @@ inside="nsenter --net --target $there"
 } || exit 77
 torchrun="$python -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d"
 torchrun="$torchrun --rdzv-endpoint 10.9.0.1:29400 --rdzv-id hosts"
-train="-m vivace train $job --plan $plan --out $out --rank-timeout 6s"
+train="-m vivace train $job --plan $plan --out $out --rank-timeout 10s"
 GLOO_SOCKET_IFNAME=near $torchrun --local-addr 10.9.0.1 --rdzv-conf is_host=1 $train > "$out.0" 2>&1 &
 first=$!
 GLOO_SOCKET_IFNAME=far $inside $torchrun --local-addr 10.9.0.2 --rdzv-conf is_host=0 $train > "$out.1" 2>&1 &

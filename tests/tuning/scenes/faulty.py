@@ -17,7 +17,7 @@ from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.tuning.times import Times
 
 DELAY_SECONDS = 0.015
-LIMIT_SECONDS = 8.0
+LIMIT_SECONDS = 15.0
 RANK = int(os.environ.get("RANK", "0"))
 torch.set_num_threads(1)
 
