@@ -382,7 +382,7 @@ def test_what_a_plan_makes_the_first_time_does_not_count_against_it(timed):
         ran.append(step)
         return 0.2 if len(ran) == 1 else 1.5
 
-    watching = timed(plain(1500), 0.2, gain)
+    watching = timed(plain(1500), 0.05, gain)
     assert watching.conductor.plan.names == tuple(GAIN), watching.conductor.tried
     (ranked,) = watching.conductor.ledger.read("ranked")
     assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
@@ -517,7 +517,7 @@ def test_copies_that_are_only_timed_are_made_once(timed, monkeypatch):
         return found
 
     monkeypatch.setattr(conductor, "times_on_copies", counted)
-    watching = timed(plain(900), 0.1, lambda step: 1.5)
+    watching = timed(plain(900), 0.05, lambda step: 1.5)
     (ranked,) = watching.conductor.ledger.read("ranked")
     assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
     assert made == [1]
@@ -535,7 +535,7 @@ def test_a_plans_copies_follow_each_other(timed, monkeypatch):
     other = type("Other", (PlantedGain,), {"name": "planted_other"})
     monkeypatch.setitem(registry._registered, other.name, other)
     monkeypatch.setattr(conductor, "additions", lambda *_: [[PlantedGain()], [other()]])
-    timed(plain(900), 0.1, lambda step: 1.0)
+    timed(plain(900), 0.05, lambda step: 1.0)
     assert ran == [("planted_gain",)] * 2 + [("planted_other",)] * 2 + [()] * 2
 
 
