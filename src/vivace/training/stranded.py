@@ -33,9 +33,7 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -
     patience = watch.patience if lost else LATE_SECONDS
     given_up = set(verdict.ranks) - {ranks.rank}
     left = _those_left(watch, set(range(watch.world_size)) - given_up, patience)
-    if not any(
-        is_right for _, is_right in left.values()
-    ):  # one given up may come back
+    if not any(is_right for _, is_right in left.values()):  # one given up may come back
         left |= _those_left(watch, set(filter(watch.lives, given_up)), LATE_SECONDS)
     right = {rank: at for rank, (at, is_right) in left.items() if is_right}
     furthest = max(right.values(), default=-1)
