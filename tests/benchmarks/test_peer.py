@@ -173,11 +173,11 @@ def test_every_job_has_a_name_and_every_name_a_job(peer):
 
 
 def test_rows_of_other_versions_do_not_join_todays_record(peer, monkeypatch, tmp_path):
-    monkeypatch.setattr(_record, "RECORDS", tmp_path)
+    monkeypatch.setattr(peer._record, "RECORDS", tmp_path)  # jobs that other tests load may leave another one
     monkeypatch.setattr(peer, "importable", lambda module: True)
     record = peer.opened(inspect())
     record["versions"]["pytorch-autotune"] = "0.0.1"
-    _record.write(record)
+    peer._record.write(record)
     monkeypatch.setattr("sys.argv", ["peer.py", "gpt"])
     with pytest.raises(SystemExit, match="today's record is of another pytorch-autotune"):
         peer.main()
