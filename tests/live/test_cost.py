@@ -615,3 +615,12 @@ def test_where_no_memory_is_taken_anew_nothing_is_done_to_keep_it(timed, monkeyp
     why = [entry["answer"] for entry in watching.conductor.tried if "host_allocator" in entry["plan"]]
     assert why
     assert any("hardly any memory anew" in reason for reason in why) is not is_tried
+
+
+@pytest.mark.parametrize(("name", "on_a_copy"), [("host_allocator", False), ("planted_gain", True)])
+def test_what_was_not_timed_on_a_copy_is_not_told_to_be(timed, monkeypatch, name, on_a_copy):
+    monkeypatch.setattr(conductor, "additions", lambda *_: [[registry.find(name)()]])
+    monkeypatch.setattr(conductor.Proof, "expected_seconds", lambda self, plan: 40.0)
+    (entry,) = timed(plain(600), 0.1, lambda step: 1.0).conductor.tried
+    assert entry["answer"].endswith("too little for the steps that are left")
+    assert ("on a copy of a step" in entry["answer"]) is on_a_copy

@@ -373,15 +373,16 @@ class Conductor:
     def _until(self, seconds: float) -> Pause:
         return Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
 
-    def _worth(self, plan: Plan, ratio: float, seconds: float) -> Generator[Wish, Any, bool]:
-        """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast;
-        False as soon as too few are left for that to pay.
+    def _worth(self, plan: Plan, ratio: float | None, seconds: float) -> Generator[Wish, Any, bool]:
+        """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast,
+        where that is known; False as soon as too few are left for that to pay.
         """
-        while self.spending.promises(ratio, seconds, self.loop.seconds_left):
+        while self.spending.promises(ratio or 1.0, seconds, self.loop.seconds_left):
             if self.spending.affords(seconds, self.step_seconds):
                 return True
             yield self._until(seconds)
-        self._note(plan, f"{ratio:.2f}x as fast on a copy of a step, too little for the steps that are left")
+        shown = f"{ratio:.2f}x as fast on a copy of a step, " if ratio else ""
+        self._note(plan, f"{shown}too little for the steps that are left")
         return False
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
@@ -408,7 +409,7 @@ class Conductor:
             if plan in done:
                 continue
             done.add(plan)
-            if not (yield from self._worth(plan, ratio, proof.expected_seconds(plan))):
+            if not (yield from self._worth(adding(Plan(), group), ratio, proof.expected_seconds(plan))):
                 continue
             base = yield from self._tried(base, plan, proof.judge(plan))
         self.spending.hoped = 0.0
@@ -454,26 +455,25 @@ class Conductor:
 
     def _ranked(
         self, proof: Proof, groups: list[list[Technique]], rounds: int
-    ) -> list[tuple[list[Technique], float]]:
-        """The groups that can act, and how many times as fast copies of the step are under each; the fastest
-        first, without what is much slower.
+    ) -> list[tuple[list[Technique], float | None]]:
+        """The groups that can act, and how many times as fast copies of the step are under each, where copies
+        can tell; the fastest first, without what is much slower.
         """
         for name, why in self.own.items():
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         plans = {adding(Plan(), group): group for group in groups}
-        alone = dict.fromkeys(filter(of_process_alone, plans), 1.0)  # only its own steps can tell
+        alone = list(filter(of_process_alone, plans))  # only the script's own steps can tell
         times, refused = times_on_copies(proof, [plan for plan in plans if plan not in alone], rounds)
-        times |= alone
         for plan, reason in refused.items():
             self._note(plan, reason)
         for plan, ratio in times.items():
             if ratio < HOPELESS:
                 self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
-        hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS]
-        hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * lowers(plan)), reverse=True)
-        ranked = [{"plan": plan.to_dict(), "ratio": times[plan]} for plan in hopeful]
+        hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS] + alone
+        hopeful.sort(key=lambda p: times.get(p, 1.0) / (1.0 + PRECISION_COSTS * lowers(p)), reverse=True)
+        ranked = [{"plan": plan.to_dict(), "ratio": times.get(plan)} for plan in hopeful]
         self._record("ranked", {"step": self.loop.num_steps, "on_copies": ranked})
-        return [(plans[plan], times[plan]) for plan in hopeful]
+        return [(plans[plan], times.get(plan)) for plan in hopeful]
 
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
         """Let both take turns; None where the plan is so slow that this was stopped."""
