@@ -101,10 +101,14 @@ class Ranks:
             return False
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others why this rank ends before the training does, and torchrun who began it."""
-        if self.watch is None or isinstance(error, RankLost):
+        """Tell the others, and torchrun, why this rank ends before the training does.
+
+        torchrun may call whichever rank ends first the cause, so those that lost another one say so too.
+        """
+        if self.watch is None:
             return
-        self.watch.farewell(str(error) or type(error).__name__)
+        if not isinstance(error, RankLost):
+            self.watch.farewell(str(error) or type(error).__name__)
         if isinstance(error, Exception):
             get_error_handler().record_exception(error)
 
@@ -305,13 +309,16 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     rank = int(os.environ["RANK"])
     ranks = Ranks(rank, world_size, launch_store(rank, world_size, patience), patience)
     try:
-        yield ranks
+        try:
+            yield ranks
+        except BaseException as error:
+            lost = ranks.lost(error)
+            if lost is None:
+                raise
+            raise RankLost(f"{lost}; no training was lost") from None
     except BaseException as error:
-        lost = ranks.lost(error)
-        if lost is None:
-            ranks.leave(error)
-            raise
-        raise RankLost(f"{lost}; no training was lost") from None
+        ranks.leave(error)
+        raise
     finally:
         ranks.close()
 
