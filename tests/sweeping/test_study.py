@@ -2,12 +2,16 @@
 
 import errno
 import inspect
+import math
 import os
 import resource
+from functools import partial
 from statistics import stdev
 
 import pytest
+from optuna.pruners import HyperbandPruner
 from optuna.samplers import TPESampler
+from optuna.samplers._tpe import sampler as tpe
 from optuna.trial import TrialState
 
 from vivace.errors import FolderError, InputError
@@ -56,10 +60,36 @@ def test_what_is_asked_is_what_optunas_own_sampler_asks(tmp_path, monkeypatch):
     mine = run(study_in(tmp_path / "a"), 16)
     seeds = []
     monkeypatch.setattr(
-        study_module, "Sampler", lambda space, seed: seeds.append(seed) or TPESampler(seed=seed)
+        study_module, "Sampler", lambda space, seed, _: seeds.append(seed) or TPESampler(seed=seed)
     )
     assert run(study_in(tmp_path / "b"), 16) == mine
     assert len(seeds) >= 16
+
+
+def test_trials_asked_for_together_are_drawn_from_densities_worked_out_once(tmp_path, monkeypatch):
+    """And are those that Optuna's own sampler draws, of pruned trials and of complete ones."""
+
+    def asked_together(study):
+        for number in range(60):
+            asked = study.ask()
+            stop = study.report(asked.number, 1, math.sin(number))
+            end = study.prune if stop else partial(study.complete, values=[math.sin(number)])
+            end(asked.number)
+        del splits[:]
+        found = [study.ask() for _ in range(9)]
+        study.prune(found[0].number)
+        return [*found, *(study.ask() for _ in range(9))]
+
+    split, splits = tpe._split_trials, []
+    monkeypatch.setattr(tpe, "_split_trials", lambda *known: splits.append(known) or split(*known))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    mine = asked_together(study_in(tmp_path / "a"))
+    assert len(splits) < 9
+    monkeypatch.setattr(study_module, "Sampler", lambda space, seed, _: TPESampler(seed=seed))
+    monkeypatch.setattr(study_module, "Pruner", partial(HyperbandPruner, 1))
+    assert asked_together(study_in(tmp_path / "b")) == mine
+    assert len(splits) == 18
 
 
 def test_a_resumed_study_asks_what_an_unbroken_one_asks(tmp_path):

@@ -25,6 +25,7 @@ from vivace.processes.launch import Source
 from vivace.sweeping import runs as runs_module
 from vivace.sweeping import trial
 from vivace.sweeping.folder import SweepFolder
+from vivace.sweeping.fused import Fused
 from vivace.sweeping.packing import Packing
 from vivace.sweeping.runs import Runs
 from vivace.sweeping.space import to_dict
@@ -357,6 +358,25 @@ def test_a_search_of_shapes_comes_to_most_of_them(tmp_path, monkeypatch):
     assert len(study.counted()) == 60
     assert len({shape for shape, _ in stacks}) >= 9
     assert sum(size for _, size in stacks) >= 55
+
+
+def test_a_stack_goes_on_while_the_search_comes_to_its_shape(tmp_path):
+    space = {"lr": FloatDistribution(1e-4, 0.1, log=True), "width": CategoricalDistribution([32, 64])}
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 8, 1), space)
+        given = {"packing": Packing(1, 1), "tell": lambda *_: None, "shaping": ["width"]}
+        runs = Runs(study, folder, Source(JobFunction(f"{JOBS}:job")), Plan(), **given)
+        runs.wanted = 60
+        fused = Fused(runs, [study.ask({"width": 32})], (("width", 32),), 2)
+        followed = fused._following(2)
+        while more := fused._following(1):
+            followed += more
+        assert len(followed) > 2
+        assert len(followed) % 2 == 0
+        assert {asked.parameters["width"] for asked in followed} == {32}
+        assert fused._following(1) == []  # while one of the other shape waits
+        assert [asked.parameters["width"] for asked in runs.alike((("width", 64),), 1)] == [64]
+        assert study.num_begun == 1 + len(followed) + 1
 
 
 @pytest.mark.fault(37)

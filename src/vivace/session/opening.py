@@ -37,7 +37,7 @@ from vivace.session.session import Session
 from vivace.technique import Build
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
-from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.randomness import SeededStreams, derive
 from vivace.tensors.trees import tensors
 
 LOOKING_SECONDS = 3.0
@@ -348,7 +348,7 @@ def fed(session: Session, loader: Iterable[Any], seed: int) -> Iterator[Any]:
     Such a loader draws nothing from them itself; what techniques put around it draws from streams that begin
     at `seed`. Nothing is read, and no worker started, before the first batch is asked for.
     """
-    with Streams(seed):
+    with SeededStreams(seed):
         batches = session.seams.batches(loader)
     yield from loader if batches is loader else isolated(lambda: batches, seed)
 

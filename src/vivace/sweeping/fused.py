@@ -15,8 +15,8 @@ Shape = tuple[tuple[str, Any], ...]  # the parameters that decide how large weig
 
 
 class Fused:
-    """Trials of one stack, as the child tells of them; `further` ones may follow in their places, None: any
-    number.
+    """Trials of one stack, as the child tells of them; `further` ones may follow in their places, and as many
+    again where the search comes to this shape next. None: any number.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Fused:
         self._seconds: dict[int, float] = {}
         self._most: dict[int, int] = {}
         self._enter(together)
-        self._left = further
+        self._left = self._further = further
 
     def told(self, asked: Asked) -> dict[str, Any]:
         """A trial as the child takes it."""
@@ -71,6 +71,8 @@ class Fused:
 
     def _following(self, free: int) -> list[Asked]:
         if self._left is not None:
+            if free > self._left and self.owner.goes_on(self.shape):
+                self._left += self._further or 0
             free = min(free, self._left)
             self._left -= free
         joining = self.owner.alike(self.shape, free)

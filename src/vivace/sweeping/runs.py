@@ -216,6 +216,14 @@ class Runs:
                 found.append(asked)
             return found
 
+    def goes_on(self, shape: Shape) -> bool:
+        """Is the trial that comes next, whatever its shape, one of this shape?"""
+        with self._lock:
+            first = next((one for one in self._waiting if one.number not in self._alone), None)
+            if first is None and (first := self._ask()) is not None:
+                self._waiting.append(first)
+            return first is not None and self._shape_of(first) == shape
+
     def run_alone(self, asked: Sequence[Asked]) -> None:
         """These trials are to be run in processes of their own."""
         with self._lock:

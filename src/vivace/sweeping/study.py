@@ -9,6 +9,7 @@ import json
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,18 +17,20 @@ from typing import Any
 
 import optuna
 from optuna.distributions import json_to_distribution
-from optuna.pruners import BasePruner, HyperbandPruner, NopPruner
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.pruners import BasePruner, NopPruner
+from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
+from vivace.sweeping.sampler import Pruner, Sampler, Shared
 from vivace.sweeping.space import Parameters, Space, range_told, size_of, values_in
 from vivace.tensors.randomness import derive
 
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
+DISK_SECONDS = 1.0
 REDUCTION = 3
 MOST_REPEATS = 5  # combinations in a row that were tried already
 REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
@@ -64,7 +67,7 @@ class Asked:
 
 
 class Journal(JournalFileBackend):
-    """Optuna's journal with one writer, which waits for the disk when a trial ends and not at every line.
+    """Optuna's journal with one writer, which waits for the disk when a trial ends, once a second at most.
 
     A line is with the system at once, so that a killed process loses none.
     """
@@ -72,6 +75,7 @@ class Journal(JournalFileBackend):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
+        self._waited_at = -math.inf
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """What Optuna calls to keep its log: lines are added to the file in one write."""
@@ -80,21 +84,12 @@ class Journal(JournalFileBackend):
             file.write("".join(lines).encode())
 
     def sync(self) -> None:
-        """What was written is on the disk."""
+        """What was written is on the disk, but for what came within a second of the last time."""
+        if time.monotonic() - self._waited_at < DISK_SECONDS:
+            return
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
-
-
-class Sampler(TPESampler):
-    """Optuna's TPE, told what is searched: else each new one looks through all trials for it."""
-
-    def __init__(self, space: Space, seed: int) -> None:
-        super().__init__(seed=seed)
-        self._told = dict(sorted(space.items()))
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
-        """What Optuna calls to know what it draws together: of one objective, all."""
-        return self._told if len(study.directions) == 1 else super().infer_relative_search_space(study, trial)
+        self._waited_at = time.monotonic()
 
 
 class Study:
@@ -114,6 +109,7 @@ class Study:
         self.prunes = setting.epochs >= REDUCTION and len(setting.objectives) == 1
         self._lock = threading.RLock()
         self._trials: dict[int, optuna.trial.Trial] = {}
+        self._shared = Shared()
         self.path = path
         with writing(path):
             mend(path)
@@ -276,7 +272,10 @@ class Study:
 
     def trial(self, number: int) -> FrozenTrial:
         """The trial of this number, finished or not."""
-        return self.trials()[number]
+        with self._lock:
+            found = self._storage.get_trial(number)  # of a journal's one study the id is the number
+        assert found.number == number
+        return found
 
     def counted(self) -> list[FrozenTrial]:
         """Those that count: ended with a result, pruned, or failed for a reason of their own."""
@@ -312,12 +311,13 @@ class Study:
         return {**self.setting.fixed, **found}
 
     def _sampler(self, number: int) -> BaseSampler:
-        return Sampler(self.space, derive(self.setting.seed, "trial", number) % 2**32)
+        seed = derive(self.setting.seed, "trial", number) % 2**32
+        return Sampler(self.space, seed, self._shared)
 
     def _pruner(self) -> BasePruner:
         if not self.prunes:
             return NopPruner()
-        return HyperbandPruner(1, self.setting.epochs, REDUCTION)
+        return Pruner(self.setting.epochs, REDUCTION)
 
     def _require_same(self) -> None:
         before, mine = self._study.user_attrs.get("setting"), self.setting.to_dict()

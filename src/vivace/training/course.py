@@ -82,12 +82,16 @@ def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 def _files_of(job: Job) -> list[Path]:
     files = {_file_of(given) for given in _given(job) if callable(given)}
     own = {path for path in files if path is not None and _is_persons(path)}  # not the libraries' thousands
-    folders = tuple(f"{path.parent}{os.sep}" for path in own)
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and file.startswith(folders):
-            own.add(Path(file))
+    own |= _modules_in(frozenset(f"{path.parent}{os.sep}" for path in own), len(sys.modules))
     return sorted(path for path in own if _is_persons(path))[:_MOST_FILES]
+
+
+@functools.lru_cache(_MOST_FILES)
+def _modules_in(folders: frozenset[str], _: int) -> frozenset[Path]:
+    """The files of the modules from these folders, while so many modules are loaded."""
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = (file for file in loaded if isinstance(file, str) and file.endswith(".py"))
+    return frozenset(Path(file) for file in files if file.startswith(tuple(folders)))
 
 
 def _given(job: Job) -> list[Any]:

@@ -16,7 +16,7 @@ from vivace.pictures import document
 from vivace.session.opening import call
 from vivace.session.session import Session, place
 from vivace.tensors.modules import in_evaluation
-from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.randomness import SeededStreams, derive
 
 
 class Evaluation:
@@ -56,10 +56,10 @@ class Evaluation:
         """What the Job's `metric` or `pictures` says of the model and the held-out batches."""
         field = "validation" if self.job.validation is not None else "data"
         if self._loader is None or isinstance(self._loader, Iterator):
-            with Streams(derive(self.seed, "data")):
+            with SeededStreams(derive(self.seed, "data")):
                 self._loader = call(self.job, field)
         build = self.session.build
-        streams = Streams(derive(self.seed, "metric"), build.device)
+        streams = SeededStreams(derive(self.seed, "metric"), build.device)
         with in_evaluation(build.models), streams, torch.no_grad():
             seed, damage = derive(self.seed, "validation"), Damage.of(self.job)
             batches = self.shortcut(self._loader)

@@ -56,7 +56,7 @@ class StackedTrials:
         self.structure: Any = None
         self.refused: dict[int, str] = {}
         self.failed: dict[int, dict[str, Any]] = {}
-        self.proofs: list[Proof] = []
+        self.proofs: list[Proof] = []  # the worst of all
         self.envelopes = Tightest()
         self.keepers: dict[int, Keeper] = {}
         self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
@@ -150,7 +150,8 @@ class StackedTrials:
     def _prove(self, stack: Stack, joining: Sequence[Row]) -> None:
         """Rows that are not the same model in the stack as alone leave it."""
         found = prove(stack, list(joining), self.envelopes)
-        self.proofs += [proof for proof in found.values() if isinstance(proof, Proof)]
+        kept = [proof for proof in found.values() if isinstance(proof, Proof)]
+        self.proofs = [worst(self.proofs + kept)] if kept else self.proofs
         wrong = {number: reason for number, reason in found.items() if isinstance(reason, Refused)}
         self.refused |= {number: str(reason) for number, reason in wrong.items()}
         self._leave(stack, wrong)
@@ -158,9 +159,14 @@ class StackedTrials:
     def _leave(self, stack: Stack, numbers: Any) -> None:
         slots = [slot for slot, row in enumerate(stack.rows) if row.number in numbers]
         for slot in slots:
-            self.feed.leave(stack.rows[slot])
+            self._forget(stack.rows[slot])
         if slots:
             stack.remove(slots)
+
+    def _forget(self, row: Row) -> None:
+        """A row leaves, whose files are written."""
+        self.feed.leave(row)
+        del self.keepers[row.number]
 
     def _epoch(self, stack: Stack, decision: Decision) -> None:
         """Train an epoch of every row, tell the parent, and do as it says."""
@@ -193,7 +199,7 @@ class StackedTrials:
         waiting = list(joining)
         for slot, row in enumerate(stack.rows):
             if row.number in leaving and waiting:
-                self.feed.leave(row)
+                self._forget(row)
                 stack.replace(slot, waiting.pop(0))
         self._leave(stack, leaving)
         for row in waiting:

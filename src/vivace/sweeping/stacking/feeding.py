@@ -25,6 +25,7 @@ class Feed:
     def __init__(self) -> None:
         self._tables: dict[int, Leaves] = {}  # by the number of the row
         self._shared: Leaves | None = None
+        self._orders: dict[int, tuple[int, list[list[int]]]] = {}  # of which epoch, by the number of the row
         self.like: Any = None  # a batch of one row, whose leaves are those of every batch
 
     def enter(self, row: Row) -> None:
@@ -48,6 +49,7 @@ class Feed:
     def leave(self, row: Row) -> None:
         """Forget the data of a row whose trial has ended."""
         self._tables.pop(row.number, None)
+        self._orders.pop(row.number, None)
 
     def epoch(self, rows: Sequence[Row]) -> Iterator[Leaves]:
         """The leaves of the batches of one epoch of each row, stacked: (rows, ...).
@@ -64,8 +66,15 @@ class Feed:
         if any(next(stream, None) is not None for stream in streams):
             raise Refused("the runs have unequal numbers of batches")
 
+    def _order_of(self, row: Row) -> list[list[int]]:
+        """The indices of each batch of the row's epoch, for which a proof asks before the training does."""
+        epoch, order = self._orders.get(row.number, (-1, []))
+        if epoch != row.epoch:
+            self._orders[row.number] = row.epoch, (order := _tickets(row))
+        return order
+
     def _looked_up(self, rows: Sequence[Row]) -> Iterator[Leaves]:
-        orders = [_tickets(row) for row in rows]
+        orders = [self._order_of(row) for row in rows]
         sizes = [len(batch) for batch in orders[0]]
         if any([len(batch) for batch in order] != sizes for order in orders):
             raise Refused("the runs have unequal numbers or sizes of batches")

@@ -19,7 +19,7 @@ from vivace.plan import Plan
 from vivace.session.opening import call, fed, start
 from vivace.sweeping.space import Parameters
 from vivace.sweeping.stacking.tables import in_order
-from vivace.tensors.randomness import Streams, capture, derive, restore, same_host_state
+from vivace.tensors.randomness import SeededStreams, capture, derive, restore, same_host_state
 from vivace.torch_internals.modules import all_hooks, is_compiled
 from vivace.training.evaluation import Evaluation
 
@@ -43,7 +43,7 @@ class Row:
         self.device = self.session.build.device
         self.model: nn.Module = self.session.build.models[0]
         self.optimizer: torch.optim.Optimizer = self.session.optimizers[0]
-        with Streams(derive(seed, "data")):
+        with SeededStreams(derive(seed, "data")):
             self.loader = call(job, "data")
         self.scheduler = call(job, "scheduler", self.optimizer) if job.scheduler is not None else None
         self.evaluation = Evaluation(job, self.session, seed, in_order)

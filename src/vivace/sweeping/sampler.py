@@ -1,0 +1,88 @@
+"""Optuna's TPE and Hyperband for many short trials: what they work out of all trials is worked out once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import optuna
+from optuna.pruners import HyperbandPruner
+from optuna.samplers import TPESampler
+from optuna.samplers._tpe import sampler as tpe
+from optuna.trial import FrozenTrial, TrialState
+
+from vivace.sweeping.space import Space
+
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+_Values = tuple[list[int], dict[str, numpy.ndarray]]  # numbers of trials, and their parameters
+
+
+@dataclasses.dataclass
+class Shared:
+    """What samplers of one study share: of these ended trials, the density of the good ones and the values of
+    the others.
+    """
+
+    ended: list[int] = dataclasses.field(default_factory=list)
+    good: Any = None
+    others: _Values = dataclasses.field(default_factory=lambda: ([], {}))
+
+
+class Sampler(TPESampler):
+    """TPE of Optuna 5, told what is searched: else each new one looks through all trials for it.
+
+    It draws what Optuna's own draws: see `TPESampler._sample`, which this is but for what is `shared`.
+    """
+
+    def __init__(self, space: Space, seed: int, shared: Shared) -> None:
+        super().__init__(seed=seed)
+        self._told, self._shared = dict(sorted(space.items())), shared
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
+        """What Optuna calls to know what it draws together: of one objective, all."""
+        return self._told if len(study.directions) == 1 else super().infer_relative_search_space(study, trial)
+
+    def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
+        if search_space != self._told:  # one parameter by itself, as of several objectives
+            return super()._sample(study, trial, search_space)
+        trials, known = study._get_trials(deepcopy=False), self._shared
+        ended = [one for one in trials if one.state in _ENDED]
+        if (numbers := [one.number for one in ended]) != known.ended:
+            good, others = tpe._split_trials(study, ended, tpe.default_gamma(len(ended)))
+            known.good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
+            known.ended, known.others = numbers, self._values(study, others)
+        running = [one for one in trials if one.state == TrialState.RUNNING and one.number != trial.number]
+        values = _merged(known.others, self._values(study, running))
+        others_density = self._parzen_estimator_cls(values, search_space, self._parzen_estimator_parameters)
+        drawn = known.good.sample(self._rng.rng, self._n_ei_candidates)
+        best = self._compare(drawn, self._compute_acquisition_func(drawn, known.good, others_density))
+        return {name: one.to_external_repr(best[name]) for name, one in search_space.items()}
+
+    def _values(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> _Values:
+        """Those of the trials that have all parameters."""
+        whole = [one for one in trials if self._told.keys() <= self._get_params(one, study).keys()]
+        return [one.number for one in whole], self._get_internal_repr(whole, self._told, study)
+
+
+def _merged(some: _Values, more: _Values) -> dict[str, numpy.ndarray]:
+    """The parameters of both in the order of trials, in which older ones weigh less."""
+    order = numpy.argsort(some[0] + more[0])
+    return {name: numpy.concatenate([some[1][name], more[1][name]])[order] for name in some[1]}
+
+
+class Pruner(HyperbandPruner):
+    """Hyperband of Optuna 5, which remembers the brackets of trials: else it asks for all each time."""
+
+    def __init__(self, epochs: int, reduction: int) -> None:
+        super().__init__(1, epochs, reduction)
+        self._bracket_of: dict[int, int] = {}
+
+    def _get_bracket_id(self, study: optuna.Study, trial: FrozenTrial) -> int:
+        if not self._pruners:  # it has not begun to tell brackets apart
+            return super()._get_bracket_id(study, trial)
+        number = trial.number
+        if number not in self._bracket_of:
+            self._bracket_of[number] = super()._get_bracket_id(study, trial)
+        return self._bracket_of[number]
