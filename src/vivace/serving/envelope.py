@@ -152,8 +152,8 @@ def names_of_inputs(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, An
 
 
 def names_of(returned: object, name: str = "output") -> list[str]:
-    """What the tensors of a value are called: ``output``, ``output[1]``, ``output['logits']``; in the order in
-    which `vivace.tensors.trees.tensors` gives them.
+    """What the tensors of a value are called: ``output``, ``output[1]``, ``output['logits']``; in the order
+    in which `vivace.tensors.trees.tensors` gives them.
     """
     if isinstance(returned, torch.Tensor):
         return [name]
