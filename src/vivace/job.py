@@ -297,6 +297,13 @@ class JobFunction:
     def _loaded(self) -> Callable[..., Any]:
         if self._own is not None:
             return self._own
+        file, _, called = self.reference.rpartition(":")
+        if file and "," in called:
+            name, _, given = called.partition(",")
+            raise JobError(
+                f"'{self.reference}': what is fixed stands beside the ranges, as in {file}:{name} "
+                f"{given.replace(',', ' ')}"
+            )
         place, name, found = _found(self.reference)
         if isinstance(found, Job) or not callable(found):
             raise JobError(

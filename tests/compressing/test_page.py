@@ -93,6 +93,13 @@ BESIDE = (
 )
 
 
+def test_where_none_is_smaller_nothing_is_said_of_faster_ones(found):
+    nothing = dataclasses.replace(found, chosen="eager_fp32", tried=found.tried[:3])
+    assert answer(nothing).sentence.startswith("No form is better than your model as it is")
+    sized = dataclasses.replace(nothing, objective="size")
+    assert answer(sized).sentence.startswith("No form is smaller than your model as it is")
+
+
 def test_what_is_timed_beside_stands_on_the_page_and_in_the_details(found):
     found = dataclasses.replace(found, beside=BESIDE)
     console = Console(file=io.StringIO(), width=400)

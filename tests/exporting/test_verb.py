@@ -48,7 +48,8 @@ def test_the_file_is_the_model(trained, tmp_path, to):
     assert found.checks[0]["envelopes"] < 1.0
     card = json.loads((tmp_path / "model_card.json").read_text())
     assert card["hashes"].keys() == {p.name for p in tmp_path.glob("model.*")} | {"weights.safetensors"}
-    assert card["inputs"] == [{"name": "input_0", "dtype": "float32", "shape": [None, 1, 6, 6]}]
+    (given,) = card["inputs"]
+    assert given == {"name": "input_0", "in_forward": "input", "dtype": "float32", "shape": [None, 1, 6, 6]}
     assert found.trained["sha256"] in (tmp_path / "model_card.html").read_text()
     weights = torch.load(run / "model.pt", weights_only=True)
     stored = load_file(tmp_path / "weights.safetensors")
@@ -62,6 +63,7 @@ def test_a_model_of_a_mapping_and_a_keyword(trained, tmp_path):
     assert found.kept, found.reason
     assert [check["output"] for check in found.checks] == ["output['logits']", "output['mean']"]
     assert [one["shape"] for one in found.inputs] == [[None, 1, 6, 6], [None, 1]]
+    assert dict(answer(found).parts)["its inputs"] == "input_0 is batch['images'], input_1 is scale"
 
 
 def test_another_models_answers_are_found_and_the_output_named(trained, tmp_path, spoilt):
@@ -229,7 +231,9 @@ def test_two_exports_do_not_share_a_folder(run_folder, tmp_path):
 
 
 def test_the_call_names_every_input():
-    inputs = tuple({"name": f"input_{k}", "dtype": "float32", "shape": [None, 3]} for k in range(2))
+    inputs = tuple(
+        {"name": f"input_{k}", "in_forward": "x", "dtype": "float32", "shape": [None, 3]} for k in range(2)
+    )
     calls = {
         runtime: dict(answer(carded(form, runtime=runtime, inputs=inputs)).parts)["call"]
         for form, runtime in (("onnx_fp32", "onnx"), ("openvino_bf16", "openvino"), ("aoti_fp32", "aoti"))

@@ -1,6 +1,7 @@
 """Outputs that differ by rounding are kept; others, wrong shapes and numbers that are not finite are not."""
 
 import dataclasses
+import warnings
 
 import numpy
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from vivace.serving.calls import Flat
-from vivace.serving.envelope import ROUNDOFF, compare, distance, names_of, run, shadows
+from vivace.serving.envelope import ROUNDOFF, compare, distance, names_of, names_of_inputs, run, shadows
 from vivace.tensors.trees import tensors
 
 
@@ -131,3 +132,17 @@ def test_outputs_are_called_as_a_person_would_index_them():
     tensor = torch.ones(1)
     returned = {"logits": tensor, "states": (tensor, [tensor])}
     assert names_of(returned) == ["output['logits']", "output['states'][0]", "output['states'][1][0]"]
+
+
+def test_inputs_have_the_names_of_forward():
+    class Called(nn.Module):
+        def forward(self, batch, *, scale):
+            return batch["words"] * scale
+
+    one = torch.ones(1, 2)
+    given = (({"words": one, "mask": [one]},), {"scale": one})
+    assert names_of_inputs(Called(), given) == ["batch['words']", "batch['mask'][0]", "scale"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will drop traced models
+        traced = torch.jit.trace(nn.Linear(2, 2), one)
+    assert names_of_inputs(traced, ((one,), {})) == ["argument 0"]

@@ -146,6 +146,13 @@ def troubled(trouble: str = "", lr: float = 0.1, epochs: int = 1) -> vivace.Job:
     )
 
 
+def headed(width: int = 4, heads: int = 2) -> vivace.Job:
+    """A job whose width must be a multiple of its heads."""
+    if width % heads:
+        raise ValueError(f"{heads} heads do not divide {width}")
+    return job(width=width, epochs=1)
+
+
 def patient(lr: float = 0.1, optimizer: str = "adam", log: str = "", epochs: int = 60) -> vivace.Job:
     """A job whose runs are faster in a stack, because they wait in one step; `log` gets a line an epoch."""
 

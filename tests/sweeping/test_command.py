@@ -31,6 +31,8 @@ def test_a_sweep_ends_with_a_document_and_twelve_lines(command):
     assert in_letters(document["packing"]["sentence"]) in " ".join(errors.split())
     assert document["objectives"] == ["metric", "parameters"]
     assert document["front"]
+    assert "No other trial beats these in both: trial" in errors
+    assert '<td data-label="parameters">83 parameters</td>' in Path(document["page_path"]).read_text()
     assert all(trial["costs"]["parameters"] == 83 for trial in document["trials"])
     shown = errors[errors.index("in the search") :].splitlines()
     assert len(shown) <= 12

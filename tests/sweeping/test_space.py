@@ -117,6 +117,7 @@ def test_sizes_of_spaces():
 
 def test_parameters_are_told_with_three_digits():
     assert told({"lr": 0.0123456, "width": 64, "name": "sgd"}) == "lr=0.0123, width=64, name=sgd"
+    assert told({"lr": 12345.6, "steps": 12345, "huge": 1.9e23}) == "lr=1.23e+04, steps=12345, huge=1.9e+23"
 
 
 @settings(max_examples=60, deadline=None)

@@ -179,6 +179,7 @@ def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
     [
         ("job", ["learning_rate=0..1"], InputError, "no parameter 'learning_rate'"),
         ("nobody", ["lr=0..1"], JobError, "no name 'nobody'"),
+        ("job,width=4,epochs=1", ["lr=0..1"], JobError, "beside the ranges, as in .*:job width=4 epochs=1"),
         ("OPTIMIZERS", ["lr=0..1"], JobError, "needs a function with parameters"),
         ("accuracy", ["model=0..1", "batches=1"], JobError, "with batches=1, model=0.*jobs.py"),
         ("job", ["width=4.5..8"], JobError, "with width=4.50: .*jobs.py, line"),
@@ -518,6 +519,32 @@ def test_a_trial_that_was_part_of_a_stack_can_be_run_alone(tmp_path):
         assert folder.alone(stacked) == stacked
         assert not stacked.exists()
         assert (folder.alone(own) / "plan.toml").exists()
+
+
+def test_a_trial_that_came_to_its_end_is_not_pruned(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "ask_parent", lambda found: {"prune": found["epoch"] == 2})
+    for epochs, pruned in ((2, False), (3, True)):
+        out = str(tmp_path / f"run_{epochs}")
+        made = trial.Trial(JobFunction(jobs.job), torch.get_num_threads())
+        ended = made.train({"epochs": epochs}, {}, out, 0)
+        assert (ended["pruned"], ended["epoch"]) == (pruned, 2)
+
+
+def test_values_that_do_not_go_together_fail_alone(jobs, tmp_path):
+    """Heads that do not divide a width: each fits with another one."""
+    heard = []
+    found = vivace.sweep(
+        f"{JOBS}:headed",
+        ["width=4,6", "heads=2,3"],
+        trials=4,
+        seeds=0,
+        workers=1,
+        out=tmp_path / "out",
+        on_event=lambda event: heard.append(event.payload),
+    )
+    assert [one.parameters for one in found.failed] == [{"width": 4, "heads": 3}]
+    assert len(found.complete) == 3
+    assert any("heads=3" in told.get("text", "") and "goes on" in told["text"] for told in heard)
 
 
 def test_a_trial_that_is_told_to_stop_has_failed(jobs, tmp_path, monkeypatch):

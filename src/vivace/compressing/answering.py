@@ -59,7 +59,8 @@ def _sentence(found: Compressed) -> str:
     if found.outcome == "nothing_tried":
         return "Nothing was tried: the budget ended first"
     if winner is reference:
-        return f"No form is better than your model as it is, at a batch of {found.batch}"
+        wanted = "smaller" if found.objective == "size" else "better"
+        return f"No form is {wanted} than your model as it is, at a batch of {found.batch}"
     return (
         f"with {winner.name} ({winner.does}): {words.duration(winner.p50)} a call instead of "
         f"{words.duration(reference.p50)}, at a batch of {found.batch}"

@@ -56,6 +56,7 @@ def answer(found: Exported) -> Answer:
         title_of_parts="How it is called, and how near it is",
         parts=(
             *_call(found),
+            *_inputs(found),
             *((check["output"], _told(check)) for check in found.checks),
             ("its layers", _layers(found.layers)),
         ),
@@ -94,6 +95,13 @@ def _call(found: Exported) -> tuple[tuple[str, str], ...]:
         return (("call", call),)
     before = "; ".join([INT8, FROZEN] if found.numbers == "int8" else [FROZEN])
     return (("before it", before), ("call", call))
+
+
+def _inputs(found: Exported) -> tuple[tuple[str, str], ...]:
+    """Which input is which, where there are several."""
+    if not found.kept or len(found.inputs) < 2:
+        return ()
+    return (("its inputs", ", ".join(f"{one['name']} is {one['in_forward']}" for one in found.inputs)),)
 
 
 def _told(check: dict[str, object]) -> str:

@@ -148,7 +148,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         checks=tuple(check.to_dict() for check in checks),
         layers=layers,
         change=change,
-        inputs=tuple(_inputs(calls)),
+        inputs=tuple(_inputs(calls, facts["inputs"])),
         trained=facts["trained"],
         measured=subject.measured,
         machine=inspect().to_dict(),
@@ -212,11 +212,13 @@ def _answer(
     return False, f"{told}, and the layers up to '{layers[-1]['output']}' do not" if layers else told
 
 
-def _inputs(calls: Calls) -> list[dict[str, Any]]:
-    """Each input as a caller must give it: dtype, and its shape with None where a length may vary."""
+def _inputs(calls: Calls, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each input as a caller must give it: what the model's ``forward`` calls it, dtype, and its shape with
+    None where a length may vary.
+    """
     return [
-        {"name": f"input_{place}", "dtype": numbers, "shape": list(shape)}
-        for place, (numbers, shape) in enumerate(calls.fixed)
+        {"name": f"input_{place}", "in_forward": name, "dtype": numbers, "shape": list(shape)}
+        for place, (name, (numbers, shape)) in enumerate(zip(names, calls.fixed, strict=True))
     ]
 
 

@@ -8,6 +8,7 @@ within a few envelopes.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
@@ -138,9 +139,21 @@ def _problem(ones: Arrays, others: Arrays) -> str:
     return ""
 
 
+def names_of_inputs(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
+    """What the tensors of a call are called in the model's ``forward``: ``images``, ``batch['tokens']``."""
+    args, kwargs = given
+    try:
+        known = list(inspect.signature(model.forward).parameters)
+    except ValueError:  # a traced model tells no names
+        known = []
+    named = [known[place] if place < len(known) else f"argument {place}" for place in range(len(args))]
+    both = [*zip(named, args, strict=True), *kwargs.items()]
+    return [found for name, value in both for found in names_of(value, name)]
+
+
 def names_of(returned: object, name: str = "output") -> list[str]:
-    """What the tensors of a returned value are called, in the order in which `vivace.tensors.trees.tensors`
-    gives them: ``output``, ``output[1]``, ``output['logits']``.
+    """What the tensors of a value are called: ``output``, ``output[1]``, ``output['logits']``; in the order
+    in which `vivace.tensors.trees.tensors` gives them.
     """
     if isinstance(returned, torch.Tensor):
         return [name]

@@ -13,7 +13,7 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.serving.calls import Calls
-from vivace.serving.files import input_names
+from vivace.serving.files import input_names, tracing
 from vivace.serving.material import Material
 from vivace.serving.serve import without_telemetry
 
@@ -90,7 +90,7 @@ def in_graph(material: Material) -> Any:
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     example = material.example
-    with torch.no_grad():
+    with tracing(material), torch.no_grad():
         program = torch.export.export(
             material.flat, example, dynamic_shapes=(material.shapes,), strict=True
         ).module()

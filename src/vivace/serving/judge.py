@@ -23,7 +23,7 @@ from vivace.serving.calls import (
     record,
     write_arrays,
 )
-from vivace.serving.envelope import distance, names_of
+from vivace.serving.envelope import distance, names_of, names_of_inputs
 from vivace.serving.forms import REFERENCE
 from vivace.serving.int8 import SAMPLES
 from vivace.serving.margin import Change, by_groups, by_sample
@@ -82,6 +82,7 @@ class Judge:
             "metric_data": self.job.metric_data,
             "samples": self.recording.samples,
             "whole": self.recording.whole,
+            "inputs": names_of_inputs(self.model, first.given),
             "outputs": names_of(first.returned),
             "calibrated_on": self._write_calibration(calibration, calls),
             "trained": self.trained.to_dict(),

@@ -11,6 +11,8 @@ from vivace.sweeping.record import Finalist
 from vivace.sweeping.result import Swept
 from vivace.sweeping.space import told
 
+MOST_OF_FRONT = 4  # trials that are named
+
 
 def answer(found: Swept) -> Answer:
     """The best parameters, their metric over seeds, and what to do with them."""
@@ -72,7 +74,27 @@ def _notes(found: Swept) -> list[str]:
             f"{words.count(len(found.failed), 'trial')} failed; trial {last.number} "
             f"({told(last.parameters)}): {last.reason}"
         )
-    return [*notes, *found.notices]
+    return [*notes, *_front(found), *found.notices]
+
+
+def _front(found: Swept) -> list[str]:
+    """The trials that no other beats in both, the best metric first."""
+    cost = found.objectives[-1]
+    seen = sorted((t for t in found.trials if t.number in found.front), key=lambda t: -(t.metric or 0.0))
+    if not seen:
+        return []
+    each = [
+        f"trial {t.number} ({words.number(t.metric)}, {cost_told(cost, t.costs.get(cost))})" for t in seen
+    ]
+    more = f" and {len(each) - MOST_OF_FRONT} more" if len(each) > MOST_OF_FRONT else ""
+    return [f"no other trial beats these in both: {', '.join(each[:MOST_OF_FRONT])}{more}"]
+
+
+def cost_told(name: str, cost: float | None) -> str:
+    """What a trial costs: ``1.20 ms a step``, ``4.8 thousand parameters``."""
+    if name == "seconds":
+        return f"{words.duration(cost)} a step"
+    return f"{words.quantity(cost)} parameters"
 
 
 def _facts(found: Swept) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
 from vivace.pages.answer import capital
-from vivace.sweeping.answering import answer, verdict
+from vivace.sweeping.answering import answer, cost_told, verdict
 from vivace.sweeping.record import TrialRecord
 from vivace.sweeping.result import Swept
 from vivace.sweeping.space import told, value_told
@@ -39,6 +39,7 @@ def render(found: Swept) -> str:
         rows=order[:MOST_ROWS],
         left_out=max(0, len(order) - MOST_ROWS),
         parameters_told=told,
+        cost_told=cost_told,
         verdict=verdict(found),
     )
 

@@ -79,7 +79,7 @@ def run_sweep(
         cluster = stack.enter_context(contextlib.closing(cluster_at(folder, workers))) if cluster_at else None
         stack.enter_context(ends_like_ctrl_c())  # Ray takes SIGTERM for itself when it connects
         tell("phase", {"name": "the job is looked at"})
-        looked = _look(source, searched, fixed, machine.num_cores, folder)
+        looked = _look(source, searched, fixed, machine.num_cores, folder, tell)
         _require_width(transfer, searched, looked["shaping"])
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against, loaded)
         study = Study(folder.journal, setting, searched)
@@ -132,7 +132,7 @@ def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: 
     if trials < 1:
         raise InputError(f"a sweep needs at least 1 trial, not {trials}")
     if seeds < 0 or seeds == 1:
-        raise InputError(f"{seeds} seeds show no spread: give 2 or more for the best configurations, or 0")
+        raise InputError(f"a spread over seeds needs 2 of them or more, and 0 asks for none, not {seeds}")
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, not {seed}")
     if workers is not None and workers < 1:
@@ -193,20 +193,25 @@ def _require_width(name: str | None, space: Space, shaping: Sequence[str]) -> No
 
 
 def _look(
-    source: Source, space: Space, fixed: dict[str, Any], threads: int, folder: SweepFolder
+    source: Source, space: Space, fixed: dict[str, Any], threads: int, folder: SweepFolder, tell: Tell
 ) -> dict[str, Any]:
-    """What the parameters change; raises JobError where a configuration cannot be built."""
-    tried = probe.variations(space, fixed)
+    """What the parameters change; raises JobError where the first configuration cannot be built. Of another
+    that cannot, `tell` says so: its parameter may fit with other values of the rest.
+    """
+    tried, found = probe.variations(space, fixed), dict[str, list[dict[str, Any] | None]]()
     with Child(probe.ENTRY, source, {"threads": threads}, log=folder.path / LOG) as child:
-        found = {name: [_looked_at(child, one) for one in some] for name, some in tried.items()}
+        first = _looked_at(child, *tried[""])
+        for name, some in tried.items():
+            found[name] = [first if name == "" else _if_built(child, one, tell) for one in some]
         preload(child.ask("libraries", SILENCE_SECONDS))
-    (first,) = found[""]
-    looks = [one for some in found.values() for one in some]
+    looks = [one for some in found.values() for one in some if one is not None]
     counted = [name for name, values in space.items() if not isinstance(values, FloatDistribution)]
     return {
         **first,
         "epochs": max(one["epochs"] for one in looks),
-        "shaping": [n for n, some in found.items() if any(one["shape"] != first["shape"] for one in some)],
+        "shaping": [
+            n for n, some in found.items() if any(not one or one["shape"] != first["shape"] for one in some)
+        ],
         "largest": tried[""][0] | {name: _largest(name, tried, found) for name in counted},
     }
 
@@ -219,10 +224,20 @@ def _looked_at(child: Child, parameters: Parameters) -> dict[str, Any]:
     return found
 
 
-def _largest(name: str, tried: dict[str, list[Parameters]], found: dict[str, list[dict[str, Any]]]) -> Any:
+def _if_built(child: Child, parameters: Parameters, tell: Tell) -> dict[str, Any] | None:
+    try:
+        return _looked_at(child, parameters)
+    except JobError as error:
+        tell("notice", {"text": f"{error}; a trial in which this happens fails, and the sweep goes on"})
+        return None
+
+
+def _largest(
+    name: str, tried: dict[str, list[Parameters]], found: dict[str, list[dict[str, Any] | None]]
+) -> Any:
     """The value of a parameter that makes the most weights; of equals the last, as of batch sizes."""
     values = [one[name] for one in (*tried[""], *tried[name])]
-    sizes = [look["num_parameters"] for look in (*found[""], *found[name])]
+    sizes = [look["num_parameters"] if look else 0 for look in (*found[""], *found[name])]
     return max(zip(sizes, range(len(values)), values, strict=True))[2]
 
 

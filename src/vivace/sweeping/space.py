@@ -195,5 +195,10 @@ def told(parameters: Mapping[str, Any]) -> str:
 
 
 def value_told(value: object) -> str:
-    """A parameter's value: whole numbers and texts as they are, others with three digits."""
-    return number(value) if isinstance(value, float) else str(value)
+    """A parameter's value: whole numbers and texts as they are, others with three digits.
+
+    No comma parts thousands: parameters stand in lists, and are typed again.
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return number(value) if abs(value) < 999.5 else f"{value:.3g}"

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace import words
+from vivace.sweeping.answering import cost_told
 from vivace.sweeping.result import Swept
 from vivace.sweeping.space import told
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 def draw(found: Swept, console: Console) -> None:
     """Every trial, the best first."""
     table = Table(box=None, pad_edge=False)
-    for name in ("trial", found.metric_title, "epochs", "took", "ended", "with"):
+    weighed = found.objectives[1:]
+    for name in ("trial", found.metric_title, *weighed, "epochs", "took", "ended", "with"):
         table.add_column(name, no_wrap=name != "with")
     order = sorted(found.trials, key=lambda t: (t.metric is None, -(t.metric or 0.0)))
     for trial in order:
         cells = (
             str(trial.number),
             words.number(trial.metric),
+            *(cost_told(name, trial.costs.get(name)) for name in weighed),
             str(len(trial.curve)),
             words.duration(trial.seconds),
             trial.state,

@@ -33,6 +33,7 @@ class Trial:
         torch.set_num_threads(threads)
         self.job = job
         self._epochs: list[dict[str, Any]] = []
+        self._last_epoch: int | None = None
 
     def train(self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int) -> dict[str, Any]:
         """Train one configuration to its end, or until the parent prunes it.
@@ -41,7 +42,7 @@ class Trial:
         left at that step. `plan_left` says why.
         """
         job = self.job(**parameters)
-        self._epochs, left = [], ""
+        self._epochs, self._last_epoch, left = [], job.epochs, ""
         try:
             try:
                 run = self._run(job, Plan.from_dict(plan), out, seed)
@@ -83,7 +84,8 @@ class Trial:
             return
         found = {key: event.payload.get(key) for key in ("epoch", "metric", "loss", "step")}
         self._epochs.append(found)
-        if ask_parent(found)["prune"]:
+        pruned = ask_parent(found)["prune"]
+        if pruned and found["epoch"] != self._last_epoch:  # after which nothing is left to prune
             raise Pruned
 
     def _last(self) -> dict[str, Any]:

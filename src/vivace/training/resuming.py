@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,9 +177,11 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
     except CheckpointError:
         raise
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
+        head, *rest = str(error).strip().splitlines() or [""]
+        if head.endswith(":") and rest:  # torch's list of keys, which begins on a line of its own
+            head = f"{head} {textwrap.shorten(rest[0], 160, placeholder=' ...')}"
         raise CheckpointError(
-            f"the checkpoint does not fit {what}: {type(error).__name__}: {reason}"
+            f"the checkpoint does not fit {what}: {type(error).__name__}: {head}"
         ) from error
 
 
