@@ -24,6 +24,8 @@ def made():
 def sized(width=4, rate=0.1, kind="sgd", plain=True):
     return vivace.Job(model=job.model, data=job.data, loss=job.loss, optimizer=job.optimizer,
                       epochs=width, metric_name=f"{rate} {kind}")
+def wide(width, depth, rate=0.1):
+    return job
 number = 3
 built = torch.nn.Linear(2, 2)
 """
@@ -100,6 +102,11 @@ def test_arguments_follow_the_name_of_a_function(job_file):
         ("{file}:job,width=3", "'job' in '{file}' is no function: it takes no width"),
         ("digits,with=3", "'digits' has no argument 'with'; did you mean 'width'?"),
         ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),
+        ("{file}:wide,width=3", "'wide' has no default for depth: give it one, or write a value behind"),
+        (
+            "my_package.models",
+            "there is no recipe 'my_package.models'; for a module write my_package.models:job",
+        ),
     ],
 )
 def test_bad_references(reference, message, job_file):

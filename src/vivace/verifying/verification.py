@@ -100,7 +100,9 @@ def _checked(
     budget: str | float | None,
 ) -> Asked:
     if (plan is None) == (against is None):
-        raise InputError("verify needs either a plan or, for an edited training, the original against it")
+        raise InputError(
+            "verify needs either a plan (--plan) or, for an edited training, the original (--against)"
+        )
     _require_precision(precision, plan is not None)
     seconds = None if budget is None else parse_budget(budget)
     loaded = plan_of(plan, job) if plan is not None else Plan()
