@@ -212,3 +212,17 @@ def test_a_job_says_what_data_its_metric_is_of():
         dataclasses.replace(job, metric_name="")
     assert job.metric_data == "training"
     assert dataclasses.replace(job, validation=job.data).metric_data == "validation"
+
+
+@pytest.mark.parametrize(
+    "verb", [vivace.train, vivace.tune, vivace.profile, lambda job: vivace.verify(job, {})]
+)
+def test_a_verb_that_is_handed_something_else_says_what_it_takes(verb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        JobError, match=r"such as 'train\.py:job', not a function: call it, if it returns one"
+    ):
+        verb(lambda: None)
+    with pytest.raises(JobError, match=r"give a vivace\.Job, .* not a Linear$"):
+        verb(torch.nn.Linear(2, 2))
+    assert not list(tmp_path.iterdir())

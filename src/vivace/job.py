@@ -323,6 +323,14 @@ def _found(reference: str) -> tuple[str, str, Any]:
     return place, name, found
 
 
+def require_job(given: object) -> None:
+    """Raises JobError for what somebody who calls from Python has handed in for a Job and is none."""
+    if not isinstance(given, (Job, str)):
+        kind = type(given).__name__
+        hint = ": call it, if it returns one" if inspect.isfunction(given) else ""
+        raise JobError(f"give a vivace.Job, or where it stands, such as 'train.py:job', not a {kind}{hint}")
+
+
 def _require_job(found: object, place: str, name: str) -> Job:
     if not isinstance(found, Job):
         raise JobError(

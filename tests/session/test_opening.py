@@ -41,7 +41,7 @@ def test_a_model_whose_shapes_are_not_known_yet_is_named(layer):
     [
         (
             nn.CrossEntropyLoss(),
-            "CrossEntropyLoss takes outputs and targets: write loss=lambda model, batch: ",
+            r"CrossEntropyLoss\(\) takes outputs and targets: write loss=lambda model, batch: ",
         ),
         (nn.functional.mse_loss, "mse_loss takes outputs and targets"),
         (

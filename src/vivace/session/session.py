@@ -169,7 +169,7 @@ def place(batch: Batch, *, device: torch.device) -> Any:
 
 def _require_arguments(loss: Callable[[Any, Any], Any]) -> None:
     """Raises JobError for what cannot be called with a model and a batch, such as torch's own losses."""
-    name = getattr(loss, "__name__", type(loss).__name__)
+    name = getattr(loss, "__name__", f"{type(loss).__name__}()")
     if getattr(loss, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss"):
         raise JobError(
             f"the loss is called with the model and a batch, and {name} takes outputs and targets: write "

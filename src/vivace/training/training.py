@@ -22,7 +22,7 @@ from vivace.errors import Diverged, FolderError, InputError, JobError
 from vivace.events import EventKind, OnEvent, metric_title
 from vivace.files import replace_file, replace_text
 from vivace.inspection import inspect
-from vivace.job import Job, load
+from vivace.job import Job, load, require_job
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
 from vivace.pages.notebook import listening
@@ -252,6 +252,7 @@ def _opened(
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
     """The job and its plan; the job first, because its file may register techniques."""
     here = Path.cwd()
+    require_job(job)
     if isinstance(job, str):
         job = load(job)
     if plan is None or isinstance(plan, Plan):
