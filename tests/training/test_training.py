@@ -235,6 +235,15 @@ class TestFolder:
         assert train(tiny.job, out=out, resume=True, max_steps=4).tuned == known
         assert train(tiny.job, out=out, resume=True).tuned == known
 
+    def test_what_a_search_found_while_it_trained_is_known_to_a_resumed_run(self, tmp_path, tiny):
+        out, found = tmp_path / "run", {"outcome": "faster", "ended": True}
+        train(tiny.job, out=out, max_steps=2)
+        document = json.loads((out / "run.json").read_text())
+        (out / "run.json").write_text(json.dumps(document | {"found": found}))
+        assert train(tiny.job, out=out, resume=True, max_steps=4).found == found
+        assert train(tiny.job, out=out, resume=True).found == found
+        assert train(tiny.job, out=out, restart=True, max_steps=1).found == {}
+
     def test_parts_make_the_whole(self, tmp_path, tiny, digest):
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         train(tiny.job, out=whole)

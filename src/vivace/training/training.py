@@ -295,13 +295,18 @@ def _draw(loop: Loop) -> None:
             loop.progress.notice(f"the run has no pictures: {error}")
 
 
-def _measured_before(path: Path, run: Run) -> dict[str, Any]:
-    """Of a run that had ended before this process began: what the process that ended it measured."""
+def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
+    """Of a resumed run, what a search had found while an earlier process trained it; and where nothing was
+    left to be trained in this one, what the process that ended it measured.
+    """
     try:
         before = json.loads((path / "run.json").read_bytes())
-        same = (before["steps"], before["plan"], before["interrupted"]) == (run.steps, run.plan, False)
-        kept = ("samples_per_second", "stepping_seconds", "energy", "found")
-        return {key: before[key] for key in kept} if same else {}
+        if before["plan"] != run.plan:
+            return {}
+        known = {"found": run.found or before["found"]}
+        if not trained and (before["steps"], before["interrupted"]) == (run.steps, False):
+            known |= {key: before[key] for key in ("samples_per_second", "stepping_seconds", "energy")}
+        return known
     except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
         return {}
 
@@ -342,8 +347,8 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
         energy=loop.progress.meter.told(loop.samples * num_ranks_here()),
         ranks=ranks.world_size,
     )
-    if not loop.samples:
-        run = dataclasses.replace(run, **_measured_before(loop.path, run))
+    if loop.resumed_from_step is not None:
+        run = dataclasses.replace(run, **_known_before(loop.path, run, trained=loop.samples > 0))
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
     model = None if run.interrupted else loop.model_state()
