@@ -24,6 +24,8 @@ def made():
 def sized(width=4, rate=0.1, kind="sgd", plain=True):
     return vivace.Job(model=job.model, data=job.data, loss=job.loss, optimizer=job.optimizer,
                       epochs=width, metric_name=f"{rate} {kind}")
+def wide(width, depth, rate=0.1):
+    return job
 number = 3
 built = torch.nn.Linear(2, 2)
 """
@@ -100,6 +102,11 @@ def test_arguments_follow_the_name_of_a_function(job_file):
         ("{file}:job,width=3", "'job' in '{file}' is no function: it takes no width"),
         ("digits,with=3", "'digits' has no argument 'with'; did you mean 'width'?"),
         ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),
+        ("{file}:wide,width=3", "'wide' has no default for depth: give it one, or write a value behind"),
+        (
+            "my_package.models",
+            "there is no recipe 'my_package.models'; for a module write my_package.models:job",
+        ),
     ],
 )
 def test_bad_references(reference, message, job_file):
@@ -205,3 +212,17 @@ def test_a_job_says_what_data_its_metric_is_of():
         dataclasses.replace(job, metric_name="")
     assert job.metric_data == "training"
     assert dataclasses.replace(job, validation=job.data).metric_data == "validation"
+
+
+@pytest.mark.parametrize(
+    "verb", [vivace.train, vivace.tune, vivace.profile, lambda job: vivace.verify(job, {})]
+)
+def test_a_verb_that_is_handed_something_else_says_what_it_takes(verb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        JobError, match=r"such as 'train\.py:job', not a function: call it, if it returns one"
+    ):
+        verb(lambda: None)
+    with pytest.raises(JobError, match=r"give a vivace\.Job, .* not a Linear$"):
+        verb(torch.nn.Linear(2, 2))
+    assert not list(tmp_path.iterdir())

@@ -330,6 +330,14 @@ def _found(reference: str) -> tuple[str, str, Any]:
     return place, name, found
 
 
+def require_job(given: object) -> None:
+    """Raises JobError for what somebody who calls from Python has handed in for a Job and is none."""
+    if not isinstance(given, (Job, str)):
+        kind = type(given).__name__
+        hint = ": call it, if it returns one" if inspect.isfunction(given) else ""
+        raise JobError(f"give a vivace.Job, or where it stands, such as 'train.py:job', not a {kind}{hint}")
+
+
 def _require_job(found: object, place: str, name: str) -> Job:
     if not isinstance(found, Job):
         raise JobError(
@@ -340,7 +348,7 @@ def _require_job(found: object, place: str, name: str) -> Job:
 
 def _arguments(name: str, function: Callable[..., Any], given: dict[str, str]) -> dict[str, Any]:
     """What was given, each as the kind of its argument's default. Raises JobError where that cannot be."""
-    known = inspect.signature(function).parameters if given else {}
+    known = _signature_of(function)
     found: dict[str, Any] = {}
     for key, text in given.items():
         if key not in known:
@@ -355,7 +363,24 @@ def _arguments(name: str, function: Callable[..., Any], given: dict[str, str]) -
         except ValueError:
             words = {int: "a whole number", float: "a number"}[kind]
             raise JobError(f"{key} of '{name}' must be {words}, such as {default}, not '{text}'") from None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = (
+        k for k, p in known.items() if p.default is inspect.Parameter.empty and p.kind not in variadic
+    )
+    if missing := [key for key in required if key not in found]:
+        raise JobError(
+            f"'{name}' has no default for {' and '.join(missing)}: give it one, or write a value behind the "
+            f"name, as in {name},{missing[0]}=..."
+        )
     return found
+
+
+def _signature_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Empty where a function does not say."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
 
 
 def _recipe(name: str) -> str:
@@ -366,6 +391,8 @@ def _recipe(name: str) -> str:
         raise JobError(f"'{name}' is a notebook: call vivace.tune(job) in it, or put the Job into a file")
     if Path(f"{name}.py").is_file():
         raise JobError(f"there is no recipe '{name}'; for the file write {name}.py:job, the name of its Job")
+    if "." in name:
+        raise JobError(f"there is no recipe '{name}'; for a module write {name}:job, the name of its Job")
     raise JobError(
         f"there is no recipe '{name}'{nearest(name, known)} ({', '.join(known)}; or write file.py:name)"
     )

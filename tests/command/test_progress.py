@@ -261,6 +261,9 @@ def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
     )
     assert said.startswith("3.3 s -> 2.7 s (2.6 s to 2.9 s) for one training of 1,000 steps, all included;")
     assert "For trainings of 6,614 steps and more: compile, 1.42x as fast, after a warm-up of 20 s" in said
+    narrow = {"reference": 3.3, "plan": 2.7, "plan_low": 2.71, "plan_high": 2.72}
+    said = answer({"channels_last": {}}, job_steps=1000, training_seconds=narrow)
+    assert said.startswith("3.3 s -> 2.7 s for one training of 1,000 steps, all included;")
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,11 @@ def test_verify_says_that_the_data_were_compared_to_their_end():
             True,
         ),
         ({"plan": {"compile": {}}, "tuned": {"verdict": {"kept": False}}}, "no, as tune verified", False),
+        (
+            {"plan": {"compile": {}}, "tuned": {"verdict": {"kept": True}}, "watched": {"kept": False}},
+            "Same model: no",
+            False,
+        ),
     ],
 )
 def test_of_a_training_is_said_what_is_known_of_its_model(run, said, kept):

@@ -444,6 +444,10 @@ def test_steps_that_gain_back_a_cost(said, expected):
     assert said == expected
 
 
+def test_a_fact_without_a_unit_is_rounded():
+    assert [phrases.plain(value) for value in (2.6876271980062096, 14548, True)] == ["2.69", "14,548", "yes"]
+
+
 def test_speeds_beside_each_other_were_measured_in_turns(ledger, tune_folder):
     """The machine was twice as fast when the plan was confirmed: that is none of the plan's gain."""
     for document in ledger:

@@ -3,10 +3,12 @@
 import dataclasses
 
 import pytest
+import torch
 from torch import nn
 
+import vivace
 from vivace.errors import JobError
-from vivace.session.opening import first_batches, models_of, parts_of
+from vivace.session.opening import call, first_batches, models_of, parts_of
 from vivace.testing import TINY_JOBS
 
 
@@ -32,3 +34,32 @@ def test_a_model_whose_shapes_are_not_known_yet_is_named(layer):
     reason = r"'1\.(weight|running_mean)' has no shape yet, as it is of a lazy layer"
     with pytest.raises(JobError, match=reason):
         models_of(job, nn.Sequential(nn.Flatten(), layer))
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (
+            nn.CrossEntropyLoss(),
+            r"CrossEntropyLoss\(\) takes outputs and targets: write loss=lambda model, batch: ",
+        ),
+        (nn.functional.mse_loss, "mse_loss takes outputs and targets"),
+        (
+            lambda model, images, labels: None,
+            r"<lambda> takes \(model, images, labels\): it must take these two",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_called_with_model_and_batch_is_refused_at_once(loss, reason):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(JobError, match=reason):
+        vivace.attach(vivace.Plan(), model=model, optimizer=optimizer, loss=loss)
+
+
+def test_a_function_that_forgot_its_return_is_named():
+    job = dataclasses.replace(TINY_JOBS["mlp"](), data=lambda: None, scheduler=lambda optimizer: None)
+    with pytest.raises(JobError, match="the Job's data returned None; it must return batches"):
+        call(job, "data")
+    with pytest.raises(JobError, match=r"scheduler returned None.*\(for none, leave scheduler out\)"):
+        call(job, "scheduler", None)

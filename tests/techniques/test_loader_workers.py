@@ -172,7 +172,7 @@ def test_workers_and_the_threads_of_the_step_act_together():
             assert torch.get_num_threads() == 2
             seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
             told = [technique.confirm(seen, seen) for technique in plan.techniques]
-        assert told == ["2 threads instead of 3", "1 workers instead of 0"]
+        assert told == ["2 threads instead of 3", "1 worker instead of 0"]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

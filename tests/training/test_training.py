@@ -13,6 +13,7 @@ from torch.distributed.run import main as torchrun
 
 import vivace
 from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
+from vivace.ledger import Ledger
 from vivace.training.resuming import load_streams
 from vivace.training.stopping import StopRequest, ends_like_ctrl_c
 from vivace.training.training import train
@@ -211,6 +212,37 @@ class TestFolder:
         again = train(tiny.job, out=tmp_path / "run", resume=True)
         assert (again.metric, again.loss, again.steps) == (first.metric, first.loss, first.steps)
         assert again.resumed_from_step == STEPS
+        assert (again.samples_per_second, again.stepping_seconds) == (
+            first.samples_per_second,
+            first.stepping_seconds,
+        )
+        assert again.samples_per_second > 0
+
+    def test_what_tune_found_of_the_plan_is_known_to_a_resumed_run(self, tmp_path, tiny):
+        plan = vivace.Plan.loads("format = 1\n[techniques.micro_batches]\n")
+        (tmp_path / "tune").mkdir()
+        plan.save(tmp_path / "tune" / "plan.toml")
+        verdict = {"kept": True, "checks": []}
+        ledger = Ledger(tmp_path / "tune" / "ledger.jsonl")
+        ledger.append("run", {"job": {"name": ""}, "machine": {"fingerprint": vivace.inspect().fingerprint}})
+        speedup = {"estimate": 2.0, "low": 1.9, "high": 2.1}
+        ledger.append("result", {"plan": plan.to_dict(), "speedup": speedup, "verdict": verdict})
+        known = {"speedup": speedup, "verdict": verdict}
+        out = tmp_path / "run"
+        assert train(tiny.job, tmp_path / "tune" / "plan.toml", out=out, max_steps=2).tuned == known
+        shutil.rmtree(tmp_path / "tune")
+        (out / "run.json").unlink()  # which a killed process does not write
+        assert train(tiny.job, out=out, resume=True, max_steps=4).tuned == known
+        assert train(tiny.job, out=out, resume=True).tuned == known
+
+    def test_what_a_search_found_while_it_trained_is_known_to_a_resumed_run(self, tmp_path, tiny):
+        out, found = tmp_path / "run", {"outcome": "faster", "ended": True}
+        train(tiny.job, out=out, max_steps=2)
+        document = json.loads((out / "run.json").read_text())
+        (out / "run.json").write_text(json.dumps(document | {"found": found}))
+        assert train(tiny.job, out=out, resume=True, max_steps=4).found == found
+        assert train(tiny.job, out=out, resume=True).found == found
+        assert train(tiny.job, out=out, restart=True, max_steps=1).found == {}
 
     def test_parts_make_the_whole(self, tmp_path, tiny, digest):
         whole, parts = tmp_path / "whole", tmp_path / "parts"

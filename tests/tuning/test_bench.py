@@ -136,6 +136,23 @@ def test_pytorchs_defaults_are_no_plan_to_begin_with(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("code", "known"),
+    [("unsteady", "measured"), ("not_tried", "measured"), ("ruled_out", "measured"), ("", "failed")],
+)
+def test_what_says_nothing_of_a_plan_does_not_hide_that_it_was_faster(tmp_path, code, known):
+    """As a confirmation on a machine that is too unsteady: the next search begins with the plan."""
+    plan, ledger = Plan.from_dict({"host_allocator": {}}), Ledger(tmp_path / "ledger.jsonl")
+    timed = {"ratio": Ratio(1.3, 1.2, 1.4), "pairs": ((1.3, 1.0),) * 4}
+    later = {"reason": "why", "code": code, "role": "confirmation"}
+    for status, fields in (("measured", timed), ("failed", later)):
+        ledger.append("trial", Trial(plan.to_dict(), plan.id, "here", "job", status, **fields).to_dict())
+    machine, facts = SimpleNamespace(fingerprint="here"), {"signature": "job"}
+    bench = SimpleNamespace(ledger=ledger, needed=Plan(), machine=machine, facts=facts, known={})
+    Bench.recall(bench)
+    assert bench.known[plan.id].status == known
+
+
+@pytest.mark.parametrize(
     ("ratios", "wanted"),
     [
         ([1.3, 1.01, 0.99, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2], 6),  # its interval holds 1: twice as many

@@ -66,7 +66,7 @@ def of_run(run: Mapping[str, Any]) -> tuple[str, bool | None]:
     verdict = tuned.get("verdict") or {}
     if not run.get("plan"):
         return "", None
-    if verdict:
+    if verdict and watched.get("kept") is not False:
         return f"{sameness(verdict)}, as tune verified", verdict.get("kept")
     if watched.get("kept") is not None:
         return _as_watched(run, watched)

@@ -122,9 +122,11 @@ def profile(
 
 
 def _planned(plan: Plan | str | os.PathLike[str] | None, job: Job | str) -> Plan:
+    from vivace.job import require_job
     from vivace.plan import Plan
     from vivace.processes.launch import plan_of
 
+    require_job(job)
     return Plan() if plan is None else plan_of(plan, job)
 
 

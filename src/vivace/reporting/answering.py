@@ -87,7 +87,7 @@ def _gain(content: Content) -> tuple[str, str, str]:
         gains += f"{words.duration(after)} under the plan, which pays in longer ones; "
         gains += f"its steps are {words.fast(speedup)} ({bounds})"
         return "", gains, "plain"
-    rest = "" if words.UNKNOWN in (low, high) else f"({low} to {high}) "
+    rest = "" if low == high or words.UNKNOWN in (low, high) else f"({low} to {high}) "
     rest += f"for one training of {steps} steps, all included; a step is {words.fast(speedup)} as"
     return (
         f"{words.duration(before)} \N{RIGHTWARDS ARROW} {words.duration(after)}",

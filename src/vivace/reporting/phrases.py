@@ -51,7 +51,7 @@ def plain(value: object) -> Any:
     """A fact without a unit: ``yes``, ``1,024``."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return words.number(value) if isinstance(value, int) else value
+    return words.number(value) if isinstance(value, (int, float)) else value
 
 
 def energy(found: Mapping[str, Any]) -> str:

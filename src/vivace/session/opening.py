@@ -47,6 +47,13 @@ ALIKE = 6  # after so many batches of one size all are taken to have it
 Part = TypeVar("Part")
 
 
+_RETURNS = {
+    "data": "batches, such as a DataLoader",
+    "validation": "batches, such as a DataLoader",
+    "scheduler": "a schedule (for none, leave scheduler out)",
+}
+
+
 def attach(
     plan: Plan | str | os.PathLike[str],
     *,
@@ -168,9 +175,12 @@ def reopened(session: Session, job: Job, plan: Plan, between: Callable[[], None]
 def call(job: Job, field: str, *arguments: object) -> Any:
     """Call one of the Job's functions; whatever it raises becomes a JobError with the person's own line."""
     try:
-        return getattr(job, field)(*arguments)
+        found = getattr(job, field)(*arguments)
     except (Exception, SystemExit) as error:
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
+    if found is None and field in _RETURNS:
+        raise JobError(f"the Job's {field} returned None; it must return {_RETURNS[field]}")
+    return found
 
 
 def models_of(job: Job, built: object) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -55,6 +56,8 @@ class Session:
         }
         sharding = any(technique.card.shards_weights for technique in plan.techniques)
         try:
+            if loss is not None:
+                _require_arguments(loss)
             for technique in plan.techniques:
                 with acting(technique):
                     build.begin(technique)
@@ -162,3 +165,24 @@ class Session:
 def place(batch: Batch, *, device: torch.device) -> Any:
     """Move every tensor of a batch to `device`; tensors that are there already are returned as they are."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+
+def _require_arguments(loss: Callable[[Any, Any], Any]) -> None:
+    """Raises JobError for what cannot be called with a model and a batch, such as torch's own losses."""
+    name = getattr(loss, "__name__", f"{type(loss).__name__}()")
+    if getattr(loss, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss"):
+        raise JobError(
+            f"the loss is called with the model and a batch, and {name} takes outputs and targets: write "
+            f"loss=lambda model, batch: {name}(model(batch[0]), batch[1]), or as your batches are"
+        )
+    try:
+        signature = inspect.signature(loss)
+    except ValueError:  # of a function that does not say
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise JobError(
+            f"the loss is called with the model and a batch, and {name} takes {signature}: it must take "
+            "these two"
+        ) from None

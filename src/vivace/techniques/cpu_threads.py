@@ -12,6 +12,7 @@ from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique
 from vivace.tensors.settings import hold
+from vivace.words import count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class CpuThreads(Technique):
         before, during = seen.notes["cpu_threads"]
         if during == before:
             raise Refused(f"it changed nothing: PyTorch stays at num_threads = {before}")
-        return f"{during} threads instead of {before}"
+        return f"{count(during, 'thread')} instead of {before}"
 
     def plain(self) -> Plain:
         """PyTorch's own call that sets the number of threads."""

@@ -14,6 +14,7 @@ from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
+from vivace.words import count
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -82,7 +83,7 @@ class LoaderWorkers(Technique):
         if "loader_workers" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, during, _ = seen.notes["loader_workers"]
-        return f"{during} workers instead of {before}"
+        return f"{count(during, 'worker')} instead of {before}"
 
     def refined(self) -> Technique | None:
         """Twice as many batches ahead for each worker."""

@@ -279,6 +279,17 @@ def kept_plan(folder: Path) -> Plan | None:
     return None
 
 
+def kept_tuned(folder: Path) -> dict[str, Any]:
+    """What `tune` had found of the run's plan when it began (see `vivace.training.tuned`), as the newest
+    checkpoint of `folder` holds it; empty where none does.
+    """
+    for path in _listed(folder) if folder.is_dir() else ():
+        with contextlib.suppress(CheckpointError):
+            kept = _manifest(path).get("tuned")
+            return kept if isinstance(kept, dict) else {}
+    return {}
+
+
 def _listed(folder: Path) -> list[Path]:
     """Everything named like a checkpoint, the newest first.
 

@@ -430,7 +430,7 @@ class Loop(Strides):
 
     def _diverged(self, what: str, where: str = "at", *, may_pass: bool = False) -> Diverged:
         epoch = min(self.position.epoch + 1, self.job.epochs)
-        kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
+        kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "no checkpoint"
         step = self.position.step + (where == "in")
         found = f"{what} {where} step {step} (epoch {epoch})"
         return Diverged(

@@ -22,7 +22,7 @@ from vivace.errors import Diverged, FolderError, InputError, JobError
 from vivace.events import EventKind, OnEvent, metric_title
 from vivace.files import replace_file, replace_text
 from vivace.inspection import inspect
-from vivace.job import Job, load
+from vivace.job import Job, load, require_job
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
 from vivace.pages.notebook import listening
@@ -30,7 +30,7 @@ from vivace.pages.sameness import of_run
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
-from vivace.training.checkpoints import kept_plan
+from vivace.training.checkpoints import kept_plan, kept_tuned
 from vivace.training.crew import num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Loop
@@ -38,7 +38,7 @@ from vivace.training.options import Changed, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import load_into
 from vivace.training.survival import naming_memory
-from vivace.training.tuned import found_by_tune
+from vivace.training.tuned import found_by_tune, of_plan
 from vivace.training.watch import Unwatched, Watch
 
 
@@ -55,12 +55,12 @@ class Run:
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `seconds` are those of all processes that trained it, `stepping_seconds` what of this one's went into
-    steps. `tuned` is what the ledger beside the
-    plan's file holds of the plan: its ``speedup`` and its ``verdict``. `found` is what a search while it
-    trained came to: its ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step``
-    (its first) and ``saved_seconds``, which are the least, of steps alone. `energy` is what the machine took
-    in this process, evaluation and all, whoever used it: ``joules``, ``joules_per_sample`` trained, the
-    ``counters``; or the ``reason`` why it was not measured. `ranks` trained it together.
+    steps. `tuned` is what the ledger beside the plan's file held of the plan when the run began: its
+    ``speedup`` and its ``verdict``. `found` is what a search while it trained came to: its ``outcome``,
+    ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step`` (its first) and ``saved_seconds``,
+    which are the least, of steps alone. `energy` is what the machine took in this process, evaluation and
+    all, whoever used it: ``joules``, ``joules_per_sample`` trained, the ``counters``; or the ``reason`` why
+    it was not measured. `ranks` trained it together.
     """
 
     run_path: str
@@ -161,7 +161,8 @@ def train(
     _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
-    given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
+    name = job if isinstance(job, str) else ""
+    plan_file = None if plan is None or isinstance(plan, Plan) else Path(plan).absolute()
     keeps_its_plan = plan is None and resume and own_plan.exists()
     job, plan = _loaded(job, plan)
     plan = _own_plan(path) if keeps_its_plan else plan
@@ -180,11 +181,13 @@ def train(
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
-        opened = partial(_opened, job, machine, ranks, path, listening(on_event), watched_by)
+        tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {}
+        tuned = tuned or (kept_tuned(path / "checkpoints") if resume else {})
+        opened = partial(_opened, job, machine, ranks, path, listening(on_event), watched_by, tuned)
         try:
             with opened(plan, options) as loop:
                 loop.run()
-                run = _write_results(loop, machine, *given)
+                run = _write_results(loop, machine, name)
             return _handed_on(loop, run)
         except Diverged as error:
             if not error.may_pass or options.on_nan != "rollback":
@@ -196,7 +199,7 @@ def train(
         with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
             loop.repeat(text, *before)
             loop.run()
-            run = _write_results(loop, machine, *given)
+            run = _write_results(loop, machine, name)
         return _handed_on(loop, run)
 
 
@@ -226,6 +229,7 @@ def _opened(
     path: Path,
     on_event: OnEvent | None,
     watched_by: WatchedBy,
+    tuned: dict[str, Any],
     plan: Plan,
     options: Options,
 ) -> Iterator[Loop]:
@@ -236,6 +240,7 @@ def _opened(
             session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together(), naming_memory():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
+        loop.checkpoints.facts |= {"tuned": tuned} if tuned else {}
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         stack.callback(watch.end)
         if machine.passed_over:
@@ -247,6 +252,7 @@ def _opened(
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
     """The job and its plan; the job first, because its file may register techniques."""
     here = Path.cwd()
+    require_job(job)
     if isinstance(job, str):
         job = load(job)
     if plan is None or isinstance(plan, Plan):
@@ -289,10 +295,25 @@ def _draw(loop: Loop) -> None:
             loop.progress.notice(f"the run has no pictures: {error}")
 
 
-def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path | None) -> Run:
+def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
+    """Of a resumed run, what a search had found while an earlier process trained it; and where nothing was
+    left to be trained in this one, what the process that ended it measured.
+    """
+    try:
+        before = json.loads((path / "run.json").read_bytes())
+        if before["plan"] != run.plan:
+            return {}
+        known = {"found": run.found or before["found"]}
+        if not trained and (before["steps"], before["interrupted"]) == (run.steps, False):
+            known |= {key: before[key] for key in ("samples_per_second", "stepping_seconds", "energy")}
+        return known
+    except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
+        return {}
+
+
+def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
-    position, ranks, plan = loop.position, loop.ranks, loop.plan
-    name, device = job if isinstance(job, str) else "", loop.device.type
+    position, ranks, plan, device = loop.position, loop.ranks, loop.plan, loop.device.type
     here = time.monotonic() - loop.started_at
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=here)
     if loop.damage.listed():
@@ -319,13 +340,15 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         date=began.isoformat(timespec="seconds"),
         device=next((found.name for found in machine.devices if found.kind == device), device),
         stepping_seconds=loop.stepping_seconds,
-        tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
+        tuned=of_plan(loop.checkpoints.facts.get("tuned", {}), plan, machine.fingerprint),
         watched=loop.watch.to_dict(),
         missing_steps=position.missing,
         found=loop.watch.found(),
         energy=loop.progress.meter.told(loop.samples * num_ranks_here()),
         ranks=ranks.world_size,
     )
+    if loop.resumed_from_step is not None:
+        run = dataclasses.replace(run, **_known_before(loop.path, run, trained=loop.samples > 0))
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
     model = None if run.interrupted else loop.model_state()

@@ -11,7 +11,8 @@ from vivace.plan import Plan
 
 
 def found_by_tune(file: Path, plan: Plan, job: str, fingerprint: str) -> dict[str, Any]:
-    """The plan's ``speedup`` and ``verdict``, of the same job on the same machine; empty where none is known.
+    """The plan's ``speedup`` and ``verdict``, of the same job on the same machine, with that ``plan`` and
+    ``machine``, for the run's checkpoints; empty where none is known.
 
     A ledger that cannot be read says nothing: the training does not depend on it.
     """
@@ -26,6 +27,16 @@ def found_by_tune(file: Path, plan: Plan, job: str, fingerprint: str) -> dict[st
         if not same or result["plan"] != plan.to_dict():
             return {}
         verdict = {key: value for key, value in (result["verdict"] or {}).items() if key != "curves"}
-        return {"speedup": result["speedup"], "verdict": verdict}
+        kept = {"plan": plan.to_dict(), "machine": fingerprint}
+        return {**kept, "speedup": result["speedup"], "verdict": verdict}
     except (KeyError, TypeError, AttributeError):  # of another version
         return {}
+
+
+def of_plan(kept: dict[str, Any], plan: Plan, fingerprint: str) -> dict[str, Any]:
+    """The ``speedup`` and ``verdict`` in what `found_by_tune` returned, where they are of this plan and
+    machine: a run may have left its plan since, or have been carried to another machine.
+    """
+    if (kept.get("plan"), kept.get("machine")) != (plan.to_dict(), fingerprint):
+        return {}
+    return {key: kept.get(key) for key in ("speedup", "verdict")}

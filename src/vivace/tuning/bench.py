@@ -40,6 +40,15 @@ MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was o
 FIRST_ROUND = 1  # the seed of a confirmation's first pair of processes, in which the metric is timed, too
 LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
 ENDS = (Refused, ChildFailed, RankLost)  # what ends a trial, and nothing else
+# Of a plan; what was asked for, the time or the machine decided.
+_TELLING_NOTHING = (
+    Code.RULED_OUT,
+    Code.TOO_COARSE,
+    Code.NOT_TRIED,
+    Code.CANNOT_PAY,
+    Code.UNSTEADY,
+    Code.BUSY,
+)
 
 
 class Bench:
@@ -199,7 +208,8 @@ class Bench:
             innocent = not any(one <= trial.techniques.items() for one in guilty)
             trusted = innocent and trial.techniques not in broken
             strict = trial.role != "baseline_default"  # which is no plan of its own
-            if (trial.machine, trial.job) == here and trusted and strict:
+            telling = trial.code not in _TELLING_NOTHING  # else what was measured before still holds
+            if (trial.machine, trial.job) == here and trusted and strict and telling:
                 self.known[trial.plan_id] = trial
 
     def refuse(self, plan: Plan, reason: str, code: Code, predicted: tuple[float, float]) -> Trial:

@@ -19,7 +19,7 @@ from vivace.events import OnEvent, Tell, teller
 from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
-from vivace.job import Job
+from vivace.job import Job, require_job
 from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.budget import BUDGETS, parse_budget
@@ -108,6 +108,7 @@ def tune(
     job's own faults, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into `memory`.
     """
     require_torch()
+    require_job(job)
     begin, source = time.monotonic(), Source(job)
 
     def lead() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from vivace.errors import ChildFailed, InputError, JobError
 from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
-from vivace.job import Job
+from vivace.job import Job, require_job
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source, plan_of
@@ -63,6 +63,7 @@ def verify(
     or the two jobs do not fit together, ChildFailed where a process crashes.
     """
     require_torch()
+    require_job(job)
     source = Source(job)
     with company_of(source) as company:
 
@@ -100,7 +101,9 @@ def _checked(
     budget: str | float | None,
 ) -> Asked:
     if (plan is None) == (against is None):
-        raise InputError("verify needs either a plan or, for an edited training, the original against it")
+        raise InputError(
+            "verify needs either a plan (--plan) or, for an edited training, the original (--against)"
+        )
     _require_precision(precision, plan is not None)
     seconds = None if budget is None else parse_budget(budget)
     loaded = plan_of(plan, job) if plan is not None else Plan()
