@@ -32,6 +32,7 @@ from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
+from vivace.profiling.record.signals import raised_by_handler
 from vivace.torch_internals.tensors import in_backward
 
 if TYPE_CHECKING:
@@ -285,14 +286,21 @@ class Loop:
         begin = self.clock.wall()
         self.is_in_hook = True
         conductor = self.conductor
-        with self.at_work():
-            if conductor is not None:
-                busy = conductor.updated(optimizer)
-            elif self._looked:
-                self._wait(optimizer, begin)
-            else:
-                self._look(optimizer)
-        self.is_in_hook = False
+        try:
+            with self.at_work():
+                if conductor is not None:
+                    busy = conductor.updated(optimizer)
+                elif self._looked:
+                    self._wait(optimizer, begin)
+                else:
+                    self._look(optimizer)
+        except BaseException as error:
+            if conductor is not None and (raised_by_handler(error) or not isinstance(error, Exception)):
+                conductor.close()  # of a signal: what was begun is not taken up again
+                self.step_aside()
+            raise
+        finally:
+            self.is_in_hook = False
         budget = self.errand.search_seconds
         if budget is not None and self.spending.elapsed > budget:
             self.step_aside()
