@@ -20,6 +20,7 @@ from typing import Any
 from vivace.errors import AnswerIsNo, InputError
 from vivace.files import LOCK, output_folder, take_lock
 from vivace.live import cover
+from vivace.live.answering import ratio_of
 from vivace.live.errand import DOCUMENT, OWN, PAGE, PLAN, VARIABLE, Errand
 from vivace.processes import scripts
 
@@ -143,7 +144,7 @@ def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
         "break_even_steps": None,
         "trials": [_trial(entry) for entry in found["tried"]],
         "report_path": str(folder / PAGE) if (folder / PAGE).is_file() else None,
-        "next": f"vivace run --plan {shown / PLAN} -- {command}"
+        "next": f"vivace run --plan {shlex.quote(str(shown / PLAN))} -- {command}"
         if found["plan"]
         else f"vivace run -- {command}",
         "script_exit_code": code,
@@ -161,7 +162,8 @@ def _trial(entry: dict[str, Any]) -> dict[str, Any]:
     status = "measured" if "wall" in entry else "refused"
     verdict = entry.get("verdict") or {}
     reason = verdict.get("reason") or ("" if status == "measured" else entry["answer"])
-    return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": entry.get("wall")}
+    ratio = dataclasses.asdict(ratio_of(entry)[0]) if status == "measured" else None
+    return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": ratio}
 
 
 @contextlib.contextmanager
