@@ -324,6 +324,17 @@ def test_the_update_of_a_closure_may_be_fused(led, named):
     assert not watching.problems
 
 
+def test_training_in_a_thread_is_left_alone_and_said(led):
+    def train():
+        thread = threading.Thread(target=train_with(steps=8))
+        thread.start()
+        thread.join()
+
+    _, _, told = led(train)
+    assert told["outcome"] == "nothing_seen"
+    assert told["reason"] == "its optimizer steps in a thread beside the main one"
+
+
 class Preempted(Exception):
     pass
 

@@ -60,7 +60,8 @@ def document_of(loop: Loop) -> dict[str, Any]:
     cost = loop.spending.own_seconds + loop.spending.lost
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
-        "reason": loop.left_alone or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen()),
+        "reason": loop.left_alone
+        or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen(loop)),
         "steps": loop.num_steps,
         "seconds": loop.spending.elapsed,
         "own_seconds": loop.spending.own_seconds,
@@ -144,7 +145,9 @@ def _too_short(loop: Loop) -> str:
     )
 
 
-def _why_nothing_was_seen() -> str:
+def _why_nothing_was_seen(loop: Loop) -> str:
+    if loop.of_threads:
+        return "its optimizer steps in a thread beside the main one"
     if "keras" in sys.modules:
         return (
             "it trains through Keras, whose steps are not torch's: give the compiled model to "

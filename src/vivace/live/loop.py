@@ -79,6 +79,7 @@ class Loop:
         self.left_alone = ""  # why
         self.rest = ""  # why nothing acts on the model's calls, where only the rest is led
         self.num_steps = 0
+        self.of_threads = False  # does an optimizer step in a thread that the script has started?
         self.conductor: Conductor | None = None
         self.interrupted = False  # since the last step: an evaluation, or a new pass over the data
         self.seen = Seen()
@@ -281,7 +282,10 @@ class Loop:
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
-        if self._at_work or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
+            self.of_threads = True
+            return
+        if self._at_work:
             return
         begin = self.clock.wall()
         self.is_in_hook = True

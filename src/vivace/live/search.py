@@ -61,6 +61,7 @@ def search(
     out: str | os.PathLike[str] = "runs/tune",
     budget_seconds: float = BUDGET_SECONDS,
     ways: Sequence[str] = (cover.OVERLAY, cover.READ_ONLY),
+    script_input: int | None = None,
 ) -> Searched:
     """Find the plan for a script on its own first steps, and end it then. What it writes is gone afterwards.
 
@@ -69,6 +70,8 @@ def search(
         out: folder for the plan, the ledger and the page; made if missing.
         budget_seconds: after which the best so far is the answer.
         ways: how the script is kept from writing, the first that this system has; see `vivace.live.cover`.
+        script_input: file descriptor of the script's standard input; left out, and where it is a terminal,
+            nothing, as what the script asks there would not be seen.
 
     Raises InputError, also where this system has none of the ways; FolderError.
     """
@@ -84,7 +87,8 @@ def search(
             if name != LOCK:
                 (folder / name).unlink(missing_ok=True)
         covered = [sys.executable, "-I", cover.__file__, str(scratch), str(folder), *ways, "--", *words]
-        code = _ended(covered, environment, folder / OUTPUT, budget_seconds + LATE_SECONDS)
+        until = budget_seconds + LATE_SECONDS
+        code = _ended(covered, environment, folder / OUTPUT, until, script_input)
     if code == cover.CANNOT_COVER:
         raise InputError(
             "this system has neither mount namespaces with overlays nor Landlock, so what the script writes "
@@ -93,11 +97,14 @@ def search(
     return _searched(folder, Path(out), shown, code)
 
 
-def _ended(command: Sequence[str], environment: dict[str, str], output: Path, seconds: float) -> int:
+def _ended(
+    command: Sequence[str], environment: dict[str, str], output: Path, seconds: float, source: int | None
+) -> int:
     """The exit code of the script, which is ended where it takes too long."""
+    stdin = subprocess.DEVNULL if source is None or os.isatty(source) else source
     with output.open("wb") as log, scripts.starting(command[0]):
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command, env=environment, stdin=stdin, stdout=log, stderr=subprocess.STDOUT
         )
     try:
         return process.wait(seconds)
