@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vivace.live import candidates, ending, proof
+from vivace import words
+from vivace.ledger import Ratio
+from vivace.live import answering, candidates, ending, proof
 from vivace.live.hosted import Hosted
 
 STEPS = 150
@@ -277,6 +279,12 @@ def test_of_several_optimizers_of_one_model_its_calls_are_led(led):
     assert told["watched"] >= 1
     assert answers(watching)["fused_optimizer",] == "several optimizers update its weights"
     assert not told["only_the_rest"]
+
+
+def test_of_a_plan_that_was_given_the_ratio_is_told(led):
+    _, _, told = led(train_with(), plan={"fused_optimizer": {}})
+    assert "was not faster than the run as it is" in told["reason"]
+    assert answering.came_of(told) == [("fused_optimizer", words.ratio(Ratio(**told["tried"][0]["wall"])))]
 
 
 def test_a_plan_for_calls_that_cannot_be_led_is_refused(led):

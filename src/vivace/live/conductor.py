@@ -394,11 +394,9 @@ class Conductor:
         verdict = proof.judge(plan)
         self.spending.compiling += verdict.seconds if compiles(plan) else 0.0
         self._note(plan, "given", verdict)
-        if not verdict.kept:
-            self.reason = f"the plan is not kept here: {verdict.reason}"
-            return Plan()
-        self.verdicts = [verdict]
-        return plan
+        self.reason = "" if verdict.kept else f"the plan is not kept here: {verdict.reason}"
+        self.verdicts = [verdict] if verdict.kept else []
+        return plan if verdict.kept else Plan()
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
         """Add what makes it faster, the most promising first."""
@@ -518,6 +516,8 @@ class Conductor:
         """Time a plan that was put together, or given, beside the script as it is."""
         comparison = yield from self._compare(self.reference, plan)
         self.comparison = comparison or self.comparison
+        if comparison is not None and self.loop.errand.plan is not None:
+            self.tried[0] |= comparison.to_dict()  # which was "given"
         if comparison is not None and comparison.faster:
             self._adopt(plan, comparison)
             return
