@@ -26,7 +26,7 @@ def answer_of(document: dict[str, Any], command: str) -> Answer:
         "subject": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "facts": (
-            ("steps", words.number(document["steps"])),
+            ("steps looked at", words.number(document["steps"])),
             ("whole run", words.duration(document["seconds"])),
             ("waited for Vivace", words.duration(document["own_seconds"])),
         ),

@@ -25,8 +25,7 @@ def judge(
 ) -> dict[str, Any]:
     """The whole document of a profile, without the paths."""
     facts = read_trace(trace, str(record["device"])) if trace.is_file() else {}
-    job, command = (target, "") if epochs is not None else (None, target)
-    seen = Seen(record, facts, machine, job, command)
+    seen = Seen(record, facts, machine, target if epochs is not None else None, target)
     rows = roofline.roofline(
         record.get("work") or {},
         seen.operator_seconds,

@@ -16,8 +16,8 @@ BY_SECONDS = ("anomaly",)  # experiments whose copy suffers more from the settin
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The recorder's document, the trace's facts, and the machine they are from; a `job`, or the `command` of
-    a script.
+    """The recorder's document, the trace's facts, and the machine they are from; the `job`, where it is one,
+    else the `command` of a script.
     """
 
     record: dict[str, Any]
