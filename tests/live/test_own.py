@@ -12,7 +12,7 @@ from torch import nn
 
 from vivace import words
 from vivace.ledger import Ratio
-from vivace.live import answering, candidates, ending, proof
+from vivace.live import answering, candidates, conductor, ending, proof
 from vivace.live.hosted import Hosted
 
 STEPS = 150
@@ -226,7 +226,7 @@ def test_complex_numbers_are_compared_whole(led, monkeypatch):
     assert proof.apart({"weight": one}, {"weight": other}) == pytest.approx(0.5**0.5)
 
 
-def test_why_a_script_of_several_models_is_left_is_the_whole_reason(led, monkeypatch):
+def test_why_a_script_of_several_models_is_left_is_said_whole(led, monkeypatch):
     def train():
         generator, first = images()
         critic = nn.Linear(4, 1)
@@ -240,7 +240,9 @@ def test_why_a_script_of_several_models_is_left_is_the_whole_reason(led, monkeyp
 
     monkeypatch.setattr(candidates, "FEWEST_FAULTS", float("inf"))  # the allocator has nothing to act on
     _, _, told = led(train)
-    assert told["reason"] == "it trains several models, or calls parts of one (Linear, Sequential)"
+    assert told["reason"] == conductor.NOTHING_TO_TRY
+    said = " ".join(line.removeprefix(ending.PREFIX) for line in ending.said(told, "python train.py"))
+    assert "as they were: it trains several models, or calls parts of one (Linear, Sequential)." in said
 
 
 def test_several_optimizers_keep_their_updates(led):

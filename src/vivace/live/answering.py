@@ -127,16 +127,16 @@ def _longer(document: dict[str, Any]) -> str:
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
-    problems = [text.strip().splitlines()[-1] for text in document["problems"]]
-    off = [text for text in problems[:1] if text not in document["reason"]]
-    notes = [f"a part of Vivace switched itself off: {text}" for text in off]
+    problems = [text.strip().splitlines()[-1] for text in document["problems"][:1]]
+    notes = [f"a part of Vivace switched itself off: {text}" for text in problems]
+    notes = [] if document["reason"] else notes  # which tells the fault
     return notes + _of_calls(document) + _passed_over(document)
 
 
 def _of_calls(document: dict[str, Any]) -> list[str]:
-    """Why nothing acts on the model's calls, where that is not the reason for everything."""
+    """Why nothing acts on the model's calls, where that is so."""
     rest = document.get("only_the_rest", "")
-    return [f"its model's calls are as they were: {rest}"] if rest and rest not in document["reason"] else []
+    return [f"its model's calls are as they were: {rest}"] if rest else []
 
 
 def _passed_over(document: dict[str, Any]) -> list[str]:
@@ -179,8 +179,7 @@ def _timed(entry: dict[str, Any]) -> str:
 def why_not(entry: dict[str, Any]) -> str:
     """Why a plan was not timed on the script's own steps."""
     verdict = entry.get("verdict")
-    reason = verdict["reason"] if verdict and not verdict["kept"] else entry["answer"]
-    return str(reason).removeprefix(f"{name_of(entry)}: ")  # which stands beside it
+    return str(verdict["reason"] if verdict and not verdict["kept"] else entry["answer"])
 
 
 def event(record: dict[str, Any]) -> tuple[str, str]:

@@ -48,7 +48,7 @@ SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is w
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
-NOTHING_TO_TRY = "there is nothing to try on it"
+NOTHING_TO_TRY = "there was nothing to try"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
 Wish = Segment | Pause | object
@@ -186,7 +186,7 @@ class Conductor:
 
     def fail(self, error: Exception) -> None:
         """A fault of ours: nothing acts any more."""
-        self.reason = f"a fault of Vivace's own, {type(error).__name__}: {error}"
+        self.reason = self.loop.left_alone
         self.close()
 
     def close(self) -> None:
@@ -416,8 +416,7 @@ class Conductor:
         self.spending.hoped = 0.0
         if not base.techniques:
             judged = any("verdict" in entry for entry in self.tried)
-            nothing = NOTHING_PROMISED if groups else self.rest or NOTHING_TO_TRY
-            self.reason = NOT_FASTER if judged else nothing
+            self.reason = NOT_FASTER if judged else NOTHING_PROMISED if groups else NOTHING_TO_TRY
         return base
 
     def _tried(self, base: Plan, plan: Plan, verdict: Verdict) -> Generator[Wish, Any, Plan]:

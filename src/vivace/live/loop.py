@@ -173,6 +173,7 @@ class Loop:
     def _give_up(self, error: Exception) -> None:
         """A fault of ours: the script goes on as it is."""
         self.problems.append(described(error))
+        self.left_alone = self.left_alone or fault_of(error)
         try:
             if self.conductor is not None:
                 self.conductor.fail(error)
@@ -406,7 +407,7 @@ class Loop:
         try:
             root = Weights(optimizer) if self.rest else self.seen.root
         except (TypeError, ValueError):  # what is updated are no parameters of a model
-            self.leave_alone(self.rest)
+            self.leave_alone("what its optimizer updates are no parameters of a model")
             return
         self._watch(root)
         self.conductor = Conductor(self, root, optimizer, self.rest)
@@ -436,6 +437,11 @@ class Loop:
                 self._depth -= 1
 
         return call
+
+
+def fault_of(error: Exception) -> str:
+    """Why nothing acts any more, where the fault is ours."""
+    return f"a fault of Vivace's own, {type(error).__name__}: {error}"
 
 
 def _page_faults() -> int:
