@@ -135,7 +135,9 @@ def output_folder(folder: Path, own: Iterable[str]) -> Path:
             pass
         found = [entry for entry in folder.iterdir() if not is_leftover(entry.name)]
     except (FileExistsError, NotADirectoryError):
-        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
+        file = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        said = "" if file == folder else f" cannot be made, as '{file}'"
+        raise FolderError(f"the output '{folder}'{said} is a file; name a folder") from None
     except OSError as error:
         raise FolderError(f"the output folder '{folder}' cannot be written: {error.strerror}") from None
     strangers = [entry.name for entry in found if not any(map(entry.match, patterns))]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vivace.live.answering import searched
+from vivace.live.answering import came_of, searched
 from vivace.live.ending import PREFIX, said
+from vivace.live.page import page
 from vivace.pages.answer import MOST_LINES, lines
 
 SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "found.py"))
@@ -49,6 +50,30 @@ def test_a_loss_of_the_whole_run_is_said():
         assert "This run took up to 1.5 s longer" in told
         assert "nothing was faster" in told
         assert "longer" not in " ".join(said({**document, "saved_seconds": -0.1}, COMMAND))
+
+
+def test_why_nothing_acts_on_the_calls_is_no_reason_that_hides_another():
+    rest = "it calls its model 2 times for 1 backward pass"
+    document = {**FASTER, "outcome": "left_alone", "plan": {}, "tried": [], "only_the_rest": rest}
+    told = " ".join(line.removeprefix(PREFIX) for line in said({**document, "reason": "too short"}, COMMAND))
+    assert "was left as it is: too short. Its model's calls are as they were: it calls" in told
+
+
+def test_a_fault_is_told_once():
+    problem, reason = "Traceback\nKeyError: 'a'", "a fault of Vivace's own, KeyError: 'a'"
+    document = {**FASTER, "outcome": "left_alone", "plan": {}, "reason": reason, "problems": [problem]}
+    assert " ".join(said(document, COMMAND)).count("KeyError") == 1
+    assert "KeyError" in " ".join(said({**FASTER, "problems": [problem]}, COMMAND))
+
+
+def test_a_ratio_is_that_of_the_clock_that_answered():
+    """On a processor that others use: by the wall's clock alone, what was adopted would look undecided."""
+    timed = {"wall": {"estimate": 1.1, "low": 0.7, "high": 1.4}, "cpu": FASTER["ratio"], "clock": "processor"}
+    entry = {"plan": {"bf16_autocast": {}}, "answer": "faster", **timed}
+    ((_, told),) = came_of({**FASTER, "tried": [entry]})
+    assert told == "1.50\N{MULTIPLICATION SIGN} (1.30\N{EN DASH}1.70), by the processor's clock"
+    assert "0.70" in came_of({**FASTER, "tried": [{**entry, "clock": "wall"}]})[0][1]
+    assert "1.30 to 1.70" in page({**FASTER, "tried": [entry]}, RECORDS, COMMAND)
 
 
 def test_details_are_the_ledger_before_the_answer(monkeypatch):

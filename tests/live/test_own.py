@@ -2,13 +2,17 @@
 
 import contextlib
 import copy
+import signal
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vivace.live import ending, proof
+from vivace import words
+from vivace.ledger import Ratio
+from vivace.live import answering, candidates, conductor, ending, proof
 from vivace.live.hosted import Hosted
 
 STEPS = 150
@@ -187,6 +191,60 @@ def test_the_update_of_several_calls_a_step_may_be_fused(led):
     assert told["watched"] >= 1
 
 
+def test_complex_numbers_are_compared_whole(led, monkeypatch):
+    """As those of a Fourier layer: neither half is left out, nor said to be discarded."""
+    replays = []
+    original = proof.Proof.replay
+
+    def noted(*arguments, **keywords):
+        replays.append(original(*arguments, **keywords))
+        return replays[-1]
+
+    monkeypatch.setattr(proof.Proof, "replay", noted)
+
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 5, dtype=torch.cfloat))
+
+        def forward(self, inputs):
+            return torch.fft.rfft(inputs) * self.weight
+
+    def train():
+        model = Spectral()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            torch.fft.irfft(model(torch.ones(2, 4, 8))).square().mean().backward()
+            optimizer.step()
+
+    watching, _, told = led(train)
+    assert not watching.problems
+    assert not told["only_the_rest"]
+    assert [tuple(each.shape) for each in replays[0].each] == [(2, 2, 4, 5)]
+    one, other = torch.ones(1, dtype=torch.cfloat), torch.tensor([1 + 1j])
+    assert proof.apart({"weight": one}, {"weight": other}) == pytest.approx(0.5**0.5)
+
+
+def test_why_a_script_of_several_models_is_left_is_said_whole(led, monkeypatch):
+    def train():
+        generator, first = images()
+        critic = nn.Linear(4, 1)
+        second = torch.optim.Adam(critic.parameters())
+        for _ in range(STEPS):
+            first.zero_grad()
+            second.zero_grad()
+            critic(generator(torch.ones(2, 3, 8, 8))).mean().backward()
+            first.step()
+            second.step()
+
+    monkeypatch.setattr(candidates, "FEWEST_FAULTS", float("inf"))  # the allocator has nothing to act on
+    _, _, told = led(train)
+    assert told["reason"] == conductor.NOTHING_TO_TRY
+    said = " ".join(line.removeprefix(ending.PREFIX) for line in ending.said(told, "python train.py"))
+    assert "as they were: it trains several models, or calls parts of one (Linear, Sequential)." in said
+
+
 def test_several_optimizers_keep_their_updates(led):
     def train():
         model, first = images()
@@ -223,6 +281,12 @@ def test_of_several_optimizers_of_one_model_its_calls_are_led(led):
     assert told["watched"] >= 1
     assert answers(watching)["fused_optimizer",] == "several optimizers update its weights"
     assert not told["only_the_rest"]
+
+
+def test_of_a_plan_that_was_given_the_ratio_is_told(led):
+    _, _, told = led(train_with(), plan={"fused_optimizer": {}})
+    assert "was not faster than the run as it is" in told["reason"]
+    assert answering.came_of(told) == [("fused_optimizer", words.ratio(Ratio(**told["tried"][0]["wall"])))]
 
 
 def test_a_plan_for_calls_that_cannot_be_led_is_refused(led):
@@ -268,3 +332,86 @@ def test_the_update_of_a_closure_may_be_fused(led, named):
     assert list(told["plan"]) == ["fused_optimizer"]
     assert told["watched"] >= 1
     assert not watching.problems
+
+
+def test_training_in_a_thread_is_left_alone_and_said(led):
+    def train():
+        thread = threading.Thread(target=train_with(steps=8))
+        thread.start()
+        thread.join()
+
+    _, _, told = led(train)
+    assert told["outcome"] == "nothing_seen"
+    assert told["reason"] == "its optimizer steps in a thread beside the main one"
+
+
+class Preempted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("in_a_copy", [False, True])
+def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy):
+    """Also where it comes while a plan acts on the model's call, or a copy of it runs: none may hide it."""
+    counted = {"raised": 0, "caught": 0}
+
+    def preempted(*_):
+        raise Preempted
+
+    class Interrupted(nn.Sequential):
+        def forward(self, inputs):
+            own, acts = self is counted["model"], torch.is_autocast_enabled("cpu")
+            if not counted["raised"] and (not own if in_a_copy else own and acts):
+                counted["raised"] += 1
+                signal.raise_signal(signal.SIGUSR1)
+            return super().forward(inputs)
+
+    def train():
+        inner, optimizer = images()
+        counted["model"] = model = Interrupted(*inner)
+        for _ in range(STEPS):
+            try:
+                optimizer.zero_grad()
+                model(torch.ones(2, 3, 8, 8)).square().mean().backward()
+                optimizer.step()
+            except Preempted:
+                counted["caught"] += 1
+
+    before = signal.signal(signal.SIGUSR1, preempted)
+    try:
+        watching, _, told = led(train, "bf16_autocast")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert counted["raised"] == counted["caught"] == 1
+    assert not watching.problems
+    assert bool(told["plan"]) is not in_a_copy
+
+
+def test_what_a_handler_of_a_signal_prints_is_no_print_of_the_model(led, capsys):
+    """Nor what another thread prints while a copy of the model runs."""
+    copies = []
+
+    class Interrupted(nn.Sequential):
+        def forward(self, inputs):
+            if self is not copies[0] and len(copies) == 1:
+                copies.append(self)
+                signal.raise_signal(signal.SIGUSR1)
+                thread = threading.Thread(target=print, args=("from a thread",))
+                thread.start()
+                thread.join()
+            return super().forward(inputs)
+
+    def train():
+        inner, optimizer = images()
+        copies.append(Interrupted(*inner))
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            copies[0](torch.ones(2, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: print("got it"))
+    try:
+        _, _, told = led(train)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert capsys.readouterr().out == "got it\nfrom a thread\n"
+    assert "prints" not in told["only_the_rest"] + told["reason"]

@@ -105,10 +105,41 @@ def test_a_script_that_asks_itself(tmp_path):
     script.write_text(text)
     path = os.pathsep.join([str(SOURCE), str(SCRIPTS)])
     done = alone(
-        sys.executable, "train.py", "--epochs", "1", *LONG, cwd=tmp_path, PYTHONPATH=path, IMPATIENT="1"
+        sys.executable, "-m", "train", "--epochs", "1", *LONG, cwd=tmp_path, PYTHONPATH=path, IMPATIENT="1"
     )
     assert done.returncode == 3, done.stderr
-    assert json.loads((tmp_path / "here/run.json").read_text())["outcome"] == "faster", done.stderr
+    told = json.loads((tmp_path / "here/run.json").read_text())
+    assert told["outcome"] == "faster", done.stderr
+    assert told["next"].startswith("vivace run --plan here/plan.toml -- python -m train --epochs 1")
+
+
+def test_what_a_script_starts_leaves_its_run_here_alone(tmp_path):
+    """A spawned process runs the script's first lines again, as a loader's workers may at each epoch."""
+    (tmp_path / "train.py").write_text("""import multiprocessing
+import pathlib
+import vivace
+
+vivace.run_here(out="here")
+
+
+def listed():
+    print(sorted(path.name for path in pathlib.Path("here").iterdir()))
+
+
+if __name__ == "__main__":
+    pathlib.Path("here/plan.toml").touch()
+    child = multiprocessing.get_context("spawn").Process(target=listed)
+    child.start()
+    child.join()
+""")
+    done = alone(sys.executable, "train.py", cwd=tmp_path, PYTHONPATH=str(SOURCE))
+    assert done.stdout == "['lock', 'plan.toml']\n", done.stderr
+    assert said(done).count("no training step") == 1
+    with take_lock(tmp_path / "here", "run"):
+        second = alone(sys.executable, "train.py", cwd=tmp_path, PYTHONPATH=str(SOURCE))
+    assert second.returncode == 1
+    assert "another run is running in" in second.stderr
+    assert (tmp_path / "here/plan.toml").exists()
 
 
 def interrupted(*words, cwd):
@@ -261,6 +292,21 @@ def test_a_folder_in_which_a_script_runs_is_refused(tmp_path):
         done = vivace_run("--", sys.executable, "-c", "pass", cwd=tmp_path, code=2)
     assert "another run is running in" in done.stderr
     vivace_run("--", sys.executable, "-c", "pass", cwd=tmp_path, code=0)
+
+
+def test_importing_torch_is_no_time_of_ours(tmp_path):
+    """A script that asks in its first line imports it anyway; counted, it would put off the search."""
+    program = """import sys
+import types
+import vivace
+from vivace.live import here
+
+clock = here.time.perf_counter
+here.time = types.SimpleNamespace(perf_counter=lambda: print("torch" in sys.modules) or clock())
+vivace.run_here()
+"""
+    done = alone(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(SOURCE))
+    assert done.stdout == "True\nTrue\n", done.stderr
 
 
 def test_the_variable_of_the_launcher_keeps_run_here_out(monkeypatch, tmp_path):

@@ -207,6 +207,7 @@ def test_the_command_line(tmp_path):
             [sys.executable, "-m", "vivace", "tune", *words],
             cwd=tmp_path,
             env=environment,
+            input="mine\n",
             capture_output=True,
             text=True,
             check=False,
@@ -218,7 +219,7 @@ def test_the_command_line(tmp_path):
     done = tune("--steps", "5", "--details", "--", sys.executable, "train.py")
     assert done.returncode == 2
     assert "--steps" in done.stderr
-    done = tune("--json", "--", sys.executable, "-c", "print('mine'); open('x', 'w')")
+    done = tune("--json", "--", sys.executable, "-c", "print(input()); open('x', 'w')")
     assert done.returncode in (1, 2)
     if done.returncode == 1:
         assert json.loads(done.stdout)["outcome"] == "nothing_tried"

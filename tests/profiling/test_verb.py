@@ -173,6 +173,7 @@ def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypat
     assert set(document) >= KEYS
     assert document["exit_code"] == 7
     assert document["bound_seconds"] > 0
+    assert document["tune"] == "vivace run -- python train.py 240"  # no Job is needed
 
 
 def test_a_script_that_evaluates_in_inference_mode_ends_as_alone(tmp_path, machine, capfd):

@@ -84,6 +84,7 @@ def browser():
 
 def profile_document():
     """A step that waits for its data, and is bound by its batch beside that."""
+    command = "python examples/a_long_name_of_a_script.py --epochs 30 --data some/folder/with/pictures"
     gain, rows = {"low": 1.2, "high": 1.5}, []
     for name, flops, seconds in (("convolution", 1.5e9, 0.1), ("matmul", 2.5e5, 6e-5), ("norm", 0.0, 0.04)):
         known = {"bytes": 1.5e7, "count": 16, "bound_seconds": 0.008, "share": 0.08, "bound_by": "compute"}
@@ -91,8 +92,8 @@ def profile_document():
     evidence = "98 % of the step (109 ms) waits for data: reading (most in tiny.py:11, __getitem__)"
     module = {"name": "encoder.layers.0.self_attention.output_projection", "forward": 0.01}
     return {
-        "target": "python examples/a_long_name_of_a_script.py --epochs 30 --data some/folder/with/pictures",
-        "tune": "vivace tune, once the script is written as a Job",
+        "target": command,
+        "tune": f"vivace run -- {command}",
         "verdicts": [{"cause": "input", "evidence": evidence, "gain": gain, "next": "num_workers=2"}],
         "bounds": [{"name": "small_batch", "evidence": evidence, "gain": gain, "next": "a larger batch"}],
         "shares": {"data": 0.2, "forward": 0.3, "backward": 0.4, "update": 0.1},

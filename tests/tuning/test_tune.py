@@ -352,6 +352,8 @@ def test_folders_that_cannot_be_used(tmp_path):
         vivace.tune(STAGE, out=tmp_path)
     with pytest.raises(FolderError, match="is a file; name a folder"):
         vivace.tune(STAGE, out=tmp_path / "thesis.txt")
+    with pytest.raises(FolderError, match=r"cannot be made, as '.*thesis\.txt' is a file"):
+        vivace.tune(STAGE, out=tmp_path / "thesis.txt" / "below")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 

@@ -306,7 +306,8 @@ def _tune_script(words: list[str], budget: str, out: Path, details: bool, shown:
     from vivace.measuring.budget import parse_budget
 
     seconds = parse_budget(budget)
-    result = search(words, out=out, budget_seconds=seconds or BUDGET_SECONDS)
+    budget_seconds, source = seconds or BUDGET_SECONDS, shown.script_input
+    result = search(words, out=out, budget_seconds=budget_seconds, script_input=source)
     shown.document(result.to_dict())
     shown.show(lambda console: searched(result, shlex.join(words), out, console, details=details))
     shown.exit_code = result.exit_code

@@ -88,6 +88,8 @@ def _head(plan: Plan, found: dict[Technique, Plain], to: str) -> str:
 
 def _trainer(found: dict[Technique, Plain], to: str) -> str:
     keywords = {key: value for plain in found.values() for key, value in _words(plain, to).items()}
+    if not keywords:
+        return ""
     return f"# {TARGETS[to]}(..., **TRAINER)\nTRAINER = {_dictionary(keywords)}"
 
 

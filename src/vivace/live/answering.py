@@ -16,6 +16,7 @@ FOUND_TOO_LATE = "the plan was found too late to make up for that"
 GIVEN_TOO_SHORT = "Too short a run for the plan to save time"
 GIVEN_TOO_LATE = "the plan's start took longer than it saved"
 BY_PROCESSOR = "the processor's own clock, as others use the processor: no seconds are claimed"
+OTHER_CLOCK = "by the processor's clock"
 
 
 def answer_of(document: dict[str, Any], command: str) -> Answer:
@@ -25,7 +26,7 @@ def answer_of(document: dict[str, Any], command: str) -> Answer:
         "subject": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "facts": (
-            ("steps", words.number(document["steps"])),
+            ("steps looked at", words.number(document["steps"])),
             ("whole run", words.duration(document["seconds"])),
             ("waited for Vivace", words.duration(document["own_seconds"])),
         ),
@@ -79,7 +80,7 @@ def searched(document: dict[str, Any], command: str) -> Answer:
     known: dict[str, Any] = {
         "command": "tune",
         "subject": command,
-        "notes": ("Nothing that the script wrote was kept", *_passed_over(document)),
+        "notes": ("Nothing that the script wrote was kept", *_of_calls(document), *_passed_over(document)),
         "next": (document["next"],),
         "page": document["report_path"] or "",
     }
@@ -105,8 +106,9 @@ def _as_it_was(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
     if document["outcome"] == "taken_back":
         steps = words.count(document["plan_steps"], "step")
         sentence = f"A plan acted for {steps} and was taken back: {reason}"
-    if longer:
-        sentence = f"{longer}. {sentence}"
+        sentence = f"{longer}. {sentence}" if longer else sentence
+    elif longer:
+        sentence = f"{longer}, and was left as it is: {reason}"
     return Answer(
         sentence=sentence,
         tone="plain",
@@ -125,11 +127,16 @@ def _longer(document: dict[str, Any]) -> str:
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
-    problems = [text.strip().splitlines()[-1] for text in document["problems"]]
-    notes = [f"a part of Vivace switched itself off: {text}" for text in problems[:1]]
-    if document.get("only_the_rest") and document["plan"]:
-        notes.append(f"its model's calls are as they were: {document['only_the_rest']}")
-    return notes + _passed_over(document)
+    problems = [text.strip().splitlines()[-1] for text in document["problems"][:1]]
+    notes = [f"a part of Vivace switched itself off: {text}" for text in problems]
+    notes = [] if document["reason"] else notes  # which tells the fault
+    return notes + _of_calls(document) + _passed_over(document)
+
+
+def _of_calls(document: dict[str, Any]) -> list[str]:
+    """Why nothing acts on the model's calls, where that is so."""
+    rest = document.get("only_the_rest", "")
+    return [f"its model's calls are as they were: {rest}"] if rest else []
 
 
 def _passed_over(document: dict[str, Any]) -> list[str]:
@@ -141,7 +148,7 @@ def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:
     """What came of each plan that was tried: those timed first; a reason that several share, once, and none
     that is the run's own.
     """
-    timed = [(name_of(e), words.ratio(Ratio(**e["wall"]))) for e in document["tried"] if "wall" in e]
+    timed = [(name_of(e), _timed(e)) for e in document["tried"] if "wall" in e]
     reasons: dict[str, list[str]] = {}
     for entry in document["tried"]:
         if "wall" not in entry:
@@ -154,6 +161,19 @@ def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:
 def name_of(entry: dict[str, Any]) -> str:
     """A plan that was tried, by its techniques."""
     return " + ".join(entry["plan"]) or "the run as it is"
+
+
+def ratio_of(entry: dict[str, Any]) -> tuple[Ratio, str]:
+    """How many times as fast a plan was that was timed on the script's own steps, by the clock that answers,
+    and in words which clock that is, where it is not the wall's.
+    """
+    by_processor = entry.get("clock") == "processor"
+    return Ratio(**entry["cpu" if by_processor else "wall"]), OTHER_CLOCK if by_processor else ""
+
+
+def _timed(entry: dict[str, Any]) -> str:
+    ratio, clock = ratio_of(entry)
+    return ", ".join(filter(None, (words.ratio(ratio), clock)))
 
 
 def why_not(entry: dict[str, Any]) -> str:
@@ -185,10 +205,7 @@ def details(
     document: dict[str, Any], records: list[dict[str, Any]]
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """All that the page holds below its answer: titles, each with its rows."""
-    tried = [
-        (name_of(e), words.ratio(Ratio(**e["wall"])) if "wall" in e else why_not(e))
-        for e in document["tried"]
-    ]
+    tried = [(name_of(e), _timed(e) if "wall" in e else why_not(e)) for e in document["tried"]]
     told = [event(r) for r in records if r.get("record") in ("adopted", "taken_back", "dropped")]
     told += [looked_at(r) for r in records if r.get("record") == "watched"]
     run = list(answer_of(document, "").facts)

@@ -27,6 +27,7 @@ from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, c
 from vivace.live.proof import Proof, Verdict, times_on_copies
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
+from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import Technique
 from vivace.tensors.modules import untouched
 from vivace.tensors.randomness import StreamNotes
@@ -47,6 +48,7 @@ SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is w
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
+NOTHING_TO_TRY = "there was nothing to try"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
 Wish = Segment | Pause | object
@@ -117,6 +119,8 @@ class Conductor:
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
+            if raised_by_handler(error):
+                raise
             reason = f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}"
         self.drop("; ".join(filter(None, (reason, self._streams.put_back()))))
         return original(root, *arguments, **keywords)
@@ -182,7 +186,7 @@ class Conductor:
 
     def fail(self, error: Exception) -> None:
         """A fault of ours: nothing acts any more."""
-        self.reason = f"a fault of Vivace's own, {type(error).__name__}: {error}"
+        self.reason = self.loop.left_alone
         self.close()
 
     def close(self) -> None:
@@ -318,8 +322,7 @@ class Conductor:
             self._only_the_rest(str(error))
             return
         self._wish = wish
-        self._done = self._interrupted = 0
-        self._wall = self._cpu = 0.0
+        self._done, self._interrupted, self._wall, self._cpu = 0, 0, 0.0, 0.0
         self._keeping = wish is KEEP
         self._wished = wish.plan if isinstance(wish, (Segment, Pause)) else self.reference
         self._act(self._wished)
@@ -391,11 +394,9 @@ class Conductor:
         verdict = proof.judge(plan)
         self.spending.compiling += verdict.seconds if compiles(plan) else 0.0
         self._note(plan, "given", verdict)
-        if not verdict.kept:
-            self.reason = f"the plan is not kept here: {verdict.reason}"
-            return Plan()
-        self.verdicts = [verdict]
-        return plan
+        self.reason = "" if verdict.kept else f"the plan is not kept here: {verdict.reason}"
+        self.verdicts = [verdict] if verdict.kept else []
+        return plan if verdict.kept else Plan()
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
         """Add what makes it faster, the most promising first."""
@@ -415,8 +416,7 @@ class Conductor:
         self.spending.hoped = 0.0
         if not base.techniques:
             judged = any("verdict" in entry for entry in self.tried)
-            self.reason = NOT_FASTER if judged else NOTHING_PROMISED
-            self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
+            self.reason = NOT_FASTER if judged else NOTHING_PROMISED if groups else NOTHING_TO_TRY
         return base
 
     def _tried(self, base: Plan, plan: Plan, verdict: Verdict) -> Generator[Wish, Any, Plan]:
@@ -478,8 +478,6 @@ class Conductor:
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
         """Let both take turns; None where the plan is so slow that this was stopped."""
         steps = length(self.step_seconds, SEGMENT_SECONDS)
-        by_processor = self.device.type == "cpu"
-        acts = plan == self.plan  # then the other turns are what costs
         pairs: list[Pair] = []
         before = yield Segment(base, steps)
         while True:
@@ -488,12 +486,12 @@ class Conductor:
             after = yield Segment(base, steps)
             pairs.append(pair := Pair(middle(before, after), here))
             before = after
-            slower = pair.reference.wall - here.wall if acts else here.wall - pair.reference.wall
-            self.spending.lost += max(0.0, slower) * (steps + settling)
+            sign = -1 if plan == self.plan else 1  # of a plan that acts the other turns are what costs
+            self.spending.lost += max(0.0, sign * (here.wall - pair.reference.wall)) * (steps + settling)
             if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
                 return None
             if len(pairs) in LOOKS:
-                found = compared(pairs, by_processor=by_processor)
+                found = compared(pairs, by_processor=self.device.type == "cpu")
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
             if len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds):
@@ -517,6 +515,8 @@ class Conductor:
         """Time a plan that was put together, or given, beside the script as it is."""
         comparison = yield from self._compare(self.reference, plan)
         self.comparison = comparison or self.comparison
+        if comparison is not None and self.loop.errand.plan is not None:
+            self.tried[0] |= comparison.to_dict()  # which was "given"
         if comparison is not None and comparison.faster:
             self._adopt(plan, comparison)
             return
@@ -571,8 +571,8 @@ class Conductor:
             found = compared(pairs, by_processor=by_processor)
             if found.slower or found.wall.estimate >= 1.0 or len(pairs) == WATCHED_PAIRS:
                 break
-        newest = [*self.comparison.pairs, *pairs][-WATCHED_PAIRS:]
-        self.comparison = compared(newest, by_processor=by_processor)
+        every = [*self.comparison.pairs, *pairs]
+        self.comparison = compared(every[-WATCHED_PAIRS:], by_processor=by_processor)
         self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
         if found.slower:
             self._take_back(f"it became slower ({found.shown})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -60,8 +61,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
         "reason": loop.left_alone
-        or loop.rest
-        or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen()),
+        or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen(loop)),
         "steps": loop.num_steps,
         "seconds": loop.spending.elapsed,
         "own_seconds": loop.spending.own_seconds,
@@ -86,7 +86,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         found["page"] = str(Path(loop.errand.shown) / PAGE)
     if conductor.plan.techniques:
         found |= {"outcome": "faster", "plan": conductor.plan.to_dict(), "reason": ""}
-        plan = Path(loop.errand.shown) / PLAN
+        plan = shlex.quote(str(Path(loop.errand.shown) / PLAN))
         found["next"] = f"vivace run --plan {plan} -- {loop.errand.command}"
         found["in_your_code"] = f"vivace export --plan {plan}"
     elif acted:
@@ -110,7 +110,7 @@ def _acted(conductor: Conductor, cost: float) -> dict[str, Any]:
         saved = conductor.saved_before + (saved or 0.0)
     return {
         "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
-        "clock": "wall" if ratio is wall else "processor",
+        "clock": comparison.clock,
         "saved_seconds": None if saved is None else saved - cost,
         "plan_steps": conductor.plan_steps,
         "watched": len(conductor.verdicts),
@@ -145,7 +145,9 @@ def _too_short(loop: Loop) -> str:
     )
 
 
-def _why_nothing_was_seen() -> str:
+def _why_nothing_was_seen(loop: Loop) -> str:
+    if loop.of_threads:
+        return "its optimizer steps in a thread beside the main one"
     if "keras" in sys.modules:
         return (
             "it trains through Keras, whose steps are not torch's: give the compiled model to "

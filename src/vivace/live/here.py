@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from vivace.live.errand import VARIABLE, Errand
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vivace.plan import Plan
 
 _begun = False
+_lock: IO[bytes] | None = None  # on the folder, as long as this process lives
 
 
 def begin() -> None:
@@ -28,15 +29,20 @@ def run_here(
     """Make the training in this process faster, as ``vivace run`` does: for the first line of a script or a
     notebook that cannot be started through the launcher.
 
-    Does nothing under ``vivace run``, or a second time. Args as of `vivace.run`; raises PlanError and
-    FolderError.
+    Does nothing under ``vivace run``, a second time, or in a process that this one starts, such as a loader's
+    worker that is spawned and runs the script's first lines again. Args as of `vivace.run`; raises PlanError,
+    and FolderError, also where another run is under way in the folder.
     """
+    global _lock
     if _begun or VARIABLE in os.environ:
         return
-    from vivace.live.launch import prepared_folder
+    from vivace.live.launch import taken_folder
 
-    folder, wanted = prepared_folder(Path(out), plan)
-    _begin(Errand(str(folder), str(out), shlex.join(["python", *sys.argv]), wanted))
+    folder, wanted, _lock = taken_folder(Path(out), plan)
+    command = shlex.join(["python", *sys.orig_argv[1:]])  # sys.argv has lost -m
+    errand = Errand(str(folder), str(out), command, wanted)
+    os.environ[VARIABLE] = errand.dumps()  # keeps out those that are started from here
+    _begin(errand)
 
 
 def _begin(errand: Errand) -> None:
@@ -44,6 +50,8 @@ def _begin(errand: Errand) -> None:
     if _begun:
         return
     _begun = True
+    import torch as torch  # by the script that asks in its first line, too: no time of ours
+
     begin = time.perf_counter()
     from vivace.live.ending import tell
     from vivace.live.loop import Loop

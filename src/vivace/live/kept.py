@@ -15,6 +15,7 @@ from torch import nn
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.live.refusals import device_of
 from vivace.profiling.record.hooks import tensors_of
+from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import UNIT_ROUNDOFF
 from vivace.tensors import randomness
 
@@ -59,6 +60,8 @@ class Kept:
         try:
             self.things = copy.deepcopy((root, optimizers, *call))
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             raise CannotKeep(f"its model cannot be copied: {error}") from None
 
     def copies(self) -> tuple[Any, ...]:

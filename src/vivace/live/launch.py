@@ -112,10 +112,7 @@ def prepared(
     if not command:
         raise InputError("run takes a command after '--', such as -- python train.py")
     words = scripts.resolved(command)
-    given = None if plan is None else _loaded(plan)
-    leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
-    lock = take_lock(output_folder(out, OWN), "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
-    folder, wanted = prepared_folder(out, given)
+    folder, wanted, lock = taken_folder(out, plan)
     errand = Errand(
         folder=str(folder),
         shown=str(out),
@@ -130,20 +127,22 @@ def prepared(
     return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder, lock
 
 
-def prepared_folder(
+def taken_folder(
     out: Path, plan: Plan | str | os.PathLike[str] | None
-) -> tuple[Path, dict[str, dict[str, Any]] | None]:
-    """The folder, without an earlier run's files, and the given plan's settings; the plan lies in the folder
-    then, wherever it came from. Raises FolderError, PlanError.
+) -> tuple[Path, dict[str, dict[str, Any]] | None, IO[bytes]]:
+    """The folder, without an earlier run's files, the given plan's settings, and the folder's lock; the plan
+    lies in the folder then, wherever it came from. Raises FolderError, PlanError.
     """
     given = None if plan is None else _loaded(plan)
     folder = output_folder(out, OWN).resolve()
+    leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
+    lock = take_lock(folder, "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
     for name in (name for name in OWN if name != LOCK):
         if name != PLAN or given is None:
             (folder / name).unlink(missing_ok=True)
     if given is not None:
         given.save(folder / PLAN)
-    return folder, None if given is None else given.to_dict()
+    return folder, None if given is None else given.to_dict(), lock
 
 
 def _loaded(plan: Plan | str | os.PathLike[str]) -> Plan:

@@ -32,6 +32,7 @@ from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
+from vivace.profiling.record.signals import raised_by_handler
 from vivace.torch_internals.tensors import in_backward
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Loop:
         self.left_alone = ""  # why
         self.rest = ""  # why nothing acts on the model's calls, where only the rest is led
         self.num_steps = 0
+        self.of_threads = False  # does an optimizer step in a thread that the script has started?
         self.conductor: Conductor | None = None
         self.interrupted = False  # since the last step: an evaluation, or a new pass over the data
         self.seen = Seen()
@@ -171,6 +173,7 @@ class Loop:
     def _give_up(self, error: Exception) -> None:
         """A fault of ours: the script goes on as it is."""
         self.problems.append(described(error))
+        self.left_alone = self.left_alone or fault_of(error)
         try:
             if self.conductor is not None:
                 self.conductor.fail(error)
@@ -280,19 +283,29 @@ class Loop:
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
-        if self._at_work or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
+            self.of_threads = True
+            return
+        if self._at_work:
             return
         begin = self.clock.wall()
         self.is_in_hook = True
         conductor = self.conductor
-        with self.at_work():
-            if conductor is not None:
-                busy = conductor.updated(optimizer)
-            elif self._looked:
-                self._wait(optimizer, begin)
-            else:
-                self._look(optimizer)
-        self.is_in_hook = False
+        try:
+            with self.at_work():
+                if conductor is not None:
+                    busy = conductor.updated(optimizer)
+                elif self._looked:
+                    self._wait(optimizer, begin)
+                else:
+                    self._look(optimizer)
+        except BaseException as error:
+            if conductor is not None and (raised_by_handler(error) or not isinstance(error, Exception)):
+                conductor.close()  # of a signal: what was begun is not taken up again
+                self.step_aside()
+            raise
+        finally:
+            self.is_in_hook = False
         budget = self.errand.search_seconds
         if budget is not None and self.spending.elapsed > budget:
             self.step_aside()
@@ -394,7 +407,7 @@ class Loop:
         try:
             root = Weights(optimizer) if self.rest else self.seen.root
         except (TypeError, ValueError):  # what is updated are no parameters of a model
-            self.leave_alone(self.rest)
+            self.leave_alone("what its optimizer updates are no parameters of a model")
             return
         self._watch(root)
         self.conductor = Conductor(self, root, optimizer, self.rest)
@@ -424,6 +437,11 @@ class Loop:
                 self._depth -= 1
 
         return call
+
+
+def fault_of(error: Exception) -> str:
+    """Why nothing acts any more, where the fault is ours."""
+    return f"a fault of Vivace's own, {type(error).__name__}: {error}"
 
 
 def _page_faults() -> int:

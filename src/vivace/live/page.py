@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vivace.live.answering import answer_of, event, looked_at, name_of, why_not
+from vivace.live.answering import answer_of, event, looked_at, name_of, ratio_of, why_not
 from vivace.pages import charts
 from vivace.pages.render import render
 
@@ -19,7 +19,7 @@ def page(document: dict[str, Any], records: list[dict[str, Any]], command: str) 
     tried = [entry for entry in document["tried"] if "wall" in entry]
     left_out = [(name_of(e), why_not(e)) for e in document["tried"] if "wall" not in e]
     scale = charts.linear(
-        0.0, max([1.0, *(min(e["wall"]["high"], 2 * e["wall"]["estimate"]) for e in tried)]) * 1.02, 6
+        0.0, max([1.0, *(min(r.high, 2 * r.estimate) for r, _ in map(ratio_of, tried))]) * 1.02, 6
     )
     return render(
         _TEMPLATE,
@@ -34,14 +34,14 @@ def page(document: dict[str, Any], records: list[dict[str, Any]], command: str) 
 
 
 def _row(entry: dict[str, Any], scale: charts.Scale) -> charts.Row:
-    ratio = entry["wall"]
-    drawing = charts.step(scale, 1.0, ratio["estimate"], ratio["low"], min(ratio["high"], scale.high))
-    small = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
+    ratio, clock = ratio_of(entry)
+    drawing = charts.step(scale, 1.0, ratio.estimate, ratio.low, min(ratio.high, scale.high))
     return charts.Row(
         name_of(entry),
         drawing,
-        f"{ratio['estimate']:.2f}\N{MULTIPLICATION SIGN}",
-        small,
+        f"{ratio.estimate:.2f}\N{MULTIPLICATION SIGN}",
+        f"{ratio.low:.2f} to {ratio.high:.2f}",
+        note=clock,
         kept=entry["answer"] == "faster",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from vivace.ledger import Ratio
 from vivace.measuring.statistics import speed_ratio
@@ -86,9 +86,14 @@ class Comparison:
         return self.wall.high < SMALL or (len(self.pairs) > LOOKS[0] and self.wall.estimate < 1.0)
 
     @property
+    def clock(self) -> Literal["wall", "processor"]:
+        """The clock that answers."""
+        return "processor" if self.faster and self.wall.low <= 1.0 else "wall"
+
+    @property
     def ratio(self) -> Ratio:
         """The ratio by the clock that answers."""
-        return self.cpu if self.faster and self.wall.low <= 1.0 else self.wall
+        return self.cpu if self.clock == "processor" else self.wall
 
     @property
     def shown(self) -> str:
@@ -96,11 +101,13 @@ class Comparison:
         return f"{self.wall.estimate:.2f}x, {self.wall.low:.2f}-{self.wall.high:.2f}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Both ratios, and of each pair reference and plan by the wall's clock and by the processor's."""
+        """Both ratios, the clock that answers, and of each pair reference and plan by the wall's clock and by
+        the processor's.
+        """
         found = {"wall": self.wall, "cpu": self.cpu}
         told = {k: {"estimate": r.estimate, "low": r.low, "high": r.high} for k, r in found.items()}
         pairs = [[p.reference.wall, p.plan.wall, p.reference.cpu, p.plan.cpu] for p in self.pairs]
-        return {**told, "pairs": pairs}
+        return {**told, "clock": self.clock, "pairs": pairs}
 
 
 def middle(before: Timing, after: Timing) -> Timing:

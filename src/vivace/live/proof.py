@@ -7,9 +7,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import io
 import math
 import statistics
+import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +29,7 @@ from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling.record.hooks import tensors_of
+from vivace.profiling.record.signals import in_handler, raised_by_handler
 from vivace.technique import Numerics, Stage
 from vivace.tensors import randomness
 from vivace.torch_internals import compiler
@@ -34,8 +38,11 @@ from vivace.verifying.displacement import (
     State,
     Tensors,
     distances,
+    flat,
     identical,
+    is_measured,
     output_distance,
+    real,
     resolution,
     scale_and_residual,
 )
@@ -112,6 +119,8 @@ class Proof:
         except CannotKeep:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             raise CannotKeep(f"a copy of its model fails: {type(error).__name__}: {error}") from None
         self.replay_seconds = clock.wall() - begin  # with its copies
         self._require_the_same_step(self.replay(Plan(), ordered=False) if self.rearranged else self.reference)
@@ -129,7 +138,7 @@ class Proof:
         """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
         things = self.kept.copies()
         stepped = self._stepped(plan, things, noise, ordered=ordered)
-        each = [o.detach().double() for o in stepped.outputs if o.is_floating_point()]
+        each = [real(o.detach()).double() for o in stepped.outputs if is_measured(o)]
         outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
         return Replay(outcome, each, stepped.wall_seconds, stepped.cpu_seconds)
 
@@ -261,6 +270,8 @@ class Proof:
         except CannotKeep:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             return Verdict(False, f"the model fails under it: {type(error).__name__}: {error}")
         try:
             return self._held(plan, found)
@@ -320,6 +331,8 @@ class Proof:
         except CannotKeep:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             reason = f"its model fails where products are rounded at random: {type(error).__name__}: {error}"
             raise Refused(reason) from None
 
@@ -387,7 +400,9 @@ def times_on_copies(
             return proof.times(plan, things)
         except (Refused, CannotKeep):
             raise
-        except Exception:  # some models make a second step only once the script has reset them
+        except Exception as error:  # some models make a second step only once the script has reset them
+            if raised_by_handler(error):
+                raise
             things = proof.kept.copies()
             return proof.times(plan, things)
 
@@ -401,6 +416,8 @@ def times_on_copies(
         except CannotKeep:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             why = f"{type(error).__name__}: {error}"
             if not plan.techniques:
                 raise CannotKeep(f"a copy of its model fails: {why}") from None
@@ -419,9 +436,9 @@ def apart(mine: Tensors, theirs: Tensors) -> float:
     """The distance of two sets of tensors beside the size of theirs."""
     gap = size = 0.0
     for name, own in theirs.items():
-        other = mine.get(name, torch.zeros_like(own)).to_dense()
-        gap += float((own.to_dense() - other).double().square().sum())
-        size += float(own.to_dense().double().square().sum())
+        other = mine.get(name, torch.zeros_like(own))
+        gap += float((flat(own) - flat(other)).square().sum())
+        size += float(flat(own).square().sum())
     return math.sqrt(gap / size) if size else math.inf
 
 
@@ -455,9 +472,22 @@ def _streams_of(kept: Kept) -> Iterator[None]:
         randomness.restore(before, kept.device)
 
 
+class _Said(io.StringIO):
+    """What is printed, but for what other threads and handlers of signals print: that goes where it went."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread, self._theirs = threading.get_ident(), sys.stdout
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread or in_handler(inspect.currentframe()):
+            return self._theirs.write(text)
+        return super().write(text)
+
+
 @contextlib.contextmanager
 def _silence() -> Iterator[io.StringIO]:
-    said, warn = io.StringIO(), warnings.showwarning
+    said, warn = _Said(), warnings.showwarning
     warnings.showwarning = lambda *_, **__: None  # such as that a copy has no Trainer
     try:
         with contextlib.redirect_stdout(said):

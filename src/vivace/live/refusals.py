@@ -14,10 +14,14 @@ from weakref import WeakValueDictionary as Held
 import torch
 from torch import nn
 
+from vivace import words
 from vivace.live.methods import Methods
 from vivace.torch_internals.modules import all_hooks, is_compiled
 
-SPARSE_OR_FULL = (torch.optim.LBFGS, torch.optim.SparseAdam)
+LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
+    torch.optim.LBFGS: "LBFGS evaluates the loss several times a step",
+    torch.optim.SparseAdam: "SparseAdam takes sparse gradients",
+}
 
 
 @dataclasses.dataclass
@@ -111,10 +115,8 @@ def _of_process() -> str:
 
 
 def _of_optimizer(seen: Seen) -> str:
-    odd = next((o for o in seen.optimizers.values() if isinstance(o, SPARSE_OR_FULL)), None)
-    if odd is not None:
-        return f"{type(odd).__name__} evaluates the loss several times a step, or takes sparse gradients"
-    return ""
+    found = (why for o in seen.optimizers.values() for kind, why in LEFT_ALONE.items() if isinstance(o, kind))
+    return next(found, "")
 
 
 def _of_kind(seen: Seen) -> str:
@@ -144,7 +146,8 @@ def _of_loop(seen: Seen) -> str:
     if len(seen.scalers) > 1:
         return "several GradScalers scale its losses"
     if seen.calls != seen.backwards:
-        return f"it calls its model {seen.calls} times for {seen.backwards} backward passes"
+        passes = "1 backward pass" if seen.backwards == 1 else f"{seen.backwards} backward passes"
+        return f"it calls its model {words.count(seen.calls, 'time')} for {passes}"
     return ""
 
 

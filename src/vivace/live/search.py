@@ -20,6 +20,7 @@ from typing import Any
 from vivace.errors import AnswerIsNo, InputError
 from vivace.files import LOCK, output_folder, take_lock
 from vivace.live import cover
+from vivace.live.answering import ratio_of
 from vivace.live.errand import DOCUMENT, OWN, PAGE, PLAN, VARIABLE, Errand
 from vivace.processes import scripts
 
@@ -60,6 +61,7 @@ def search(
     out: str | os.PathLike[str] = "runs/tune",
     budget_seconds: float = BUDGET_SECONDS,
     ways: Sequence[str] = (cover.OVERLAY, cover.READ_ONLY),
+    script_input: int | None = None,
 ) -> Searched:
     """Find the plan for a script on its own first steps, and end it then. What it writes is gone afterwards.
 
@@ -68,6 +70,8 @@ def search(
         out: folder for the plan, the ledger and the page; made if missing.
         budget_seconds: after which the best so far is the answer.
         ways: how the script is kept from writing, the first that this system has; see `vivace.live.cover`.
+        script_input: file descriptor of the script's standard input; left out, and where it is a terminal,
+            nothing, as what the script asks there would not be seen.
 
     Raises InputError, also where this system has none of the ways; FolderError.
     """
@@ -83,7 +87,8 @@ def search(
             if name != LOCK:
                 (folder / name).unlink(missing_ok=True)
         covered = [sys.executable, "-I", cover.__file__, str(scratch), str(folder), *ways, "--", *words]
-        code = _ended(covered, environment, folder / OUTPUT, budget_seconds + LATE_SECONDS)
+        until = budget_seconds + LATE_SECONDS
+        code = _ended(covered, environment, folder / OUTPUT, until, script_input)
     if code == cover.CANNOT_COVER:
         raise InputError(
             "this system has neither mount namespaces with overlays nor Landlock, so what the script writes "
@@ -92,11 +97,14 @@ def search(
     return _searched(folder, Path(out), shown, code)
 
 
-def _ended(command: Sequence[str], environment: dict[str, str], output: Path, seconds: float) -> int:
+def _ended(
+    command: Sequence[str], environment: dict[str, str], output: Path, seconds: float, source: int | None
+) -> int:
     """The exit code of the script, which is ended where it takes too long."""
+    stdin = subprocess.DEVNULL if source is None or os.isatty(source) else source
     with output.open("wb") as log, scripts.starting(command[0]):
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command, env=environment, stdin=stdin, stdout=log, stderr=subprocess.STDOUT
         )
     try:
         return process.wait(seconds)
@@ -143,7 +151,7 @@ def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
         "break_even_steps": None,
         "trials": [_trial(entry) for entry in found["tried"]],
         "report_path": str(folder / PAGE) if (folder / PAGE).is_file() else None,
-        "next": f"vivace run --plan {shown / PLAN} -- {command}"
+        "next": f"vivace run --plan {shlex.quote(str(shown / PLAN))} -- {command}"
         if found["plan"]
         else f"vivace run -- {command}",
         "script_exit_code": code,
@@ -161,7 +169,8 @@ def _trial(entry: dict[str, Any]) -> dict[str, Any]:
     status = "measured" if "wall" in entry else "refused"
     verdict = entry.get("verdict") or {}
     reason = verdict.get("reason") or ("" if status == "measured" else entry["answer"])
-    return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": entry.get("wall")}
+    ratio = dataclasses.asdict(ratio_of(entry)[0]) if status == "measured" else None
+    return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": ratio}
 
 
 @contextlib.contextmanager

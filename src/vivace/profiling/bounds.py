@@ -80,7 +80,7 @@ def _paging(seen: Seen) -> Verdict | None:
         f"which takes {words.percent(shares[0])} to {words.percent(min(shares[1], 0.5))} of the step"
     )
     low, high = (1 / (1 - min(share, 0.5)) for share in shares)
-    return Verdict("paging", evidence, low, high, f"{seen.tune} tries host_allocator")
+    return Verdict("paging", evidence, low, high, f"{seen.faster} tries host_allocator")
 
 
 def _swapping(seen: Seen) -> Verdict | None:

@@ -25,7 +25,7 @@ def judge(
 ) -> dict[str, Any]:
     """The whole document of a profile, without the paths."""
     facts = read_trace(trace, str(record["device"])) if trace.is_file() else {}
-    seen = Seen(record, facts, machine, target if epochs is not None else None)
+    seen = Seen(record, facts, machine, target if epochs is not None else None, target)
     rows = roofline.roofline(
         record.get("work") or {},
         seen.operator_seconds,
@@ -56,7 +56,7 @@ def judge(
         "bound_by": _bound_by(rows, bound, launching),
         "launch_share": launch_seconds / seen.step_seconds if bound else None,
         "prospects": prospects(seen),
-        "tune": seen.tune.rstrip(","),
+        "tune": seen.faster,
         "missing": [
             *_passed_over(seen, epochs),
             *_missing(record, facts, bound),
@@ -132,7 +132,8 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: 
         limit = "the distance to the limit is not known"
     largest = next((row for row in rows if row.seconds), None)
     most = f"; most of its time goes to {largest.operator} operators" if largest else ""
-    state, found, advice = seen.record["state"], "nothing is wrong", f"{seen.tune} measures what goes faster"
+    advice = f"{seen.faster} measures what goes faster"
+    state, found = seen.record["state"], "nothing is wrong"
     if state != "finished":
         found = f"nothing wrong was seen until the run ended, while '{state}' was measured"
         advice = "let it run for more steps, so that the rest is measured too"

@@ -16,16 +16,24 @@ BY_SECONDS = ("anomaly",)  # experiments whose copy suffers more from the settin
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The recorder's document, the trace's facts, and the machine they are from."""
+    """The recorder's document, the trace's facts, and the machine they are from; the `job`, where it is one,
+    else the `command` of a script.
+    """
 
     record: dict[str, Any]
     trace: dict[str, Any]
     machine: Machine
     job: str | None = None
+    command: str = ""
+
+    @property
+    def faster(self) -> str:
+        """The command that measures what is faster and needs nothing else of the person."""
+        return f"vivace tune {self.job}" if self.job else f"vivace run -- {self.command}"
 
     @property
     def tune(self) -> str:
-        """The command that measures what helps; a script is written as a Job first."""
+        """The command that measures also what feeds the data; a script is written as a Job first."""
         return f"vivace tune {self.job}" if self.job else "vivace tune, once the script is written as a Job,"
 
     @property

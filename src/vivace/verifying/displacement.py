@@ -64,10 +64,12 @@ def _square(mine: State, theirs: State) -> float:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Its numbers in a row, in float64; of complex ones the real parts, then the imaginary ones."""
-    tensor = tensor.to_dense()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj()).movedim(-1, 0)
-    return tensor.double().flatten()
+    return real(tensor.to_dense()).double().flatten()
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Itself; of complex numbers the real parts, and the imaginary ones."""
+    return torch.view_as_real(tensor.resolve_conj()).movedim(-1, 0) if tensor.is_complex() else tensor
 
 
 def moved(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -85,13 +87,14 @@ def _finite(numbers: torch.Tensor) -> torch.Tensor:
 
 def _mean(items: Sequence[Tensors]) -> Tensors:
     return {
-        name: torch.stack([item[name] for item in items]).mean(0) if _is_measured(tensor) else tensor
+        name: torch.stack([item[name] for item in items]).mean(0) if is_measured(tensor) else tensor
         for name, tensor in items[0].items()
         if all(name in item for item in items)
     }
 
 
-def _is_measured(tensor: torch.Tensor) -> bool:
+def is_measured(tensor: torch.Tensor) -> bool:
+    """Does it hold numbers that rounding changes?"""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -132,7 +135,7 @@ def distances(
     found[Measure(Quantity.LOSS)] = _largest(abs(a - b) / (abs(b) + 1e-12) for a, b in pairs)
     for name, start in before.buffers.items():
         mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
-        if not _is_measured(start):
+        if not is_measured(start):
             found[Measure(Quantity.BUFFER, name)] = float(not same_numbers(mine, theirs))
             continue
         way = float(_finite(moved(theirs, start)).norm()) + _rounding_of(name, before.buffers)

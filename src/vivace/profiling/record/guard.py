@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+from vivace.profiling.record.signals import raised_by_handler
+
 
 class Guard:
     """Lets a part of the profile watch for as long as it makes no fault.
 
     Its first fault switches the part `off` and is told to `on_fault`; the person's call goes on as if nobody
-    had watched. What the person's own functions raise is theirs, and is passed on.
+    had watched. What the person's own functions raise is theirs, and is passed on; also what a signal's
+    handler of theirs raises in the middle of a watch.
     """
 
     def __init__(self, on_fault: Callable[[Exception], None]) -> None:
@@ -29,7 +32,7 @@ class Guard:
                 self._on_fault(error)
 
     def looking(self, look: Callable[..., object]) -> Callable[..., None]:
-        """A hook that only looks: it returns None, and raises nothing."""
+        """A hook that only looks: it returns None, and raises nothing of its own."""
         answer = self.answering(look)
 
         def hook(*arguments: object, **keywords: object) -> None:
@@ -38,7 +41,7 @@ class Guard:
         return hook
 
     def answering(self, look: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook that raises nothing: it returns what `look` does, or None."""
+        """A hook that raises nothing of its own: it returns what `look` does, or None."""
 
         def hook(*arguments: object, **keywords: object) -> Any:
             if self.off:
@@ -46,6 +49,8 @@ class Guard:
             try:
                 return look(*arguments, **keywords)
             except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 self.fail(error)
                 return None
 
@@ -66,6 +71,8 @@ class Guard:
             except Exception as error:
                 if error is theirs.error:
                     theirs.error = None  # it holds this frame in turn
+                    raise
+                if raised_by_handler(error):
                     raise
                 self.fail(error)
             if theirs.error is not None:

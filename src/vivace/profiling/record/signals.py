@@ -1,0 +1,42 @@
+"""What a script's handlers of signals do while our code runs, such as one for preemption, is the script's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+from types import CodeType, FrameType
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Was it raised by a function of the script's that handles a signal?"""
+    codes, trace = _codes(), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def in_handler(frame: FrameType | None) -> bool:
+    """Is a function of the script's that handles a signal running in this frame, or around it?"""
+    codes = _codes()
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _codes() -> set[CodeType]:
+    """Of the functions that handle signals now."""
+    return {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number)))}
+
+
+def _code(handler: object) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not (inspect.isroutine(handler) or isinstance(handler, int) or handler is None):
+        handler = type(handler).__call__  # of an object that is called
+    function = handler.__func__ if inspect.ismethod(handler) else handler
+    return function.__code__ if inspect.isfunction(function) else None
