@@ -66,6 +66,14 @@ class TestFaultsOfTheJob:
             train(job, out=tmp_path / "run")
         assert checkpoints(tmp_path / "run") == []
 
+    def test_held_out_data_that_nothing_reads_are_named(self, tmp_path):
+        tiny = runpy.run_path(str(TINY))
+        held_out = {"validation": tiny["make"]().data, "metric": None}
+        run = train(tiny["make"](**held_out), out=tmp_path / "run", max_steps=1)
+        assert [text for text in run.notices if "the Job's validation is never read" in text]
+        run = train(tiny["make"](validation=held_out["validation"]), out=tmp_path / "more", max_steps=1)
+        assert not [text for text in run.notices if "validation" in text]
+
     def test_a_schedule_that_ends_too_early_is_the_jobs(self, tmp_path):
         tiny = runpy.run_path(str(TINY))
         short = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)  # noqa: E731

@@ -245,6 +245,8 @@ def _opened(
         stack.callback(watch.end)
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
+        if job.validation is not None and job.metric is None and job.pictures is None:
+            loop.progress.notice("the Job's validation is never read: it has no metric, and no pictures")
         with naming_memory():
             yield loop
 
