@@ -11,7 +11,6 @@ from statistics import stdev
 import pytest
 from optuna.pruners import HyperbandPruner
 from optuna.samplers import TPESampler
-from optuna.samplers._tpe import sampler as tpe
 from optuna.trial import TrialState
 
 from vivace.errors import FolderError, InputError
@@ -21,6 +20,7 @@ from vivace.sweeping.importance import importances_of
 from vivace.sweeping.record import Finalist, is_winner, ranked, record_of, spread_of
 from vivace.sweeping.space import space_of, to_dict
 from vivace.sweeping.study import Setting, Study
+from vivace.torch_internals import sampling
 
 
 def job(lr: float = 0.1, width: int = 8, depth: int = 1):
@@ -80,16 +80,19 @@ def test_trials_asked_for_together_are_drawn_from_densities_worked_out_once(tmp_
         study.prune(found[0].number)
         return [*found, *(study.ask() for _ in range(9))]
 
-    split, splits = tpe._split_trials, []
-    monkeypatch.setattr(tpe, "_split_trials", lambda *known: splits.append(known) or split(*known))
-    for name in "ab":
+    split, splits = sampling._split, []
+    monkeypatch.setattr(sampling, "_split", lambda *known: splits.append(known) or split(*known))
+    for name in "abc":
         (tmp_path / name).mkdir()
     mine = asked_together(study_in(tmp_path / "a"))
-    assert len(splits) < 9
+    assert 0 < len(splits) < 9
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "_can_share", False)  # as where a name of Optuna's is gone
+        assert asked_together(study_in(tmp_path / "c")) == mine
+    assert not splits
     monkeypatch.setattr(study_module, "Sampler", lambda space, seed, _: TPESampler(seed=seed))
     monkeypatch.setattr(study_module, "Pruner", partial(HyperbandPruner, 1))
     assert asked_together(study_in(tmp_path / "b")) == mine
-    assert len(splits) == 18
 
 
 def test_a_resumed_study_asks_what_an_unbroken_one_asks(tmp_path):

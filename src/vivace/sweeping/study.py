@@ -25,9 +25,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
-from vivace.sweeping.sampler import Pruner, Sampler, Shared
 from vivace.sweeping.space import Parameters, Space, range_told, size_of, values_in
 from vivace.tensors.randomness import derive
+from vivace.torch_internals.sampling import Pruner, Sampler, Shared
 
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
 DISK_SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""Every private name of torch, torchvision, Pillow and NumPy that we touch, and what is lost without it.
+"""Every private name of torch, torchvision, Pillow, NumPy and Optuna that we touch, and what is lost without.
 
 A private name may go with any release. Each is named here once, in the module of its topic, looked up when
 that module is imported, or when it is first needed, and used everywhere else by a name of our own. What is
@@ -25,6 +25,7 @@ TOPICS = {
     "loaders": "torch",
     "modules": "torch",
     "numbers": "numpy",
+    "sampling": "optuna",
     "tensors": "torch",
 }
 DISTRIBUTIONS = {"PIL": "pillow"}  # where it is not called like its package

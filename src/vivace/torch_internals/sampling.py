@@ -1,22 +1,46 @@
-"""Optuna's TPE and Hyperband for many short trials: what they work out of all trials is worked out once."""
+"""Private names of Optuna, whose TPE and Hyperband work out of all trials once what they need for many short
+ones. Importing this needs Optuna.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import HyperbandPruner
 from optuna.samplers import TPESampler
-from optuna.samplers._tpe import sampler as tpe
 from optuna.trial import FrozenTrial, TrialState
 
-from vivace.sweeping.space import Space
+from vivace.torch_internals import TOUCHES, attribute, named
 
+_SLOWER = "a sweep of thousands of trials takes longer to say what is tried next"
+_split = named("optuna.samplers._tpe.sampler._split_trials", lost=_SLOWER)
+_num_good = named("optuna.samplers._tpe.sampler.default_gamma", lost=_SLOWER)
+_trials_of = attribute(optuna.Study, "_get_trials", lost=_SLOWER)
+for _name in (
+    "_sample",
+    "_build_parzen_estimator",
+    "_compare",
+    "_compute_acquisition_func",
+    "_get_internal_repr",
+    "_get_params",
+    "_n_ei_candidates",
+    "_parzen_estimator_cls",
+    "_parzen_estimator_parameters",
+    "_rng",
+):
+    attribute(TPESampler, _name, lost=_SLOWER)
+_brackets = attribute(HyperbandPruner, "_pruners", lost=_SLOWER)
+attribute(HyperbandPruner, "_get_bracket_id", lost=_SLOWER)
+_can_share = all(touch.is_there() for touch in TOUCHES if touch.lost == _SLOWER)
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
-_Values = tuple[list[int], dict[str, numpy.ndarray]]  # numbers of trials, and their parameters
+
+Space = Mapping[str, BaseDistribution]
+_Values = tuple[list[int], dict[str, Any]]  # numbers of trials, and arrays of their parameters
 
 
 @dataclasses.dataclass
@@ -40,17 +64,19 @@ class Sampler(TPESampler):
         super().__init__(seed=seed)
         self._told, self._shared = dict(sorted(space.items())), shared
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """What Optuna calls to know what it draws together: of one objective, all."""
         return self._told if len(study.directions) == 1 else super().infer_relative_search_space(study, trial)
 
-    def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
-        if search_space != self._told:  # one parameter by itself, as of several objectives
+    def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        if not _can_share or search_space != self._told:  # one parameter by itself, as of several objectives
             return super()._sample(study, trial, search_space)
-        trials, known = study._get_trials(deepcopy=False), self._shared
+        trials, known = _trials_of(study)(deepcopy=False), self._shared
         ended = [one for one in trials if one.state in _ENDED]
         if (numbers := [one.number for one in ended]) != known.ended:
-            good, others = tpe._split_trials(study, ended, tpe.default_gamma(len(ended)))
+            good, others = _split(study, ended, _num_good(len(ended)))
             known.good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
             known.ended, known.others = numbers, self._values(study, others)
         running = [one for one in trials if one.state == TrialState.RUNNING and one.number != trial.number]
@@ -66,7 +92,7 @@ class Sampler(TPESampler):
         return [one.number for one in whole], self._get_internal_repr(whole, self._told, study)
 
 
-def _merged(some: _Values, more: _Values) -> dict[str, numpy.ndarray]:
+def _merged(some: _Values, more: _Values) -> dict[str, Any]:
     """The parameters of both in the order of trials, in which older ones weigh less."""
     order = numpy.argsort(some[0] + more[0])
     return {name: numpy.concatenate([some[1][name], more[1][name]])[order] for name in some[1]}
@@ -80,7 +106,7 @@ class Pruner(HyperbandPruner):
         self._bracket_of: dict[int, int] = {}
 
     def _get_bracket_id(self, study: optuna.Study, trial: FrozenTrial) -> int:
-        if not self._pruners:  # it has not begun to tell brackets apart
+        if not (_can_share and _brackets(self)):  # it has not begun to tell brackets apart
             return super()._get_bracket_id(study, trial)
         number = trial.number
         if number not in self._bracket_of:
