@@ -186,7 +186,7 @@ WORDS_LIKE_TECHNIQUES = {
     "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
 }
 HANDS_NOTES_ON = {"measuring/worker.py", "observing/observe.py"}  # to a technique's `confirm`, all of them
-FOREIGN = ("torch", "torchvision", "triton", "PIL", "numpy")
+FOREIGN = ("torch", "torchvision", "triton", "PIL", "numpy", "optuna")
 INTERNALS = "torch_internals/"
 # Private attributes of their objects, also where we call an attribute of our own the same.
 PRIVATE_ATTRIBUTES = {
