@@ -21,6 +21,11 @@ def test_axes_hold_their_ticks(low, high):
     assert all(scale.low <= tick <= scale.high for tick in scale.ticks)
 
 
+def test_a_short_logarithmic_axis_has_labels_too():
+    assert charts.decades(2410, 7000).ticks == (3000, 4000, 5000, 6000, 7000)
+    assert charts.decades(0.01, 30).ticks == (0.01, 0.1, 1, 10)
+
+
 def test_labels_cover_no_other_and_stay_inside():
     across, up = charts.linear(0.0, 1.0), charts.linear(0.0, 1.0)
     places = [(0.5, 0.5), (0.49, 0.5), (0.52, 0.5), (0.98, 0.9), (0.01, 0.1)]

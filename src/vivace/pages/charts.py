@@ -87,10 +87,16 @@ def ratios(values: Iterable[float]) -> Scale:
 
 
 def decades(low: float, high: float) -> Scale:
-    """A logarithmic axis over [low, high], labelled at 1 and 3 times powers of ten."""
+    """A logarithmic axis over [low, high], labelled at 1 and 3 times powers of ten; where that makes fewer
+    than three labels, at 1 to 9 times.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in (1, 3)]
-    inside = tuple(float(f"{tick:.6g}") for tick in ticks if low <= tick <= high)
+    inside: tuple[float, ...] = ()
+    for factors in ((1, 3), range(1, 10)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        inside = tuple(float(f"{tick:.6g}") for tick in ticks if low <= tick <= high)
+        if len(inside) >= 3:
+            break
     return Scale(low, high, inside[:: math.ceil(len(inside) / 6) or 1], logarithmic=True)
 
 
