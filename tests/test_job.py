@@ -77,6 +77,17 @@ def test_two_files_whose_names_differ_in_one_sign_are_two(tmp_path):
     assert [load(f"{tmp_path / name}:job").epochs for name in ("run-1.py", "run_1.py")] == [3, 4]
 
 
+def test_a_decorator_may_give_arguments_that_have_no_default(job_file):
+    job_file.write_text(
+        f"{GOOD}import functools\n"
+        "given = functools.wraps(wide)(lambda width=4: sized(int(width)))\n"
+        "remembered = functools.cache(sized)\n"
+    )
+    assert load(f"{job_file}:given").epochs == 4
+    assert load(f"{job_file}:given,width=7").epochs == 7
+    assert load(f"{job_file}:remembered").epochs == 4
+
+
 def test_arguments_follow_the_name_of_a_function(job_file):
     job = load(f"{job_file}:sized,width=7,rate=1e-3,kind=adam")
     assert (job.epochs, job.metric_name) == (7, "0.001 adam")

@@ -364,8 +364,9 @@ def _arguments(name: str, function: Callable[..., Any], given: dict[str, str]) -
             words = {int: "a whole number", float: "a number"}[kind]
             raise JobError(f"{key} of '{name}' must be {words}, such as {default}, not '{text}'") from None
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    taken = _signature_of(function, follow_wrapped=False)  # a decorator may give the rest itself
     required = (
-        k for k, p in known.items() if p.default is inspect.Parameter.empty and p.kind not in variadic
+        k for k, p in taken.items() if p.default is inspect.Parameter.empty and p.kind not in variadic
     )
     if missing := [key for key in required if key not in found]:
         raise JobError(
@@ -375,10 +376,12 @@ def _arguments(name: str, function: Callable[..., Any], given: dict[str, str]) -
     return found
 
 
-def _signature_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _signature_of(
+    function: Callable[..., Any], *, follow_wrapped: bool = True
+) -> Mapping[str, inspect.Parameter]:
     """Empty where a function does not say."""
     try:
-        return inspect.signature(function).parameters
+        return inspect.signature(function, follow_wrapped=follow_wrapped).parameters
     except ValueError:
         return {}
 

@@ -1,6 +1,7 @@
 """Opening a job: what is wrong with it is said in the person's words."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -55,6 +56,19 @@ def test_a_loss_that_cannot_be_called_with_model_and_batch_is_refused_at_once(lo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(JobError, match=reason):
         vivace.attach(vivace.Plan(), model=model, optimizer=optimizer, loss=loss)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda outputs, targets, weight: (outputs - targets).mean() * weight, nn.functional.mse_loss]
+)
+def test_a_loss_whose_decorator_takes_other_arguments_than_its_function_is_taken(function):
+    @functools.wraps(function)
+    def loss(model, batch):
+        return function(model(batch[0]), *batch[1:])
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    vivace.attach(vivace.Plan(), model=model, optimizer=optimizer, loss=loss).close()
 
 
 def test_a_function_that_forgot_its_return_is_named():

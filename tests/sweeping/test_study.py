@@ -95,6 +95,15 @@ def test_trials_asked_for_together_are_drawn_from_densities_worked_out_once(tmp_
     assert asked_together(study_in(tmp_path / "b")) == mine
 
 
+def test_one_parameter_of_several_objectives_is_drawn_by_optunas_own_sampler(tmp_path, monkeypatch):
+    """Which counts more good trials there than of one objective."""
+    study = study_in(tmp_path, "lr=1e-3..1:log", objectives=("metric", "parameters"))
+    for number in range(12):
+        study.complete(study.ask().number, [math.sin(number), number])
+    monkeypatch.setattr(sampling, "_split", lambda *_: pytest.fail("the shared densities were asked"))
+    assert study.ask() is not None
+
+
 def test_a_resumed_study_asks_what_an_unbroken_one_asks(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()

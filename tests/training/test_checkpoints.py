@@ -242,6 +242,14 @@ def test_what_is_intact_and_of_another_form_is_skipped(tmp_path, changes, bad_in
     assert len(found.skipped) == 1
 
 
+def test_a_checkpoint_need_not_hold_what_came_to_the_facts_after_it(checkpoints):
+    save(checkpoints, 1)
+    checkpoints.facts |= {"tuned": {"speedup": 1.5}}
+    assert checkpoints.newest().position.step == 1
+    save(checkpoints, 2)
+    assert checkpoints.newest().manifest["tuned"] == {"speedup": 1.5}
+
+
 def test_a_manifest_nested_without_end_is_damage(checkpoints):
     save(checkpoints, 1)
     (save(checkpoints, 2) / "MANIFEST.json").write_text("[" * 100_000)

@@ -170,13 +170,14 @@ def place(batch: Batch, *, device: torch.device) -> Any:
 def _require_arguments(loss: Callable[[Any, Any], Any]) -> None:
     """Raises JobError for what cannot be called with a model and a batch, such as torch's own losses."""
     name = getattr(loss, "__name__", f"{type(loss).__name__}()")
-    if getattr(loss, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss"):
+    of_torch = getattr(loss, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss")
+    if of_torch and not hasattr(loss, "__wrapped__"):  # what wraps one of torch's has its module's name
         raise JobError(
             f"the loss is called with the model and a batch, and {name} takes outputs and targets: write "
             f"loss=lambda model, batch: {name}(model(batch[0]), batch[1]), or as your batches are"
         )
     try:
-        signature = inspect.signature(loss)
+        signature = inspect.signature(loss, follow_wrapped=False)  # a decorator's own, not its function's
     except ValueError:  # of a function that does not say
         return
     try:

@@ -71,7 +71,8 @@ class Sampler(TPESampler):
         return self._told if len(study.directions) == 1 else super().infer_relative_search_space(study, trial)
 
     def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
-        if not _can_share or search_space != self._told:  # one parameter by itself, as of several objectives
+        together = len(study.directions) == 1 and search_space == self._told
+        if not (_can_share and together):  # one parameter by itself, as of several objectives
             return super()._sample(study, trial, search_space)
         trials, known = _trials_of(study)(deepcopy=False), self._shared
         ended = [one for one in trials if one.state in _ENDED]

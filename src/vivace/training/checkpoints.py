@@ -95,6 +95,7 @@ class Checkpoints:
             raise CheckpointError(f"{_UNSAFE} is set, so that a crafted checkpoint could run code: unset it")
         self.folder = folder
         self.facts = facts
+        self._required = dict(facts)  # what every manifest must hold; what comes to `facts` later, need not
         self.ledger = ledger
         self._tried = False
         self._opened: int | None = None  # the folder itself, whatever its name may be by now
@@ -184,7 +185,7 @@ class Checkpoints:
             or not 0 <= position["seconds"] < math.inf
         ):
             raise CheckpointError(f"{MANIFEST} holds no position that can be read")
-        for key, value in self.facts.items():
+        for key, value in self._required.items():
             if not isinstance(value, type(manifest.get(key))):
                 raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
         course = manifest.get("course", {})
