@@ -301,8 +301,9 @@ class Loop:
                     self._look(optimizer)
         except BaseException as error:
             if conductor is not None and (raised_by_handler(error) or not isinstance(error, Exception)):
-                conductor.close()  # of a signal: what was begun is not taken up again
-                self.step_aside()
+                with contextlib.suppress(Exception):  # of a signal: what was begun is not taken up again
+                    conductor.close()
+                    self.step_aside()
             raise
         finally:
             self.is_in_hook = False
