@@ -155,7 +155,7 @@ def test_help_is_quick_and_imports_no_torch():
     [
         (["bogus"], "No such command 'bogus'"),
         (["tune"], "Missing argument 'JOB | -- COMMAND'"),
-        (["verify", "digits"], "either a plan or"),
+        (["verify", "digits"], "needs either a plan"),
         (["tune", "digits", "--bogus"], "No such option: --bogus"),
         (["train", "digits", "--seed", "x"], "--seed is 'x'; it must be a whole number"),
         (["advise", "digits", "--budget-usd=free"], "--budget-usd is 'free'; it must be a number"),

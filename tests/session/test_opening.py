@@ -72,8 +72,6 @@ def test_a_loss_whose_decorator_takes_other_arguments_than_its_function_is_taken
 
 
 def test_a_function_that_forgot_its_return_is_named():
-    job = dataclasses.replace(TINY_JOBS["mlp"](), data=lambda: None, scheduler=lambda optimizer: None)
+    job = dataclasses.replace(TINY_JOBS["mlp"](), data=lambda: None)
     with pytest.raises(JobError, match="the Job's data returned None; it must return batches"):
         call(job, "data")
-    with pytest.raises(JobError, match=r"scheduler returned None.*\(for none, leave scheduler out\)"):
-        call(job, "scheduler", None)

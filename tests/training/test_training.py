@@ -74,6 +74,11 @@ class TestFaultsOfTheJob:
         run = train(tiny["make"](validation=held_out["validation"]), out=tmp_path / "more", max_steps=1)
         assert not [text for text in run.notices if "validation" in text]
 
+    def test_a_scheduler_that_forgets_its_return_is_told(self, tmp_path):
+        forgets = runpy.run_path(str(TINY))["make"](scheduler=lambda optimizer: None)
+        run = train(forgets, out=tmp_path / "run", max_steps=1)
+        assert "the Job's scheduler returned None, so that there is no schedule" in run.notices
+
     def test_a_schedule_that_ends_too_early_is_the_jobs(self, tmp_path):
         tiny = runpy.run_path(str(TINY))
         short = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)  # noqa: E731

@@ -145,8 +145,8 @@ def test_the_command_prints_where_it_shows_first():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "either a plan or"),
-        ({"plan": vivace.Plan(), "against": TRAINING}, "either a plan or"),
+        ({}, "needs either a plan"),
+        ({"plan": vivace.Plan(), "against": TRAINING}, "needs either a plan"),
         ({"against": TRAINING, "precision": "int8"}, "not 'int8'"),
         ({"plan": vivace.Plan(), "precision": "bfloat16"}, "a plan declares its own"),
     ],

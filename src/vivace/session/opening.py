@@ -47,13 +47,6 @@ ALIKE = 6  # after so many batches of one size all are taken to have it
 Part = TypeVar("Part")
 
 
-_RETURNS = {
-    "data": "batches, such as a DataLoader",
-    "validation": "batches, such as a DataLoader",
-    "scheduler": "a schedule (for none, leave scheduler out)",
-}
-
-
 def attach(
     plan: Plan | str | os.PathLike[str],
     *,
@@ -178,8 +171,8 @@ def call(job: Job, field: str, *arguments: object) -> Any:
         found = getattr(job, field)(*arguments)
     except (Exception, SystemExit) as error:
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
-    if found is None and field in _RETURNS:
-        raise JobError(f"the Job's {field} returned None; it must return {_RETURNS[field]}")
+    if found is None and field in ("data", "validation"):
+        raise JobError(f"the Job's {field} returned None; it must return batches, such as a DataLoader")
     return found
 
 

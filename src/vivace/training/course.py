@@ -243,8 +243,10 @@ def _settings(schedule: Any) -> dict[str, Any]:
     }
 
 
-def counts_steps(job: Job, scheduler: object) -> str:
-    """What to say of a schedule that is far longer than the epochs in which it is stepped; else empty."""
+def doubt_of_schedule(job: Job, scheduler: object) -> str:
+    """What to say of a schedule that is None, or far longer than the epochs in which it is stepped."""
+    if job.scheduler is not None and scheduler is None:
+        return "the Job's scheduler returned None, so that there is no schedule"
     if job.scheduler_every == "step" or scheduler is None:
         return ""
     parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]

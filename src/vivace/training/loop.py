@@ -25,7 +25,7 @@ from vivace.tensors.allocator import FullMemory
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.training.checkpoints import Checkpoints, Found, Position
-from vivace.training.course import Fresh, counts_steps, course_of
+from vivace.training.course import Fresh, course_of, doubt_of_schedule
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.finite import FAR, LOST, are_finite
@@ -103,7 +103,7 @@ class Loop(Strides):
             self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
-        for text in filter(None, (notice, self._lost(), counts_steps(job, self.scheduler))):
+        for text in filter(None, (notice, self._lost(), doubt_of_schedule(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.begin()
