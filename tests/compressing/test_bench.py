@@ -3,7 +3,8 @@
 import pytest
 
 from vivace.compressing import bench
-from vivace.errors import ChildFailed, Refused, TimedOut
+from vivace.compressing.result import Tried
+from vivace.errors import ChildFailed, Refused, TimedOut, Unsteady
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
 from vivace.serving.forms import BESIDE, BY_NAME
@@ -108,3 +109,30 @@ def test_forms_are_timed_at_a_batch_beside_a_fresh_process_of_the_model_as_it_is
     assert row.reason == "a batch of 32 cannot be made"
     begun.deadline = 0.0
     assert [row.reason for row in begun.beside(BESIDE, 64)] == ["", *["not ready within 1 min"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("look", "lengths"),
+    [
+        (Ratio(2.0, 1.95, 2.05), [bench.LOOK_SECONDS]),  # faster than the best
+        (Ratio(1.2, 0.9, 1.4), [bench.LOOK_SECONDS]),  # slower than the best, however wide
+        (Ratio(1.5, 1.47, 1.53), [bench.LOOK_SECONDS, bench.TIMED_SECONDS]),  # as fast as the best
+        (Ratio(3.0, 1.9, 4.1), [bench.LOOK_SECONDS, bench.TIMED_SECONDS]),  # too wide to be a speed
+        (None, [bench.LOOK_SECONDS, bench.TIMED_SECONDS]),  # the machine was busy
+    ],
+)
+def test_a_short_look_is_enough_where_it_tells_a_form_from_the_best(begun, monkeypatch, look, lengths):
+    asked = []
+
+    def compare(_, __, *, seconds, **___):
+        asked.append(seconds)
+        if look is None and seconds == bench.LOOK_SECONDS:
+            raise Unsteady("others used 60 % of the processor")
+        return Comparison(look or Ratio(2.0, 1.9, 2.1), ())
+
+    monkeypatch.setattr(bench, "compare", compare)
+    best = Tried("onnx_fp32", "", "onnx", "fp32", "kept", ratio=Ratio(1.5, 1.48, 1.52))
+    begun._timed(begun._reference, best, True)
+    assert asked == lengths
+    begun._timed(begun._reference, None, False)
+    assert asked[len(lengths) :] == [bench.TIMED_SECONDS]

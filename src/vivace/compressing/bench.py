@@ -32,6 +32,7 @@ LOOK_SECONDS, TIMED_SECONDS, CONFIRMED_SECONDS = 3.0, 6.0, 8.0
 WARM_SECONDS = 0.5
 ENVELOPE_SECONDS, FEWEST_SAMPLES = 1.0, 16  # of the model as it is; its shadows take ten times as long
 TOLERANCE = 0.03  # of a ratio: how far its interval may reach
+LOOK_TOLERANCE = 0.08  # after a short look: the form that is chosen is measured again
 
 
 class Server(Timed):
@@ -128,10 +129,11 @@ class Bench:
             **self._reference.effect(),
         )
 
-    def attempt(self, form: Form, *, by_size: bool, best: Tried | None = None) -> Tried:
+    def attempt(self, form: Form, *, by_size: bool, best: Tried | None = None, brief: bool = False) -> Tried:
         """Make, time and judge a form; whatever keeps it from that is the answer.
 
-        One that a short look shows to be slower than the `best` is not judged further.
+        One that is shown to be slower than the `best` is not judged further. `brief`: a short look is enough
+        where it tells the form from the model as it is, and from the best.
         """
         if form.missing():
             lacking = " and ".join(form.missing())
@@ -143,7 +145,7 @@ class Bench:
             written = self._written(form)
             with self._served(form) as server:
                 made_seconds = time.monotonic() - begin
-                found = self._judged(form, server, by_size, best, made_seconds, written)
+                found = self._judged(form, server, by_size, best, brief, made_seconds, written)
         except TimedOut as error:
             late = time.monotonic() > self.deadline
             reason = "the budget ended while it was made" if late else str(error)
@@ -249,6 +251,7 @@ class Bench:
         server: Server,
         by_size: bool,
         best: Tried | None,
+        brief: bool,
         made_seconds: float,
         written: int | None,
     ) -> Tried:
@@ -262,7 +265,7 @@ class Bench:
             reason = f"nothing that multiplies ran in {form.numbers} (of your model's operators {ran})"
             return self._tried(form, "refused", reason, **found)
         try:
-            timed = self._timed(server, best)
+            timed = self._timed(server, best, brief)
         except Unsteady as error:
             found["foreign_share"] = error.foreign_share
             return self._tried(form, "unmeasured", str(error), **found)
@@ -285,13 +288,15 @@ class Bench:
         status, reason = decide(form, checks, change, timed.ratio, self._told(found), by_size=by_size)
         return self._tried(form, status, reason, **found)
 
-    def _timed(self, server: Server, best: Tried | None) -> Comparison:
-        """The form beside the reference: a short look, and where it may be the best one, a longer one."""
+    def _timed(self, server: Server, best: Tried | None, brief: bool) -> Comparison:
+        """The form beside the reference: a short look, and where that is not enough, a longer one."""
         assert self._reference is not None
-        if best is not None and best.ratio is not None:
+        if brief:
+            known = best.ratio.counts if best is not None and best.ratio is not None else 1.0
             with contextlib.suppress(Unsteady):
-                look = compare(self._reference, server, seconds=LOOK_SECONDS, target=best.ratio.counts)
-                if beaten(look.ratio, best) or look.ratio.width < TOLERANCE:
+                look = compare(self._reference, server, seconds=LOOK_SECONDS, target=known)
+                told = all(not look.ratio.low <= one <= look.ratio.high for one in (1.0, known))
+                if beaten(look.ratio, best) or (told and look.ratio.width < LOOK_TOLERANCE):
                     return look
         return compare(self._reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
 
@@ -332,9 +337,9 @@ def _time_once(server: Server) -> None:
     server.block(max(1, round(BLOCK_SECONDS / server.step_seconds)))
 
 
-def beaten(speed: Ratio, best: Tried) -> bool:
-    """Is a form slower than the best, even at the upper end of its interval?"""
-    return best.ratio is not None and speed.high < 0.97 * best.ratio.counts
+def beaten(speed: Ratio, best: Tried | None) -> bool:
+    """Is a form slower than the best, if there is one, even at the upper end of its interval?"""
+    return best is not None and best.ratio is not None and speed.high < 0.97 * best.ratio.counts
 
 
 def not_faster(speed: Ratio, smaller: str) -> str:

@@ -3,8 +3,8 @@
 The logarithm of each form's speed is taken as normal before anything is measured, and forms that share a
 runtime or a number format as correlated; what is measured moves the others (a Gaussian process over so many
 points). Tried next is what promises the largest gain over the best, for the time that it takes (expected
-improvement: Jones, Schonlau & Welch, Journal of Global Optimization 13, 1998). A form that is hardly faster
-than the best is passed over. Pure: it starts nothing, and knows forms and ratios alone.
+improvement: Jones, Schonlau & Welch, Journal of Global Optimization 13, 1998). A form that promises too
+little for its time is passed over. Pure: it starts nothing, and knows forms and ratios alone.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ FAMILIES = {"inductor": "compiled", "aoti": "compiled"}
 # Standard deviations of the logarithm: of the model as a whole, of what forms of one family or one number
 # format share, of a form alone; and of a measurement.
 WHOLE, RUNTIME, NUMBERS, OWN, MEASURED = 0.45, 0.35, 0.35, 0.22, 0.02
-WORTH = 1.03  # times the best: what is less is no reason to try a form
-CHANCE = 0.03  # of a form to be worth it, below which it is passed over
+# A form is passed over that promises less than this (as a logarithm), times its share of the seconds of all:
+# one that takes a tenth of them must promise 4 %.
+WORTH = 0.4
 _NORMAL = NormalDist()
 
 
@@ -56,19 +57,27 @@ class Order:
         self._means = numpy.log([EXPECTED[name][0] for name in self._names])
         self._known: dict[str, float] = {}
         self._spent: list[tuple[float, float]] = []  # expected, and as it was
-        self.best = 0.0  # the speed of the best form that may be deployed
+        self._kept: dict[str, float] = {}  # the speeds of forms that may be deployed
 
     def tell(self, name: str, ratio: Ratio | None, *, kept: bool, seconds: float = 0.0) -> None:
-        """A form was tried. `ratio` is None where it was not timed; `kept`: it may be deployed."""
+        """A form was tried, or tried again. `ratio` is None where it was not timed; `kept`: it may be
+        deployed.
+        """
         if name in self.waiting:
             self.waiting.remove(name)
         if seconds:
             self._spent.append((EXPECTED[name][1], seconds))
+        self._kept.pop(name, None)
         if ratio is None:
             return
         self._known[name] = math.log(ratio.estimate)
         if kept:
-            self.best = max(self.best, ratio.counts)
+            self._kept[name] = ratio.counts
+
+    @property
+    def best(self) -> float:
+        """The speed of the best form that may be deployed; 0 where there is none."""
+        return max(self._kept.values(), default=0.0)
 
     def ask(self, seconds: float = math.inf) -> Form | None:
         """The form to try next of those that can be done in so many seconds; None where none is worth it.
@@ -84,8 +93,8 @@ class Order:
         return self.forms[max(affordable, key=lambda name: self._improvement(name) / self.seconds_of(name))]
 
     def worth_it(self) -> list[str]:
-        """The waiting forms that may well be faster than the best."""
-        return [name for name in self.waiting if self.every or self._chance(name) >= CHANCE]
+        """The waiting forms that promise enough over the best for the time that they take."""
+        return [name for name in self.waiting if self.every or self._is_worth_it(name)]
 
     def seconds_of(self, name: str) -> float:
         """What trying a form takes, by what the others took."""
@@ -102,11 +111,11 @@ class Order:
         low, high = mean - 1.96 * deviation, mean + 1.96 * deviation
         return Ratio(math.exp(mean), math.exp(low), math.exp(high))
 
-    def _chance(self, name: str) -> float:
+    def _is_worth_it(self, name: str) -> bool:
         if not self.best:
-            return 1.0
-        mean, deviation = self._belief(name)
-        return 1.0 - _NORMAL.cdf((math.log(WORTH * self.best) - mean) / deviation)
+            return True
+        share = EXPECTED[name][1] / sum(EXPECTED[each][1] for each in self.forms)
+        return self._improvement(name) >= WORTH * share
 
     def _improvement(self, name: str) -> float:
         """What the logarithm of the best gains by this form, on average."""

@@ -63,8 +63,8 @@ class Search:
         try:
             self._try_all()
             self._try_again()
-            found = self._whole()
-            self._settle(found)
+            while not self._holds(found := self._whole()):
+                self._try_all()  # what was passed over beside a best that did not hold
         except KeyboardInterrupt:
             self.interrupted = True
             if not self._measured:
@@ -88,7 +88,8 @@ class Search:
                 return
             tried.append(one)
             if choose(tried, by_size=self.by_size) is one:
-                self._settle(tried)
+                while not self._holds(tried):
+                    pass
         except KeyboardInterrupt:
             self.interrupted = True
             self.bench.renew()
@@ -145,7 +146,8 @@ class Search:
             self._try(form_named(name))
 
     def _try(self, form: Form) -> None:
-        one = self.bench.attempt(form, by_size=self.by_size, best=None if self.every else self._best())
+        best = None if self.every else self._best()
+        one = self.bench.attempt(form, by_size=self.by_size, best=best, brief=not self.every)
         self._learn(one)
         self.journal.add(one)
         self._tell("form_end", {"form": one, "left_seconds": self._expected})
@@ -183,28 +185,37 @@ class Search:
         if form.name in self.order.worth_it():
             return "the budget ended first"
         guess, best = self.order.expected(form.name), self.order.best
-        return f"by what the others gave {fast_between(guess.low, guess.high)}, and the best is {times(best)}"
+        likely = fast_between(guess.low, guess.high)
+        return f"by what the others gave {likely}, and the best is {times(best)}: not worth its time"
 
-    def _settle(self, tried: list[Tried]) -> None:
-        """The best form measured again in fresh processes; one that is not faster there, or not as fast as
-        it was, gives way to the next.
+    def _holds(self, tried: list[Tried]) -> bool:
+        """Is the best form as fast when measured again in fresh processes? One that is not faster there, or
+        not as fast as it was, gives way.
         """
-        self.bench.deadline = math.inf
-        while (best := choose(tried, by_size=self.by_size)).name not in (REFERENCE, *self._confirmed):
-            assert best.ratio is not None
-            self._tell("phase", {"name": f"{best.name} again, in fresh processes"})
-            place = tried.index(best)
-            try:
-                again = self.bench.confirmed(form_named(best.name), best.ratio)
-            except Unsteady as error:
-                tried[place] = dataclasses.replace(best, status="unmeasured", reason=str(error))
-                continue
-            except VivaceError as error:
-                tried[place] = dataclasses.replace(best, status="failed", reason=str(error))
-                continue
-            tried[place] = dataclasses.replace(best, ratio=again)
-            if self.by_size or again.low > 1.0:
-                self._confirmed.add(best.name)
-                continue
-            reason = "not faster when measured again in fresh processes"
-            tried[place] = dataclasses.replace(best, ratio=again, status="refused", reason=reason)
+        if self.is_settled(tried):
+            return True
+        best = choose(tried, by_size=self.by_size)
+        again = self._measured_again(best)
+        tried[tried.index(best)] = again
+        if best.name in self.tried:
+            self.tried[best.name] = again
+            self.order.tell(best.name, again.ratio, kept=again.status == "kept")
+        return self.is_settled(tried)
+
+    def _measured_again(self, best: Tried) -> Tried:
+        assert best.ratio is not None
+        self._tell("phase", {"name": f"{best.name} again, in fresh processes"})
+        deadline, self.bench.deadline = self.bench.deadline, math.inf
+        try:
+            again = self.bench.confirmed(form_named(best.name), best.ratio)
+        except Unsteady as error:
+            return dataclasses.replace(best, status="unmeasured", reason=str(error))
+        except VivaceError as error:
+            return dataclasses.replace(best, status="failed", reason=str(error))
+        finally:
+            self.bench.deadline = deadline
+        if self.by_size or again.low > 1.0:
+            self._confirmed.add(best.name)
+            return dataclasses.replace(best, ratio=again)
+        reason = "not faster when measured again in fresh processes"
+        return dataclasses.replace(best, ratio=again, status="refused", reason=reason)
