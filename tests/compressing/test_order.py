@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from vivace.compressing.order import EXPECTED, Order
+from vivace.compressing.order import EXPECTED, WITHOUT_MATRIX_UNITS, Order
 from vivace.ledger import Ratio
 from vivace.serving.forms import BY_NAME, FORMS
 
@@ -85,6 +85,13 @@ def test_a_promise_is_weighed_with_the_time_that_it_takes(monkeypatch):
     assert "compiled_int8" not in order.worth_it()
     monkeypatch.setitem(EXPECTED, "compiled_int8", (EXPECTED["compiled_int8"][0], 5.0))
     assert "compiled_int8" in order.worth_it()
+
+
+def test_without_matrix_units_little_is_expected_of_bfloat16():
+    order = Order(FORMS[1:], matrix_units=False)
+    assert order.expected("eager_bf16").estimate < 1 < Order(FORMS[1:]).expected("eager_bf16").estimate
+    assert order.expected("openvino_fp32") == Order(FORMS[1:]).expected("openvino_fp32")
+    assert set(WITHOUT_MATRIX_UNITS) <= set(EXPECTED)
 
 
 def test_a_form_that_may_not_be_deployed_teaches_and_is_not_the_best():

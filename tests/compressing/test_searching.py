@@ -195,6 +195,20 @@ def test_what_is_announced_was_measured_in_fresh_processes(search, monkeypatch):
     assert found.chosen == "openvino_fp32"
 
 
+def test_others_work_while_the_best_is_measured_again_does_not_make_it_give_way(search, monkeypatch):
+    turns = []
+
+    def confirmed(self, form, first):
+        turns.append(form.name)
+        if len(turns) < searching.ATTEMPTS:
+            raise Unsteady("could not be measured", foreign_share=0.6)
+        return first
+
+    monkeypatch.setattr(Given, "confirmed", confirmed)
+    assert search(USUAL)[2].chosen == "openvino_int8"
+    assert turns == ["openvino_int8"] * searching.ATTEMPTS
+
+
 def test_a_form_whose_fresh_process_dies_gives_way_to_the_next(search, monkeypatch):
     """And what was not worth its time beside it is tried then."""
     assert "openvino_fp32" not in search(USUAL)[0].attempted

@@ -204,6 +204,7 @@ class _Compressing:
             by_size=wish.objective == "size",
             every=self.every,
             deadline=self.begin + self.seconds,
+            matrix_units=bool({"amx_bf16", "bf16"} & set(self.machine.device.features)),
         )
         tried = search.run(known)
         if wish.finetune is not None:

@@ -19,7 +19,8 @@ from vivace.ledger import Ratio
 from vivace.serving.forms import Form
 
 # Before anything is measured: how many times as fast as eager fp32, and the seconds that making, opening,
-# timing and judging take. A guess from a dozen networks on processors with and without bfloat16.
+# timing and judging take. Guesses from a dozen networks on processors with matrix units; and the speeds that
+# are others without them (records/compress_*).
 EXPECTED = {
     "openvino_fp32": (2.8, 20.0),
     "onnx_fp32": (2.5, 18.0),
@@ -37,6 +38,16 @@ EXPECTED = {
     "torchao_int8": (0.8, 35.0),
     "torchao_int8_weights": (0.8, 30.0),
 }
+WITHOUT_MATRIX_UNITS = {
+    "openvino_bf16": 2.4,
+    "eager_bf16": 0.8,
+    "folded_bf16": 0.9,
+    "compiled_bf16": 1.2,
+    "aoti_bf16": 1.1,
+    "openvino_int8": 4.4,
+    "onnx_int8": 3.5,
+    "compiled_int8": 1.9,
+}
 FAMILIES = {"inductor": "compiled", "aoti": "compiled"}
 # Standard deviations of the logarithm: of the model as a whole, of what forms of one family or one number
 # format share, of a form alone; and of a measurement.
@@ -48,13 +59,16 @@ _NORMAL = NormalDist()
 
 
 class Order:
-    """Forms that wait, and what is known of them. `every`: none is passed over."""
+    """Forms that wait, and what is known of them. `every`: none is passed over. `matrix_units`: does the
+    processor multiply bfloat16 and int8 in them (AMX)?
+    """
 
-    def __init__(self, forms: Sequence[Form], *, every: bool = False) -> None:
+    def __init__(self, forms: Sequence[Form], *, every: bool = False, matrix_units: bool = True) -> None:
         self.forms, self.every = {form.name: form for form in forms}, every
         self.waiting = list(self.forms)
         self._names = list(self.forms)
-        self._means = numpy.log([EXPECTED[name][0] for name in self._names])
+        slower = {} if matrix_units else WITHOUT_MATRIX_UNITS
+        self._means = numpy.log([slower.get(name, EXPECTED[name][0]) for name in self._names])
         self._known: dict[str, float] = {}
         self._spent: list[tuple[float, float]] = []  # expected, and as it was
         self._kept: dict[str, float] = {}  # the speeds of forms that may be deployed
