@@ -32,7 +32,7 @@ LOOK_SECONDS, TIMED_SECONDS, CONFIRMED_SECONDS = 3.0, 6.0, 8.0
 WARM_SECONDS = 0.5
 ENVELOPE_SECONDS, FEWEST_SAMPLES = 1.0, 16  # of the model as it is; its shadows take ten times as long
 TOLERANCE = 0.03  # of a ratio: how far its interval may reach
-LOOK_TOLERANCE = 0.08  # after a short look: the form that is chosen is measured again
+LOOK_TOLERANCE = 0.06  # after a short look: the form that is chosen is measured again
 
 
 class Server(Timed):
@@ -133,7 +133,7 @@ class Bench:
         """Make, time and judge a form; whatever keeps it from that is the answer.
 
         One that is shown to be slower than the `best` is not judged further. `brief`: a short look is enough
-        where it tells the form from the model as it is, and from the best.
+        where that is shown by it, or its interval is narrow.
         """
         if form.missing():
             lacking = " and ".join(form.missing())
@@ -292,11 +292,10 @@ class Bench:
         """The form beside the reference: a short look, and where that is not enough, a longer one."""
         assert self._reference is not None
         if brief:
-            known = best.ratio.counts if best is not None and best.ratio is not None else 1.0
+            known = best.ratio.counts if best is not None and best.ratio is not None else None
             with contextlib.suppress(Unsteady):
                 look = compare(self._reference, server, seconds=LOOK_SECONDS, target=known)
-                told = all(not look.ratio.low <= one <= look.ratio.high for one in (1.0, known))
-                if beaten(look.ratio, best) or (told and look.ratio.width < LOOK_TOLERANCE):
+                if look.ratio.width < LOOK_TOLERANCE or beaten(look.ratio, best):
                     return look
         return compare(self._reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
 
