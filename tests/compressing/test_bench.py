@@ -120,9 +120,7 @@ def test_forms_are_timed_at_a_batch_beside_a_fresh_process_of_the_model_as_it_is
         (None, [bench.LOOK_SECONDS, bench.TIMED_SECONDS]),  # the machine was busy
     ],
 )
-def test_a_short_look_is_enough_where_it_is_narrow_or_shows_a_form_to_be_slower(
-    begun, monkeypatch, look, lengths
-):
+def test_a_short_look_is_enough_where_it_is_narrow_or_shows_one_slower(begun, monkeypatch, look, lengths):
     asked = []
 
     def compare(_, __, *, seconds, **___):
