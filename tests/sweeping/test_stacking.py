@@ -261,10 +261,14 @@ def test_unequal_batches_are_refused(jobs, opened):
 
 
 def test_a_loader_of_any_kind_feeds_the_same(jobs, opened, monkeypatch):
-    """The look-up in a table gives what the rows' own loaders give."""
-    rows = opened(jobs.job, {}, {"lr": 0.2}, seeds=[3, 4])
+    """The look-up in a table gives what the rows' own loaders give; rows of a seed share an epoch's order."""
+    rows = opened(jobs.job, *[{}] * 4, seeds=[3, 4, 3, 3])
+    rows[3].epoch = 1
     quick = stacked(rows)
     looked_up = list(quick.feed.epoch(rows))
+    orders = [quick.feed._order_of(row) for row in rows]
+    assert orders[0] is orders[2]
+    assert len({id(order) for order in orders}) == 3
     monkeypatch.setattr("vivace.sweeping.stacking.feeding.table_of", lambda loader: None)
     feed = Feed()
     for row in rows:

@@ -268,6 +268,16 @@ class PassOrder(Sampler[list[Any]]):
         share = whole if self.batches is None else _share(whole, self.rank, self.world_size)
         return [derive(self.seed, 0, 0, self.rank), *share]
 
+    def told_by(self) -> tuple[Any, ...] | None:
+        """All that the pass of this epoch depends on, where the person's sampler is one of torch's two plain
+        ones: equal where two passes are. None for other samplers.
+        """
+        if not self._is_plain():
+            return None
+        cut = (getattr(self.batches, "batch_size", None), getattr(self.batches, "drop_last", None))
+        share = (self.rank, self.world_size)
+        return (type(self.sampler), self.num_samples, self.seed, self.epoch, self.start_batch, cut, share)
+
     def _indices(self) -> Iterator[list[Any]]:
         """The whole batches of indices, skipped forward."""
         seed = derive(self.seed, self.epoch)
@@ -301,16 +311,24 @@ class PassOrder(Sampler[list[Any]]):
                 "others never; a sampler of your own should draw its order from what set_epoch tells it"
             )
 
-    def _known_order(self, seed: int) -> list[int] | range | None:
-        """All indices of the epoch where the person's sampler is one of torch's two plain ones, else None."""
+    def _is_plain(self) -> bool:
+        """Is the person's sampler one of torch's two plain ones, whose order is a function of the seed?"""
         sampler, size = self.sampler, self.num_samples
         if size is None or (self.batches is not None and type(self.batches) is not BatchSampler):
+            return False
+        if type(sampler) is SequentialSampler:
+            return len(sampler) == size
+        return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
+
+    def _known_order(self, seed: int) -> list[int] | range | None:
+        """All indices of the epoch where the person's sampler is a plain one, else None."""
+        if not self._is_plain():
             return None
-        if type(sampler) is SequentialSampler and len(sampler) == size:
-            return range(size)
-        if type(sampler) is not RandomSampler or sampler.replacement or sampler.num_samples != size:
-            return None
-        return list(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())
+        assert self.num_samples is not None
+        if type(self.sampler) is SequentialSampler:
+            return range(self.num_samples)
+        generator = torch.Generator().manual_seed(seed)
+        return list(torch.randperm(self.num_samples, generator=generator).tolist())
 
     def _person_order(self, seed: int) -> Iterator[list[Any]]:
         """The batches of the person's own sampler, drawn from streams seeded for the epoch."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
-from vivace.data.order import ordered
+from vivace.data.order import PassOrder, ordered
 from vivace.errors import Refused
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.tables import Leaves, table_of
 from vivace.tensors.trees import map_tensors, tensors
+
+MOST_COMMON = 64  # orders of epochs that are kept for other rows
+
+
+class _Order(NamedTuple):
+    """The indices of an epoch's batches, one after another, (samples,), and how many each batch has."""
+
+    sizes: list[int]
+    indices: torch.Tensor
 
 
 class Feed:
@@ -25,7 +34,8 @@ class Feed:
     def __init__(self) -> None:
         self._tables: dict[int, Leaves] = {}  # by the number of the row
         self._shared: Leaves | None = None
-        self._orders: dict[int, tuple[int, list[list[int]]]] = {}  # of which epoch, by the number of the row
+        self._orders: dict[int, tuple[int, _Order]] = {}  # of which epoch, by the number of the row
+        self._common: dict[tuple[Any, ...], _Order] = {}  # of all rows of a seed, by what it depends on
         self.like: Any = None  # a batch of one row, whose leaves are those of every batch
 
     def enter(self, row: Row) -> None:
@@ -66,20 +76,31 @@ class Feed:
         if any(next(stream, None) is not None for stream in streams):
             raise Refused("the runs have unequal numbers of batches")
 
-    def _order_of(self, row: Row) -> list[list[int]]:
-        """The indices of each batch of the row's epoch, for which a proof asks before the training does."""
-        epoch, order = self._orders.get(row.number, (-1, []))
-        if epoch != row.epoch:
-            self._orders[row.number] = row.epoch, (order := _tickets(row))
+    def _order_of(self, row: Row) -> _Order:
+        """That of the row's epoch, for which a proof asks before the training does."""
+        epoch, known = self._orders.get(row.number, (-1, None))
+        if known is not None and epoch == row.epoch:
+            return known
+        loader = ordered(row.loader, seed=row.seed, epoch=row.epoch)
+        assert isinstance(loader, DataLoader)
+        assert isinstance(loader.batch_sampler, PassOrder)
+        key = loader.batch_sampler.told_by()
+        order = self._common.get(key) if key is not None else None
+        if order is None:
+            order = _order([ticket[1:] for ticket in loader.batch_sampler])  # a seed comes first
+        if key is not None:
+            self._common[key] = order
+            while len(self._common) > MOST_COMMON:
+                del self._common[next(iter(self._common))]
+        self._orders[row.number] = row.epoch, order
         return order
 
     def _looked_up(self, rows: Sequence[Row]) -> Iterator[Leaves]:
         orders = [self._order_of(row) for row in rows]
-        sizes = [len(batch) for batch in orders[0]]
-        if any([len(batch) for batch in order] != sizes for order in orders):
+        sizes = orders[0].sizes
+        if any(order.sizes != sizes for order in orders):
             raise Refused("the runs have unequal numbers or sizes of batches")
-        indices = torch.tensor([[index for batch in order for index in batch] for order in orders])
-        indices = indices.to(rows[0].device)
+        indices = torch.stack([order.indices for order in orders]).to(rows[0].device)
         tables = [self._tables[row.number] for row in rows]
         shared = all(table is self._shared for table in tables)
         begin = 0
@@ -99,11 +120,8 @@ def rebuilt(like: object, leaves: Sequence[Any]) -> Any:
     return map_tensors(like, lambda _: next(following))
 
 
-def _tickets(row: Row) -> list[list[int]]:
-    """The indices of each batch of the row's epoch."""
-    loader = ordered(row.loader, seed=row.seed, epoch=row.epoch)
-    assert isinstance(loader, DataLoader)
-    return [ticket[1:] for ticket in loader.batch_sampler]  # type: ignore[union-attr]  # a seed comes first
+def _order(batches: Sequence[Sequence[int]]) -> _Order:
+    return _Order([len(batch) for batch in batches], torch.tensor([i for batch in batches for i in batch]))
 
 
 def _equal(known: Leaves, table: Leaves) -> bool:
