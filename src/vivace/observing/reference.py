@@ -26,7 +26,7 @@ from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length, notices
 from vivace.tensors.modules import DROPOUTS, has_batch_norm, modules_of
-from vivace.tensors.trees import batch_size
+from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import Operator, OperatorMode
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
@@ -54,7 +54,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
         operator_shares=operator_shares(profile_step(session, batches[-1])),
         num_operators=sum(seen.operators.values()),
         page_faults=seen.page_faults,
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=bytes_of(parameters),
         peak_bytes=seen.peak_bytes,
         features={
             **_features(session, batches[0], loader, parameters),

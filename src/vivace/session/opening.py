@@ -38,7 +38,7 @@ from vivace.technique import Build
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
 from vivace.tensors.randomness import SeededStreams, derive
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import bytes_of, tensors
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
@@ -313,7 +313,7 @@ def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
     end = time.monotonic() + seconds
     largest, sizes = None, list[int]()
     for batch in _loaded(loader):
-        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
+        sizes.append(bytes_of(tensors(batch)))
         if sizes[-1] == max(sizes):
             largest = batch
         if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):

@@ -87,6 +87,11 @@ def _parts(batch: Tree, whole: Callable[[object], bool] | None) -> Iterator[Any]
         yield from _parts(part, whole)
 
 
+def bytes_of(found: Iterable[torch.Tensor]) -> int:
+    """Of all elements; memory that two of them share counts twice."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+
+
 def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
     """A copy of `batch` in which tensors of dtype `before` have dtype `after`."""
     return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)

@@ -19,7 +19,7 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
-from vivace.tensors.trees import map_tensors
+from vivace.tensors.trees import bytes_of, map_tensors
 from vivace.verifying import beginnings
 from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
 from vivace.verifying.digests import Pass, compared, first_other, in_one_order, read_epochs
@@ -98,7 +98,7 @@ class Side(Ruler):
         """
         models, again = self.session.build.models, list[Session]()
         named = [(name, p) for model in models for name, p in model.named_parameters()]
-        size = sum(p.numel() * p.element_size() for _, p in named)
+        size = bytes_of(p for _, p in named)
         if size >= MOST_RESUMED_BYTES or any(COMPILED_PREFIX in name for name, _ in named):
             return ""
 

@@ -16,6 +16,7 @@ from vivace.plan import Plan
 from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage
+from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.verifying.bias import FEWEST, estimates, spread_of
 from vivace.verifying.bias import checks_of as bias_checks
@@ -326,7 +327,7 @@ class Ruler(Runner):
     def _run_life(self, session: Session, ran: Ran) -> None:
         cards = [technique.card for technique in session.plan.techniques]
         fresh = not any(card.compiles or card.captures for card in cards)
-        size = sum(p.numel() * p.element_size() for model in session.build.models for p in model.parameters())
+        size = bytes_of(p for model in session.build.models for p in model.parameters())
         resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
         ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault

@@ -27,6 +27,7 @@ from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.loaders import known_length
 from vivace.tensors.modules import DROPOUTS
+from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.torch_internals.modules import BatchNorm
 from vivace.torch_internals.tensors import storage_id
@@ -50,10 +51,10 @@ def describe(hooks: LoopHooks) -> dict[str, Any]:
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
         "settings": [_settings(optimizer) for optimizer in optimizers],
         "num_parameters": sum(p.numel() for p in found),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in found),
+        "parameter_bytes": bytes_of(found),
         "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
-        "optimizer_bytes": sum(_bytes(t) for o in optimizers for t in _state(o)),
-        "batch_bytes": sum(_bytes(t) for t in tensors_of(hooks.batch)),
+        "optimizer_bytes": bytes_of(t for o in optimizers for t in _state(o)),
+        "batch_bytes": bytes_of(tensors_of(hooks.batch)),
         "flags": _flags(),
         "ranks": _ranks(hooks),
         "cuda": _cuda(device) if device.type == "cuda" else {},
@@ -342,7 +343,3 @@ def _cuda(device: torch.device) -> dict[str, Any]:
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for state in optimizer.state.values():
         yield from tensors_of(dict(state) if hasattr(state, "items") else state)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
