@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from vivace.data.iterable import keeps_state
 from vivace.job import Job
 from vivace.session.opening import parts_of
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
@@ -219,18 +220,14 @@ def _where(number: int, place: int, num_groups: int) -> str:
 def _schedules(scheduler: object) -> list[tuple[str, Any]]:
     """All schedules and, behind each, those that it is made of, with the words for each."""
     parts = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
-    named = enumerate(filter(_keeps, parts))
+    named = enumerate(filter(keeps_state, parts))
     return [pair for number, one in named for pair in _with_parts(f"scheduler{number or ''}", one)]
 
 
 def _with_parts(where: str, schedule: Any) -> Iterator[tuple[str, Any]]:
     yield where, schedule
-    for number, part in enumerate(filter(_keeps, inner_schedules(schedule)), 1):
+    for number, part in enumerate(filter(keeps_state, inner_schedules(schedule)), 1):
         yield from _with_parts(f"{where} part {number}", part)
-
-
-def _keeps(schedule: object) -> bool:
-    return hasattr(schedule, "state_dict") and hasattr(schedule, "load_state_dict")
 
 
 def _settings(schedule: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from vivace.data.iterable import keeps_state
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
 from vivace.job import Batch, Job
 from vivace.plan import Plan
@@ -113,7 +114,7 @@ def schedule_of(job: Job, optimizer: object) -> Any:
         )
     schedule = call(job, "scheduler", optimizer) if job.scheduler is not None else None
     for one in schedule if isinstance(schedule, (list, tuple)) else [schedule]:
-        if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+        if one is not None and not keeps_state(one):
             raise JobError(
                 f"the Job's scheduler(optimizer) returned a {type(one).__name__}, which has no state_dict: a "
                 "run that was stopped would begin its schedule again; give it state_dict and load_state_dict"
