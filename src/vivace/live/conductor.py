@@ -18,7 +18,7 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, lowers, own_settings
+from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, own_settings
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted, compiles, of_process_alone
@@ -470,7 +470,7 @@ class Conductor:
             if ratio < HOPELESS:
                 self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
         hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS] + alone
-        hopeful.sort(key=lambda p: times.get(p, 1.0) / (1.0 + PRECISION_COSTS * lowers(p)), reverse=True)
+        hopeful.sort(key=lambda p: -times.get(p, 1.0) / (1.0 + PRECISION_COSTS * bool(p.precision)))
         ranked = [{"plan": plan.to_dict(), "ratio": times.get(plan)} for plan in hopeful]
         self._record("ranked", {"step": self.loop.num_steps, "on_copies": ranked})
         return [(plans[plan], times.get(plan)) for plan in hopeful]

@@ -49,7 +49,7 @@ from vivace.verifying.displacement import (
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.halves import Halves, Place
-from vivace.verifying.judgement import check, root_mean_square, summary
+from vivace.verifying.judgement import check, envelope_of, summary
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
@@ -353,7 +353,7 @@ class Proof:
         return max(plan.unit_roundoff, self.kept.unit_roundoff, FINEST_ROUNDOFF)
 
     def _key(self, plan: Plan) -> tuple[float, str]:
-        return self._roundoff(plan), _precision_of(plan).id
+        return self._roundoff(plan), plan.precision.id
 
     def _ground(self, plan: Plan, count: int) -> dict[Measure, float]:
         """Envelopes of the distances, from so many shadows that store in half what the plan does; of none,
@@ -365,7 +365,7 @@ class Proof:
         key = roundoff, _ = self._key(plan)
         if key not in self._shadows:
             halves: dict[Place, list[bool]] = {}
-            precision = _precision_of(plan)
+            precision = plan.precision
             if precision.techniques or self.kept.autocasts:
                 noted = Halves()
                 self.replay(precision, noted)
@@ -375,11 +375,7 @@ class Proof:
         while len(runs) < count:
             noise = Rounding(roundoff, seed=len(runs), halves=halves)
             runs.append(self._rounded(Plan(), noise))
-        spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
-        return {
-            name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
-            for name, value in spread.items()
-        }
+        return envelope_of(runs, 1.0, smallest)
 
 
 def times_on_copies(
@@ -440,10 +436,6 @@ def apart(mine: Tensors, theirs: Tensors) -> float:
         gap += float((flat(own) - flat(other)).square().sum())
         size += float(flat(own).square().sum())
     return math.sqrt(gap / size) if size else math.inf
-
-
-def _precision_of(plan: Plan) -> Plan:
-    return Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
 
 
 def _check(measure: Measure, value: float, envelope: float, roundoff: float) -> dict[str, Any]:

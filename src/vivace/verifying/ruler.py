@@ -15,7 +15,7 @@ import torch
 from vivace.plan import Plan
 from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
-from vivace.technique import Numerics, Stage
+from vivace.technique import Numerics
 from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.verifying.bias import FEWEST, estimates, spread_of
@@ -44,6 +44,7 @@ from vivace.verifying.judgement import (
     band,
     check,
     curve_check,
+    envelope_of,
     is_near,
     outright,
     root_mean_square,
@@ -215,7 +216,7 @@ class Ruler(Runner):
 
         Alone, as it is: the other techniques cannot widen the envelope by what they do.
         """
-        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        precision = plan.precision
         if precision.id not in self.halves:
             noted = Halves()
             with start(self.job, precision, self.machine) as session:
@@ -471,7 +472,7 @@ class Ruler(Runner):
                 runs.append(self._distances(outcome, snapshot, references[index]))
             scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
             smallest = resolution(references[index], snapshot.state)
-            envelopes.append(_envelope(runs, scale, smallest))
+            envelopes.append(envelope_of(runs, scale, smallest))
         courses, ends = [], []
         for seed in range(effort.course_seeds):
             noise = Rounding(roundoff, seed=9000 + seed, halves=halves)
@@ -546,7 +547,7 @@ class Ruler(Runner):
             runs.append(self._life_distances(shadow.outcome, life.outcome))
         scale = 1.0 if same_streams else math.sqrt(2 / (count + 1))
         smallest = resolution(life.outcome, self.snapshots[0].state)
-        return life.outcome, _envelope(runs, scale, smallest)
+        return life.outcome, envelope_of(runs, scale, smallest)
 
     def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[Measure, float]:
         """What right rounding brings of each bias."""
@@ -567,14 +568,6 @@ class Ruler(Runner):
         gap = sum(float(moved(mine[name], t).square().sum()) for name, t in theirs.items())
         way = sum(float(moved(t, begin[name]).square().sum()) for name, t in theirs.items())
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
-
-
-def _envelope(
-    runs: Sequence[dict[Measure, float]], scale: float, smallest: dict[Measure, float]
-) -> dict[Measure, float]:
-    """Of each figure `scale` times the root mean square, `smallest` at least; NaN where it is not finite."""
-    found = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
-    return {n: max(v, smallest.get(n, 0.0)) if math.isfinite(v) else math.nan for n, v in found.items()}
 
 
 def _in_other_order(mine: Session, theirs: Session) -> bool:

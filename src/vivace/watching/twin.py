@@ -20,7 +20,6 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, reopened, start
 from vivace.session.session import Session
-from vivace.technique import Stage
 from vivace.tensors import randomness
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.trees import map_tensors
@@ -149,7 +148,7 @@ class Twin:
 
     def halves(self, plan: Plan, before: Before, batch: Batch) -> dict[Place, list[bool]]:
         """Which results the plan's precision part stores in 16 bits; see `Halves`."""
-        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        precision = plan.precision
         if not precision.techniques:
             return {}
         with self.entered(precision) as session:
