@@ -306,7 +306,7 @@ def _by_processor(pairs: Sequence[_Pair], wall: Ratio) -> Ratio | None:
 
 
 def by_both_clocks(
-    wall: Ratio, working: Ratio, others: ForeignLoad, target: float | None = None, *, sound: bool = True
+    wall: Ratio, working: Ratio, others: ForeignLoad, target: float | None, *, sound: bool
 ) -> Ratio:
     """What the wall clock and the time on processors say together: the hull of both intervals.
 

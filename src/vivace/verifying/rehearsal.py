@@ -111,7 +111,7 @@ def rehearse(
     *,
     steps: int,
     roundoff: float,
-    share: Callable[[Any], Any] = lambda batch: batch,
+    share: Callable[[Any], Any],
 ) -> Rehearsal:
     """Train `steps` steps from `start` under a dictated loss, the schedule stepped as `train` would.
 
