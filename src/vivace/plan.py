@@ -121,6 +121,16 @@ class Plan:
         """The part of the plan that lowers precision, alone."""
         return Plan(t for t in self.techniques if t.card.stage == Stage.PRECISION)
 
+    @property
+    def compiles(self) -> bool:
+        """Is the step compiled?"""
+        return any(technique.card.compiles for technique in self.techniques)
+
+    @property
+    def is_opaque(self) -> bool:
+        """Does the step run code that no dispatch mode sees, or that would be compiled anew under one?"""
+        return self.compiles or any(technique.card.captures for technique in self.techniques)
+
     def diff(self, other: Plan) -> list[str]:
         """What turns this plan into `other`: lines starting with ``-``, ``+`` or ``~``."""
         mine, theirs = self.to_dict(), other.to_dict()

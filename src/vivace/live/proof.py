@@ -23,7 +23,7 @@ from torch import nn
 
 from vivace import words
 from vivace.errors import Refused
-from vivace.live.hosted import Hosted, compiles, step_alone
+from vivace.live.hosted import Hosted, step_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside
 from vivace.live.spending import Clock
 from vivace.machine import Machine
@@ -162,7 +162,7 @@ class Proof:
         root, optimizers, arguments, keywords = things
         draws = LogicalDraws()
         alike: AbstractContextManager[Any] = nullcontext()
-        if compiles(plan):  # whose random numbers cannot be led
+        if plan.compiles:  # whose random numbers cannot be led
             alike, ordered = compiler.equal_random_numbers(), False
         with _streams_of(self.kept), torch.enable_grad(), _silence() as said, alike:
             hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
@@ -312,7 +312,7 @@ class Proof:
         """Can steps that round otherwise show that rounding alone put the plan's step off? It makes no number
         infinite; and torch runs nothing compiled while operators are rounded.
         """
-        return not compiles(plan) and all(map(math.isfinite, values.values()))
+        return not plan.compiles and all(map(math.isfinite, values.values()))
 
     def _of_several(self, plan: Plan, values: dict[Measure, float]) -> dict[Measure, float]:
         """The medians over the plan's step and more of them that only round otherwise: a ReLU that rounding

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import os
@@ -38,7 +37,7 @@ from vivace.technique import Build
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
 from vivace.tensors.randomness import SeededStreams, derive
-from vivace.tensors.trees import bytes_of, tensors
+from vivace.tensors.trees import bytes_of, fields_of, tensors
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
@@ -231,9 +230,9 @@ def items_of(built: object) -> list[tuple[Any, Any]]:
         return list(enumerate(built))
     if isinstance(built, SimpleNamespace):
         return list(vars(built).items())
-    if not dataclasses.is_dataclass(built) or isinstance(built, type):
+    names = fields_of(built)
+    if names is None:
         return []
-    names = [field.name for field in dataclasses.fields(built) if hasattr(built, field.name)]
     found = {name: getattr(built, name) for name in names}
     return list((found | getattr(built, "__dict__", {})).items())  # one with slots has no __dict__
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -169,17 +169,17 @@ class Ruler(Runner):
     def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a plan in lockstep and along the course, and compare; a rank other than 0 only runs it."""
         loaded = Plan.from_dict(plan)
-        compiled = any(technique.card.compiles for technique in loaded.techniques)
         device = self.session.build.device
         if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
             with repeatable(True), self._standing_on(repeats=True, ordered=self.ordered):
                 return self._judgement(plan)
-        if compiled and self.ordered:  # compiled code draws as it will; so must the reference
+        if loaded.compiles and self.ordered:  # compiled code draws as it will; so must the reference
             with self._standing_on(repeats=self.repeats, ordered=False):
                 return self._judgement(plan)
         precision = self._note_halves(loaded)
         tap = Tap(self.job)
-        with equal_random_streams(compiled), self._opened(loaded, tap) as session:
+        alike = compiler.equal_random_numbers() if loaded.compiles else nullcontext()
+        with alike, self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
         closed = state_of(session)
         if self.ranks.rank:
@@ -304,9 +304,8 @@ class Ruler(Runner):
 
         Not of several ranks, of which each draws for its share, nor of compiled code.
         """
-        blind = any(one.card.compiles or one.card.captures for one in session.plan.techniques)
         alone = (session.build.facts.ranks or 1) == 1 and self.job.loss is not None
-        apart = alone and not (ran.same_streams or ran.silent or blind)
+        apart = alone and not (ran.same_streams or ran.silent or session.plan.is_opaque)
         return apart and session.promise == Numerics.ROUNDING
 
     def _num_pairs(self, ran: Ran) -> int:
@@ -326,10 +325,9 @@ class Ruler(Runner):
         return f"it needs {FEWEST} gradients of different batches, and there were {ran.num_pairs}"
 
     def _run_life(self, session: Session, ran: Ran) -> None:
-        cards = [technique.card for technique in session.plan.techniques]
-        fresh = not any(card.compiles or card.captures for card in cards)
         size = bytes_of(p for model in session.build.models for p in model.parameters())
-        resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
+        resumes = size < MOST_RESUMED_BYTES and not session.plan.is_opaque
+        resumed = partial(self._resumed, session.plan) if resumes else None
         ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
         left_out = unseen(self.lives)
@@ -580,8 +578,3 @@ def same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
     """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
     seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
     return seen and torch.equal(mine.random_state, theirs.random_state)
-
-
-def equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
-    """Let compiled code draw the random numbers that eager code draws."""
-    return compiler.equal_random_numbers() if compiled else nullcontext()
