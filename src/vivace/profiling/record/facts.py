@@ -12,24 +12,22 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from traceback import FrameSummary
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 from torch.utils.data import DataLoader
 
 from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.loaders import known_length
-from vivace.tensors.modules import DROPOUTS
 from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
-from vivace.torch_internals.modules import BatchNorm
 from vivace.torch_internals.tensors import storage_id
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -171,18 +169,6 @@ def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
                         for inner, held in list((getattr(value, "__dict__", None) or {}).items()):
                             yield f"{name}.{inner} ({file})", held
         frame = frame.f_back
-
-
-def features(roots: Iterable[nn.Module]) -> dict[str, bool]:
-    """Which kinds of layers the outermost modules hold."""
-    modules = [part for root in roots for part in root.modules()]
-    kinds: dict[str, tuple[type[nn.Module], ...]] = {
-        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
-        "recurrent": (nn.RNNBase, nn.RNNCellBase),
-        "dropout": DROPOUTS,
-        "batch_norm": (BatchNorm,),
-    }
-    return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
 
 
 def page_faults() -> tuple[int, int]:
