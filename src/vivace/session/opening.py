@@ -222,6 +222,12 @@ def parts_of(built: object, kind: type[Part]) -> list[Part]:
     return [part for _, item in items_of(built) for part in parts_of(item, kind)]
 
 
+def schedulers_of(scheduler: object) -> list[Any]:
+    """What the Job's scheduler(optimizer) returned, as a list: nothing, one or several."""
+    several = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    return [one for one in several if one is not None]
+
+
 def items_of(built: object) -> list[tuple[Any, Any]]:
     """Keys and items of a mapping, list, tuple, dataclass or SimpleNamespace; none of anything else."""
     if isinstance(built, Mapping):

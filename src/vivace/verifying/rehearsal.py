@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from vivace.job import Batch, Job
-from vivace.session.opening import call
+from vivace.session.opening import call, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
@@ -265,7 +265,7 @@ class _Schedule:
             warnings.simplefilter("ignore")
             if job.scheduler is not None and session.optimizer is not None:
                 built = call(job, "scheduler", session.optimizer)
-        self.schedulers = list(filter(None, built if isinstance(built, (list, tuple)) else [built]))
+        self.schedulers = schedulers_of(built)
 
     def step(self, number: int) -> None:
         """After a training step; one that has come to its end (OneCycleLR raises then) stays where it is."""

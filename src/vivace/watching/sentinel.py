@@ -21,6 +21,7 @@ from vivace.inspection.limits import free_memory, peak_memory
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
+from vivace.session.opening import schedulers_of
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors import randomness
@@ -528,8 +529,7 @@ def _import_what_optimizers_need() -> None:
 
 def _is_of_torch(scheduler: object) -> bool:
     """Are all of a job's schedulers torch's own, which change nothing but settings of the optimizer?"""
-    schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
-    return all(one is None or type(one).__module__.startswith("torch.optim") for one in schedulers)
+    return all(type(one).__module__.startswith("torch.optim") for one in schedulers_of(scheduler))
 
 
 def _same_streams(mine: dict[str, Any], theirs: dict[str, Any], names: tuple[str, ...]) -> bool:
