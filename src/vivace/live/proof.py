@@ -24,7 +24,7 @@ from torch import nn
 from vivace import words
 from vivace.errors import Refused
 from vivace.live.hosted import Hosted, step_alone
-from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside
+from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside, gradients_of
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -171,9 +171,7 @@ class Proof:
                 begin = self.clock.wall(), self.clock.cpu()
                 with noise or nullcontext(), draws if ordered else nullcontext():
                     outputs = self._gradients_of(hosted, root, arguments, keywords)
-                gradients = {
-                    n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
-                }
+                gradients = gradients_of(root)
                 self._unscale(root)
                 for optimizer in optimizers:
                     step_alone(optimizer)
