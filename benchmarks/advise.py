@@ -34,6 +34,8 @@ from vivace.advising.formula import COEFFICIENTS_FILE, PARAMETERS, architecture,
 from vivace.advising.interval import CASES, case_of
 from vivace.advising.reverse import EXAMPLES
 from vivace.errors import InputError
+from vivace.work import bins as work
+from vivace.work.kernel import Kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = ("Work of one training step of known models; vivace.advising.demand has the columns.",
@@ -135,7 +137,6 @@ def count(key: str) -> Demand:
     import _zoo
     import torch
 
-    from vivace.work.bins import make_bins
     from vivace.work.count import count_work
 
     works = []
@@ -151,10 +152,25 @@ def count(key: str) -> Demand:
                 model, loss = _zoo.build(name, int(pixels or 0), batch)
                 works.append(count_work(lambda loss=loss: loss().backward()))
     small, large = works
-    bins = make_bins(small.kernels, large.kernels, SMALL, LARGE)
+    bins = bins_between(small.kernels, large.kernels)
     saved = (large.saved_bytes - small.saved_bytes) / (LARGE - SMALL)
     parameters = [p for p in model.parameters() if p.requires_grad]
     return Demand(tuple(Bin(*b) for b in bins), sum(p.numel() for p in parameters), len(parameters), saved)
+
+
+def bins_between(small: Sequence[Kernel], large: Sequence[Kernel]) -> list[work.Bin]:
+    """The bins of a step counted at two batch sizes, whose difference tells what grows with the batch.
+
+    Raises ValueError where its kernels differ between them.
+    """
+    if [k.name for k in small] != [k.name for k in large]:
+        raise ValueError("the step runs other operators when the batch is larger")
+    parts = []
+    for one, other in zip(small, large, strict=True):
+        growing = max(other.bytes - one.bytes, 0) / (LARGE - SMALL)
+        flops = max(other.flops - one.flops, 0) / (LARGE - SMALL)
+        parts.append((work.kind_of(one), flops, growing, max(one.bytes - SMALL * growing, 0)))
+    return work.gather(parts)
 
 
 def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:

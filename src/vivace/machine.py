@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from vivace import words
@@ -59,6 +60,11 @@ class Finding:
 
     problem: str
     next: str
+
+
+def trained_first(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Those that torch trains on before the others, else in their order."""
+    return tuple(sorted(devices, key=lambda device: not (device.served and device.kind in TRAINED_ON)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from vivace.errors import PlanError, nearest
 from vivace.files import replace_text
 from vivace.pages.answer import Answer
-from vivace.technique import Numerics, Technique, registry
+from vivace.technique import Numerics, Stage, Technique, registry
 
 FORMAT = 1
 _HEADER = "# vivace plan - what to do. Evidence is in the ledger beside it.\n"
@@ -115,6 +115,21 @@ class Plan:
     def unit_roundoff(self) -> float:
         """The coarsest unit roundoff that its techniques declare; 0 for an exact plan."""
         return max((technique.card.unit_roundoff for technique in self.techniques), default=0.0)
+
+    @property
+    def precision(self) -> Plan:
+        """The part of the plan that lowers precision, alone."""
+        return Plan(t for t in self.techniques if t.card.stage == Stage.PRECISION)
+
+    @property
+    def compiles(self) -> bool:
+        """Is the step compiled?"""
+        return any(technique.card.compiles for technique in self.techniques)
+
+    @property
+    def is_opaque(self) -> bool:
+        """Does the step run code that no dispatch mode sees, or that would be compiled anew under one?"""
+        return self.compiles or any(technique.card.captures for technique in self.techniques)
 
     def diff(self, other: Plan) -> list[str]:
         """What turns this plan into `other`: lines starting with ``-``, ``+`` or ``~``."""

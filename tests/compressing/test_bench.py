@@ -59,7 +59,7 @@ def judged(self, form, *_):
     """An answer that asks both processes."""
     self._reference.ask("block")
     self.judge.ask("change")
-    return self._tried(form, "kept")
+    return bench.outcome_of(form, "kept")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_texts_are_escaped_and_missing_values_interrupt_a_line():
 
 
 def test_memory_is_drawn_in_steps_above_what_is_held():
-    plot = charts.area("memory", [0.0, 5.0, 10.0], [3.0, 4.0, 3.0], 2.0, (5.0, 4.0, "4 MiB"), "ms")
+    plot = charts.area("memory", [0.0, 5.0, 10.0], [3.0, 4.0, 3.0], 2.0, (5.0, 4.0, "4 MiB"))
     held, live = (
         re.findall(r"(\d+) (\d+)", re.search(f'class="{kind}" d="([^"]*)"', plot)[1])
         for kind in ("held", "live")

@@ -101,7 +101,7 @@ class Offer:
 
 
 def make_offers(
-    predictor: Predictor, gpus: Iterable[Gpu], amount: Amount, prices: Prices, most: int = 8
+    predictor: Predictor, gpus: Iterable[Gpu], amount: Amount, prices: Prices, most: int
 ) -> list[Offer]:
     """Offers for every card alone and in numbers, the cheapest first; without a price by time."""
     places = [(gpu, n) for gpu in gpus for n in COUNTS if n <= min(most, MOST_BY_FORM.get(gpu.form, 64))]
@@ -244,9 +244,7 @@ def scaling(predictor: Predictor, gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def buy_or_rent(
-    gpu: Gpu, offer: Offer, prices: Prices, dollars_a_kwh: float = DOLLARS_A_KWH
-) -> dict[str, Any]:
+def buy_or_rent(gpu: Gpu, offer: Offer, prices: Prices, dollars_a_kwh: float) -> dict[str, Any]:
     """Hours of use after which buying is cheaper than renting, electricity counted; None where a price is
     not known.
 

@@ -60,7 +60,7 @@ def on_software(
     screen: Screen,
     *,
     asked: bool,
-    details: bool = False,
+    details: bool,
 ) -> int:
     """Answer which framework and compute API, and return the exit code. Raises InputError for a wrong
     question."""

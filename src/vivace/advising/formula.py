@@ -97,11 +97,6 @@ STREAM_OF_KIND = np.array(
         for k in KINDS
     ]
 )
-# Where a kind of kernel is known to be far from the others, the fit starts there.
-STARTS = {
-    "matrix_efficiency": {"grouped": 0.2, "irregular": 0.2, "depthwise": 0.2},
-    "channels_last": {"irregular": 0.2},
-}
 
 
 @dataclasses.dataclass(frozen=True)

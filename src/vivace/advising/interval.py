@@ -27,7 +27,6 @@ CIRCUMSTANCES = (
     "unseen_kind",
 )
 FEW_ROWS = 10
-UNSEEN_WIDENING = 1.5  # a guess: no measurement holds such a kind of kernel
 
 
 def kinds_of(demand: Demand) -> set[str]:

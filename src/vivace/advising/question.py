@@ -21,7 +21,6 @@ class Amount:
 
     samples: float
     words: str
-    stated: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,20 +69,18 @@ def amount(subject: Subject, epochs: float | None, steps: float | None, target: 
         samples = _number(target, SIZES, "--target", "a number of samples such as 90M")
         if samples > MOST:
             raise InputError(f"--target {target} is too much: no training has more than {MOST:g} samples")
-        return Amount(samples, f"{target} samples", True)
+        return Amount(samples, f"{target} samples")
     if steps is not None:
-        return Amount(steps * subject.batch_size, f"{steps:,.0f} steps", True)
+        return Amount(steps * subject.batch_size, f"{steps:,.0f} steps")
     if subject.steps_per_epoch is None:
         if epochs is not None:
             raise InputError(
                 "the job does not say how long an epoch is: give --steps or --target instead of --epochs"
             )
-        return Amount(EXAMPLE_STEPS * subject.batch_size, f"{EXAMPLE_STEPS:,} steps, as an example", False)
+        return Amount(EXAMPLE_STEPS * subject.batch_size, f"{EXAMPLE_STEPS:,} steps, as an example")
     number = epochs if epochs is not None else subject.epochs or 1
     samples = number * subject.steps_per_epoch * subject.batch_size
-    return Amount(
-        samples, f"{number:g} epoch{'' if number == 1 else 's'}", epochs is not None or bool(subject.epochs)
-    )
+    return Amount(samples, f"{number:g} epoch{'' if number == 1 else 's'}")
 
 
 def seconds_of(text: str | None) -> float | None:

@@ -584,7 +584,7 @@ def main() -> None:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "vivace"
             message = meant(error) or f"{' '.join(explain().split()).rstrip('.')}; see {command} --help"
-            Screen("--json" in sys.argv, False, False).fail("UsageError", message)
+            Screen("--json" in sys.argv, False).fail("UsageError", message)
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -24,8 +24,8 @@ _show_warning = warnings.showwarning
 class Screen:
     """Where a command shows things: standard error; the real standard output is kept for the document."""
 
-    def __init__(self, as_json: bool, quiet: bool, debug: bool) -> None:
-        self.as_json, self.quiet, self.debug = as_json, quiet, debug
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self.as_json, self.quiet = as_json, quiet
         self.exit_code = 0
         self.script_input: int | None = None  # where a person's script reads: the real standard input
         with contextlib.suppress(OSError):  # it may be closed
@@ -176,7 +176,7 @@ def screen(
     `forks` children, these get their imports while the command has its own.
     """
     follows = one_speaks and os.environ.get("RANK", "0") != "0"
-    current = Screen(as_json and not follows, quiet or follows, debug)
+    current = Screen(as_json and not follows, quiet or follows)
     try:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal

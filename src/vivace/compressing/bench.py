@@ -118,7 +118,7 @@ class Bench:
         if not self._reference.child.alive:
             self.renew()
         times = self._reference.ask("latencies")
-        return self._tried(
+        return outcome_of(
             BY_NAME[REFERENCE],
             "kept",
             ratio=Ratio(1.0, 1.0, 1.0),
@@ -138,7 +138,7 @@ class Bench:
         if form.missing():
             lacking = " and ".join(form.missing())
             verb = "are" if len(form.missing()) > 1 else "is"
-            return self._tried(form, "missing", f"{lacking} {verb} not installed: {EXTRA}")
+            return outcome_of(form, "missing", f"{lacking} {verb} not installed: {EXTRA}")
         begin = time.monotonic()
         try:
             self._revive()
@@ -150,11 +150,11 @@ class Bench:
             late = time.monotonic() > self.deadline
             reason = "the budget ended while it was made" if late else str(error)
             self.forget(form)
-            found = self._tried(form, "untried" if late else "failed", reason)
+            found = outcome_of(form, "untried" if late else "failed", reason)
         except (Refused, ChildFailed, JobError) as error:
             self.forget(form)
             status: Status = "failed" if isinstance(error, ChildFailed) else "refused"
-            found = self._tried(form, status, str(error), made_seconds=time.monotonic() - begin)
+            found = outcome_of(form, status, str(error), made_seconds=time.monotonic() - begin)
         return dataclasses.replace(found, seconds=time.monotonic() - begin)
 
     def confirmed(self, form: Form, first: Ratio) -> Ratio:
@@ -263,30 +263,30 @@ class Bench:
         if not took:
             ran = ", ".join(f"{count} in {numbers}" for numbers, count in found["effect"].items())
             reason = f"nothing that multiplies ran in {form.numbers} (of your model's operators {ran})"
-            return self._tried(form, "refused", reason, **found)
+            return outcome_of(form, "refused", reason, **found)
         try:
             timed = self._timed(server, best, brief)
         except Unsteady as error:
             found["foreign_share"] = error.foreign_share
-            return self._tried(form, "unmeasured", str(error), **found)
+            return outcome_of(form, "unmeasured", str(error), **found)
         times = server.ask("latencies")
         found |= {"ratio": timed.ratio, "foreign_share": timed.foreign_share}
         found |= {"p50": times["p50"], "p99": times["p99"], "peak_bytes": server.ask("peak")}
         if not by_size and timed.ratio.low <= 1.0:
-            return self._tried(form, "refused", not_faster(timed.ratio, self._told(found)), **found)
+            return outcome_of(form, "refused", not_faster(timed.ratio, self._told(found)), **found)
         if best is not None and beaten(timed.ratio, best):
-            return self._tried(form, "slower", f"slower than {best.name}, and not judged further", **found)
+            return outcome_of(form, "slower", f"slower than {best.name}, and not judged further", **found)
         server.ask("outputs", path=str(self._outputs(form.name)))
         checks = self._checks(form)
         found["checks"] = tuple(check.to_dict() for check in checks)
         broken = next((check for check in checks if check.problem), None)
         if broken is not None:
             reason = f"'{broken.output}' is not the model's: {broken.problem}"
-            return self._tried(form, "refused", reason, **found)
+            return outcome_of(form, "refused", reason, **found)
         change = self._change(form)
         found["change"] = change.to_dict()
         status, reason = decide(form, checks, change, timed.ratio, self._told(found), by_size=by_size)
-        return self._tried(form, status, reason, **found)
+        return outcome_of(form, status, reason, **found)
 
     def _timed(self, server: Server, best: Tried | None, brief: bool) -> Comparison:
         """The form beside the reference: a short look, and where that is not enough, a longer one."""
@@ -328,8 +328,10 @@ class Bench:
         )
         return Change(**{k: v for k, v in document.items() if k not in ("difference", "kept")})
 
-    def _tried(self, form: Form, status: Status, reason: str = "", **found: Any) -> Tried:
-        return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
+
+def outcome_of(form: Form, status: Status, reason: str = "", **found: Any) -> Tried:
+    """What came of trying a form."""
+    return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
 
 
 def _time_once(server: Server) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from vivace.compressing.bench import Bench
 from vivace.compressing.further import WAYS
 from vivace.compressing.journal import Journal
-from vivace.compressing.page import write_page
+from vivace.compressing.page import render
 from vivace.compressing.result import Compressed, Tried, choose
 from vivace.compressing.searching import Search
 from vivace.errors import InputError
@@ -231,7 +231,7 @@ def _write(found: Compressed, folder: Path) -> None:
         if file.stem not in wanted:
             file.unlink()
     replace_text(folder / DOCUMENT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-    write_page(found, folder / PAGE)
+    replace_text(folder / PAGE, render(found))
 
 
 def _forget(files: Path, known: list[Tried]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from vivace.compressing.bench import Bench
+from vivace.compressing.bench import Bench, outcome_of
 from vivace.compressing.result import Tried, choose
 from vivace.errors import JobError, Refused, Unsteady, VivaceError
 from vivace.events import Tell
@@ -104,17 +104,17 @@ class Further(abc.ABC):
             return None
         form = form_named(f"{self.prefix}{meant.name}")
         if form.missing():
-            return self._answer(form, "missing", f"{' and '.join(form.missing())} is not installed: {EXTRA}")
+            return outcome_of(form, "missing", f"{' and '.join(form.missing())} is not installed: {EXTRA}")
         self._tell("form_begin", {"form": form.name, "does": form.does, "left_seconds": self.seconds})
         try:
             one = self._judged(form, meant, best)
         except Unsteady as error:
             busy = error.foreign_share
-            one = self._answer(form, "unmeasured", str(error), foreign_share=busy)
+            one = outcome_of(form, "unmeasured", str(error), foreign_share=busy)
         except (Refused, JobError) as error:
-            one = self._answer(form, "refused", str(error))
+            one = outcome_of(form, "refused", str(error))
         except VivaceError as error:  # whatever befell its training: what was tried before stands
-            one = self._answer(form, "failed", str(error))
+            one = outcome_of(form, "failed", str(error))
         self._tell("form_end", {"form": one, "left_seconds": 0.0})
         return one
 
@@ -139,9 +139,6 @@ class Further(abc.ABC):
         told = f"trained in strict fp32, as the run's plan does not act on it: {declined}" if declined else ""
         reason = "; ".join(filter(None, (one.reason, told)))
         return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run))
-
-    def _answer(self, form: Form, status: Any, reason: str, **found: Any) -> Tried:
-        return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
 
 
 class Retraining(Further):
@@ -200,7 +197,7 @@ job = pruned({{job!r}}, run={{run!r}}, keep={KEEP})
             if self.by_size:
                 reason = f"not smaller: {size(num_bytes)}, and {best.name} has {size(best.bytes)}"
             reason += "; it was not trained"
-            return self._answer(form, "refused", reason, ratio=speed, bytes=num_bytes)
+            return outcome_of(form, "refused", reason, ratio=speed, bytes=num_bytes)
         phase = f"training the narrower model: {ratio(speed)} before it was trained"
         return self._trained(form, source, phase)
 

@@ -10,16 +10,10 @@ from vivace import words
 from vivace.compressing.answering import answer, in_order, stayed
 from vivace.compressing.result import Compressed, Tried
 from vivace.events import metric_title
-from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
 
 _TEMPLATE = Path(__file__).parent / "templates" / "compress.html.jinja"
-
-
-def write_page(found: Compressed, path: Path) -> None:
-    """Write the page. Raises FolderError."""
-    replace_text(path, render(found))
 
 
 def render(found: Compressed) -> str:

@@ -105,7 +105,7 @@ class HangWatch:
 
     def begin_pass(self) -> None:
         """The next batch is the first of a pass: processes that start with it are the loader's workers."""
-        self._before = _children()
+        self._before = children()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -121,7 +121,7 @@ class HangWatch:
             self._waiting = False
 
     def _started(self) -> set[int]:
-        now = _children()
+        now = children()
         return (self._workers & now) | (now - self._before if self._before is not None else set())
 
     def _look(self) -> None:
@@ -180,7 +180,7 @@ def _has_worked(before: _Work | None, now: _Work, seconds: float) -> bool:
     return now[1] - before[1] > IDLE_SHARE * seconds + 0.02 or now[2] - before[2] > IDLE_BYTES
 
 
-def _children() -> set[int]:
+def children() -> set[int]:
     """The processes that this process' main thread has started."""
     main = os.getpid()
     try:

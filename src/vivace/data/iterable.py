@@ -192,10 +192,10 @@ def keeper_of(source: Any) -> Any:
     """What can tell the state of a stream and be brought back to it: the loader, or in one without workers
     its dataset; None where nothing can.
     """
-    if _keeps(source):
+    if keeps_state(source):
         return source
     plain = isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
-    return source.dataset if plain and not source.num_workers and _keeps(source.dataset) else None
+    return source.dataset if plain and not source.num_workers and keeps_state(source.dataset) else None
 
 
 def first_mark(source: Iterable[Batch], like: IterableData) -> bytes:
@@ -205,7 +205,8 @@ def first_mark(source: Iterable[Batch], like: IterableData) -> bytes:
     return other.first
 
 
-def _keeps(thing: object) -> bool:
+def keeps_state(thing: object) -> bool:
+    """Has it what reads its state and what loads it?"""
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 

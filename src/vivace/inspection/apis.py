@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from vivace.inspection import store
+from vivace.inspection.backends import ended
 from vivace.inspection.ceilings import Ceiling, Progress, Survey, best_half
 from vivace.inspection.table import facts_of
 from vivace.machine import Backend, Machine
@@ -135,10 +135,7 @@ def _surveys(backend: Backend, seconds: float) -> dict[str, Survey]:
     except OSError as error:
         answer, reason = {"devices": []}, f"it could not be measured: {error}"
     except (ValueError, IndexError):
-        how = f"exit code {done.returncode}"
-        if done.returncode < 0:
-            how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
-        answer, reason = {"devices": []}, f"a driver crashed ({how})"
+        answer, reason = {"devices": []}, f"a driver crashed ({ended(done.returncode)})"
     if reason:
         return {backend.name: Survey(absent={backend.name: reason})}
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vivace.inspection.facts import Facts
 from vivace.inspection.nvidia import visible
-from vivace.machine import NOT_YET, TRAINED_ON, Backend, Device, Finding, Machine
+from vivace.machine import NOT_YET, Backend, Device, Finding, Machine, trained_first
 
 PROBE = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 15.0
@@ -48,7 +48,7 @@ def look_closer(machine: Machine, seconds: float = PROBE_SECONDS) -> Machine:
     devices = [dataclasses.replace(d, served=d.served and d.kind != "cuda") for d in machine.devices]
     return dataclasses.replace(
         machine,
-        devices=tuple(sorted(devices, key=lambda device: not (device.served and device.kind in TRAINED_ON))),
+        devices=trained_first(devices),
         backends=tuple(dataclasses.replace(b, torch=b.torch and b is not broken) for b in found),
         findings=(
             Finding(
@@ -69,6 +69,13 @@ def _closer(backend: Backend, seconds: float) -> Backend:
     return backend
 
 
+def ended(returncode: int) -> str:
+    """How a child process ended, for which it has no words of its own."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    return signal.strsignal(-returncode) or f"signal {-returncode}"
+
+
 def _probed(backend: Backend, seconds: float) -> Backend:
     command = [sys.executable, "-P", str(PROBE), backend.name]
     try:
@@ -81,9 +88,7 @@ def _probed(backend: Backend, seconds: float) -> Backend:
     except OSError as error:
         return dataclasses.replace(backend, reason=f"it could not be asked: {error}")
     except (ValueError, IndexError):
-        how = f"exit code {done.returncode}"
-        if done.returncode < 0:
-            how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
+        how = ended(done.returncode)
         return dataclasses.replace(
             backend, reason=f"a driver crashed ({how}): {backend.version or 'unknown'}"
         )

@@ -20,7 +20,7 @@ from vivace.inspection.limits import gather_limits, read
 from vivace.inspection.limits import usable_cores as usable_cores
 from vivace.inspection.nvidia import visible
 from vivace.inspection.store import cached_ceilings
-from vivace.machine import TRAINED_ON, Device, Machine
+from vivace.machine import Device, Machine, trained_first
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy")
 CPU_FEATURES = (
@@ -53,7 +53,7 @@ def inspect() -> Machine:
     cpu = Device("cpu", _cpu_name(), limits["memory_bytes"], _cpu_features())
     devices = (*_gpus(facts), cpu)
     machine = Machine(
-        devices=tuple(sorted(devices, key=lambda device: not (device.served and device.kind in TRAINED_ON))),
+        devices=trained_first(devices),
         num_cores=limits["cores_usable"],
         versions=_versions(facts),
         limits=limits,

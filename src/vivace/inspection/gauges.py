@@ -15,6 +15,7 @@ from vivace.inspection.all_reduce import all_reduce
 from vivace.inspection.limits import usable_cores
 from vivace.inspection.reading import Gauge, Reading
 from vivace.tensors.precision import without_tf32
+from vivace.tensors.settings import on_threads
 from vivace.torch_internals.tensors import int8_product
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,7 +41,8 @@ def open_device(name: str, absent: dict[str, str]) -> Iterator[list[Gauge]]:
         for owner in (backends.cuda.matmul, backends.cudnn.conv):
             stack.enter_context(_setting(owner, "fp32_precision", "ieee"))
         stack.enter_context(_setting(backends.cudnn, "benchmark", True))
-        stack.enter_context(_threads())
+        # torch counts the cores that it can see, and not those that the container grants
+        stack.enter_context(on_threads(min(torch.get_num_threads(), usable_cores())))
         stack.callback(torch.cuda.empty_cache)
         yield [*_gauges(bench, absent), *host_gauges.gauges(stack), _exchange(device, stack)]
 
@@ -218,14 +220,3 @@ def _setting(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-@contextmanager
-def _threads() -> Iterator[None]:
-    """No more threads than the container grants cores; torch counts those that it could see."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, usable_cores()))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

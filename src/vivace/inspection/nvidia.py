@@ -158,8 +158,7 @@ def _ends(nvml: ModuleType, handle: object) -> list[tuple[str, bool]]:
 
 
 def _bus(info: object) -> str:
-    address = getattr(info, "busId", "")
-    return address.decode() if isinstance(address, bytes) else str(address)
+    return _text(getattr, info, "busId", "")
 
 
 def _text(function: Callable[..., Any], *arguments: object) -> str:

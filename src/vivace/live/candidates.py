@@ -10,7 +10,7 @@ from torch import nn
 from vivace.live.refusals import Seen, device_of
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.technique import Numerics, Stage, Technique
+from vivace.technique import Numerics, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -55,12 +55,7 @@ def convolves(root: nn.Module) -> bool:
     return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in root.modules())
 
 
-def lowers(plan: Plan) -> bool:
-    """Does it compute in fewer bits than the script?"""
-    return any(technique.card.stage == Stage.PRECISION for technique in plan.techniques)
-
-
-def own_settings(seen: Seen, root: nn.Module, page_faults: float, rest: str = "") -> dict[str, str]:
+def own_settings(seen: Seen, root: nn.Module, page_faults: float, rest: str) -> dict[str, str]:
     """What is the script's own and stays so, or has nothing to act on: by technique, why that is not tried.
 
     `page_faults`: of a step. `rest`: why nothing may act on the model's calls.

@@ -18,10 +18,10 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, lowers, own_settings
+from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, own_settings
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.errand import LEDGER, PLAN
-from vivace.live.hosted import Hosted, compiles, of_process_alone
+from vivace.live.hosted import Hosted, of_process_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
 from vivace.live.proof import Proof, Verdict, times_on_copies
@@ -184,7 +184,7 @@ class Conductor:
         self.loop.interrupted = True
         self._stand_back()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self) -> None:
         """A fault of ours: nothing acts any more."""
         self.reason = self.loop.left_alone
         self.close()
@@ -392,7 +392,7 @@ class Conductor:
         plan = Plan.from_dict(given)
         proof.may_compile = True
         verdict = proof.judge(plan)
-        self.spending.compiling += verdict.seconds if compiles(plan) else 0.0
+        self.spending.compiling += verdict.seconds if plan.compiles else 0.0
         self._note(plan, "given", verdict)
         self.reason = "" if verdict.kept else f"the plan is not kept here: {verdict.reason}"
         self.verdicts = [verdict] if verdict.kept else []
@@ -470,7 +470,7 @@ class Conductor:
             if ratio < HOPELESS:
                 self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
         hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS] + alone
-        hopeful.sort(key=lambda p: times.get(p, 1.0) / (1.0 + PRECISION_COSTS * lowers(p)), reverse=True)
+        hopeful.sort(key=lambda p: -times.get(p, 1.0) / (1.0 + PRECISION_COSTS * bool(p.precision)))
         ranked = [{"plan": plan.to_dict(), "ratio": times.get(plan)} for plan in hopeful]
         self._record("ranked", {"step": self.loop.num_steps, "on_copies": ranked})
         return [(plans[plan], times.get(plan)) for plan in hopeful]

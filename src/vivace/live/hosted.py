@@ -51,7 +51,7 @@ class Hosted:
         may_compile: bool = False,
     ) -> None:
         self.plan = plan
-        self._runs_compiled = compiles(plan) and not may_compile
+        self._runs_compiled = plan.compiles and not may_compile
         device = next(p.device for p in root.parameters())
         objects = {"models": [root], "machine": machine, "device": device}
         has = frozenset[Seam]() if isinstance(root, Weights) else frozenset({Seam.STEP})
@@ -86,11 +86,6 @@ class Hosted:
             self.of_update.close()
         finally:
             self.of_call.close()
-
-
-def compiles(plan: Plan) -> bool:
-    """Does a plan compile the model's call?"""
-    return any(technique.card.compiles for technique in plan.techniques)
 
 
 def of_process_alone(plan: Plan) -> bool:

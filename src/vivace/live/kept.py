@@ -146,6 +146,11 @@ class KeptCall(Kept):
         return hook
 
 
+def gradients_of(root: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of those that are there, by the names of the weights."""
+    return {name: p.grad.detach().clone() for name, p in root.named_parameters() if p.grad is not None}
+
+
 class KeptUpdate(Kept):
     """Made just before an optimizer steps, of a loop whose model cannot be led: the update alone."""
 
@@ -155,9 +160,7 @@ class KeptUpdate(Kept):
         if any(p.grad is not None and p.grad.layout != torch.strided for p in weights.parameters()):
             raise CannotKeep("its weights have sparse gradients")
         super().__init__(weights, [optimizer], (), {})
-        self.of_weights = {
-            name: p.grad.detach().clone() for name, p in weights.named_parameters() if p.grad is not None
-        }
+        self.of_weights = gradients_of(weights)
         self.after: dict[str, torch.Tensor] = {}
 
     def stepped(self, weights: Weights) -> None:

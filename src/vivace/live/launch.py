@@ -79,8 +79,8 @@ def become(
     plan: Plan | str | os.PathLike[str] | None,
     out: Path,
     *,
-    quiet: bool = False,
-    details: bool = False,
+    quiet: bool,
+    details: bool,
 ) -> NoReturn:
     """Replace this process by the person's command: its signals and its exit code are the script's own.
 

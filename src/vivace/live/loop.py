@@ -176,7 +176,7 @@ class Loop:
         self.left_alone = self.left_alone or fault_of(error)
         try:
             if self.conductor is not None:
-                self.conductor.fail(error)
+                self.conductor.fail()
         finally:
             self._restore()
 

@@ -23,8 +23,8 @@ from torch import nn
 
 from vivace import words
 from vivace.errors import Refused
-from vivace.live.hosted import Hosted, compiles, step_alone
-from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside
+from vivace.live.hosted import Hosted, step_alone
+from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside, gradients_of
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -49,7 +49,7 @@ from vivace.verifying.displacement import (
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.halves import Halves, Place
-from vivace.verifying.judgement import check, root_mean_square, summary
+from vivace.verifying.judgement import check, envelope_of, summary
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
@@ -162,7 +162,7 @@ class Proof:
         root, optimizers, arguments, keywords = things
         draws = LogicalDraws()
         alike: AbstractContextManager[Any] = nullcontext()
-        if compiles(plan):  # whose random numbers cannot be led
+        if plan.compiles:  # whose random numbers cannot be led
             alike, ordered = compiler.equal_random_numbers(), False
         with _streams_of(self.kept), torch.enable_grad(), _silence() as said, alike:
             hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
@@ -171,9 +171,7 @@ class Proof:
                 begin = self.clock.wall(), self.clock.cpu()
                 with noise or nullcontext(), draws if ordered else nullcontext():
                     outputs = self._gradients_of(hosted, root, arguments, keywords)
-                gradients = {
-                    n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
-                }
+                gradients = gradients_of(root)
                 self._unscale(root)
                 for optimizer in optimizers:
                     step_alone(optimizer)
@@ -312,7 +310,7 @@ class Proof:
         """Can steps that round otherwise show that rounding alone put the plan's step off? It makes no number
         infinite; and torch runs nothing compiled while operators are rounded.
         """
-        return not compiles(plan) and all(map(math.isfinite, values.values()))
+        return not plan.compiles and all(map(math.isfinite, values.values()))
 
     def _of_several(self, plan: Plan, values: dict[Measure, float]) -> dict[Measure, float]:
         """The medians over the plan's step and more of them that only round otherwise: a ReLU that rounding
@@ -353,7 +351,7 @@ class Proof:
         return max(plan.unit_roundoff, self.kept.unit_roundoff, FINEST_ROUNDOFF)
 
     def _key(self, plan: Plan) -> tuple[float, str]:
-        return self._roundoff(plan), _precision_of(plan).id
+        return self._roundoff(plan), plan.precision.id
 
     def _ground(self, plan: Plan, count: int) -> dict[Measure, float]:
         """Envelopes of the distances, from so many shadows that store in half what the plan does; of none,
@@ -365,7 +363,7 @@ class Proof:
         key = roundoff, _ = self._key(plan)
         if key not in self._shadows:
             halves: dict[Place, list[bool]] = {}
-            precision = _precision_of(plan)
+            precision = plan.precision
             if precision.techniques or self.kept.autocasts:
                 noted = Halves()
                 self.replay(precision, noted)
@@ -375,11 +373,7 @@ class Proof:
         while len(runs) < count:
             noise = Rounding(roundoff, seed=len(runs), halves=halves)
             runs.append(self._rounded(Plan(), noise))
-        spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
-        return {
-            name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
-            for name, value in spread.items()
-        }
+        return envelope_of(runs, 1.0, smallest)
 
 
 def times_on_copies(
@@ -440,10 +434,6 @@ def apart(mine: Tensors, theirs: Tensors) -> float:
         gap += float((flat(own) - flat(other)).square().sum())
         size += float(flat(own).square().sum())
     return math.sqrt(gap / size) if size else math.inf
-
-
-def _precision_of(plan: Plan) -> Plan:
-    return Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
 
 
 def _check(measure: Measure, value: float, envelope: float, roundoff: float) -> dict[str, Any]:

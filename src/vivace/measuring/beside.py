@@ -20,7 +20,7 @@ from vivace.session.opening import call
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import bytes_of, tensors
 from vivace.training.checkpoints import Checkpoints, Position
 from vivace.training.evaluation import Evaluation
 from vivace.training.resuming import state_of
@@ -93,7 +93,7 @@ def saving_seconds(session: Session, folder: Path) -> tuple[float, float]:
     Of a large model only a part is written. Both are 0 where nothing can be written.
     """
     model, state = state_of(session.built), {"optimizer": state_of(session.optimizer)}
-    sizes = [sum(t.numel() * t.element_size() for t in tensors(part)) for part in (model, state)]
+    sizes = [bytes_of(tensors(part)) for part in (model, state)]
     written: tuple[Any, Any] = (model, state)
     scale = sum(sizes) / LARGEST_BYTES
     if scale > 1.0:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from vivace import words
@@ -25,6 +24,7 @@ from vivace.session.opening import readable
 from vivace.session.session import Session
 from vivace.tensors.loaders import with_workers
 from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.settings import on_threads
 from vivace.tensors.trees import batch_size
 
 SECONDS = 0.5
@@ -87,18 +87,15 @@ def _loaded_by_one_core(loader: DataLoader[Any], job: Job) -> tuple[float, str]:
 
     Of more than one batch the first is left out: files are opened in it and buffers filled.
     """
-    threads, begin, read = torch.get_num_threads(), time.perf_counter(), list[tuple[float, int]]()
-    torch.set_num_threads(1)
+    begin, read = time.perf_counter(), list[tuple[float, int]]()
     try:
-        with Streams(derive(0, "loading")):
+        with on_threads(1), Streams(derive(0, "loading")):
             for batch in readable(_here(loader), job):
                 read.append((time.perf_counter() - begin, batch_size(batch)))
                 if read[-1][0] > SECONDS:
                     break
     except Exception as error:  # a person's dataset may count on being in a worker
         return 0.0, f"outside of a worker it fails with {blame(error)}"
-    finally:
-        torch.set_num_threads(threads)
     if not read:
         return 0.0, f"outside of a worker your {type(loader.dataset).__name__} gives nothing"
     begun, left_out = (read[0][0], 1) if len(read) > 1 else (0.0, 0)

@@ -51,8 +51,7 @@ def learn_pace(fingerprint: str, foretold_seconds: float, trials: Iterable[Trial
     `foretold_seconds` is what `compiling_seconds` says, without the machine's pace.
     """
     for trial in trials:
-        compiles = any(technique.card.compiles for technique in Plan.from_dict(trial.techniques).techniques)
-        if not compiles or trial.status == "refused":
+        if not Plan.from_dict(trial.techniques).compiles or trial.status == "refused":
             continue
         stopped = max(trial.seconds, foretold_seconds) if trial.code == Code.TIMED_OUT else None
         seconds = stopped if trial.warmup_seconds is None else trial.warmup_seconds

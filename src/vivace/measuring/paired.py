@@ -224,7 +224,7 @@ def compare(
     that Unsteady is raised, as it is for whatever stays wide.
     """
     deadline = time.monotonic() + seconds
-    steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
+    steps = [_steps_of_a_block(reference), _steps_of_a_block(candidate)]
     others = ForeignLoad([*reference.processes, *candidate.processes])
     quiet: list[_Pair] = []
     disturbed: list[_Pair] = []
@@ -260,6 +260,10 @@ def compare(
             foreign_share=others.largest,
         )
     return Comparison(ratio, _walls(pairs), others.largest)
+
+
+def _steps_of_a_block(timed: Timed) -> int:
+    return max(1, round(BLOCK_SECONDS / max(timed.step_seconds, 1e-6)))
 
 
 def _walls(pairs: Sequence[_Pair]) -> tuple[tuple[float, float], ...]:
@@ -306,7 +310,7 @@ def _by_processor(pairs: Sequence[_Pair], wall: Ratio) -> Ratio | None:
 
 
 def by_both_clocks(
-    wall: Ratio, working: Ratio, others: ForeignLoad, target: float | None = None, *, sound: bool = True
+    wall: Ratio, working: Ratio, others: ForeignLoad, target: float | None, *, sound: bool
 ) -> Ratio:
     """What the wall clock and the time on processors say together: the hull of both intervals.
 
@@ -346,7 +350,7 @@ def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: f
 def _blocks(contestant: Contestant, seconds: float) -> list[float]:
     """Seconds a sample of at least 4 blocks, and of at most 20."""
     deadline, found = time.monotonic() + seconds, list[float]()
-    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    steps = _steps_of_a_block(contestant)
     while len(found) < 4 or (time.monotonic() < deadline and len(found) < 20):
         found.append(contestant.block(steps))
     return found
@@ -359,7 +363,7 @@ def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:
     up what its workers have prefetched during the block without.
     """
     deadline = time.monotonic() + seconds
-    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    steps = _steps_of_a_block(contestant)
     pairs: list[tuple[float, float]] = []
     while len(pairs) < 4 or (time.monotonic() < deadline and len(pairs) < 30):
         contestant.block(steps)

@@ -13,16 +13,20 @@ import multiprocessing
 import os
 import stat
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from vivace.errors import Refused
 from vivace.mechanisms.shared_store import SharedStore
+from vivace.technique import Build, Seam
 from vivace.torch_internals.loaders import workers_run
 
 if TYPE_CHECKING:
     from PIL.JpegImagePlugin import JpegImageFile
+
+    from vivace.job import Batch
 
 CHECKED = 3
 _BYTES_A_PIXEL = {"L": 1, "RGB": 4, "CMYK": 4}  # as Pillow stores them
@@ -264,6 +268,39 @@ def _content(file: Any) -> object:
     if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def read_within(
+    build: Build,
+    name: str,
+    decoder: AbstractContextManager[object],
+    counts: Callable[[], dict[str, int]],
+    refusal: Callable[[Iterable[Batch]], str] = lambda _: "",
+) -> None:
+    """Let every loader of the session be read with `decoder` entered, in its workers too.
+
+    Args:
+        build: gets what `counts` says in its notes, under the technique's `name`.
+        refusal: why a loader that was not read yet is refused, beside `unserved`; else empty.
+    """
+    from torch.utils.data import DataLoader
+
+    served: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def note() -> None:
+        build.notes[name] = counts()
+
+    def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
+        if loader not in served:
+            reason = unserved(loader) or refusal(loader)
+            build.require(not reason, reason)
+            if isinstance(loader, DataLoader):
+                served.add(loader)
+        return Within(following(loader), decoder, note)
+
+    build.wrap(Seam.BATCHES, batches)
+    build.wrap(Seam.VALIDATION, batches)
+    build.on_close(served.clear)
 
 
 def unserved(loader: Any) -> str:

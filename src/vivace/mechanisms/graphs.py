@@ -247,7 +247,7 @@ def called_module(node: fx.Node, root: nn.Module) -> nn.Module | None:
 
 
 def signature_of(arguments: tuple[Any, ...]) -> Signature | None:
-    """What `rewrite` wants to know of arguments; None where one is neither a tensor nor a list of some."""
+    """What a trace has to know of arguments; None where one is neither a tensor nor a list of some."""
     found = []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):

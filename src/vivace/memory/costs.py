@@ -28,7 +28,7 @@ from vivace.technique import Numerics, Way
 from vivace.technique.registry import asked, savers
 from vivace.tensors.modules import patched
 from vivace.tensors.randomness import capture, restore
-from vivace.tensors.trees import map_tensors, tensors
+from vivace.tensors.trees import bytes_of, map_tensors, tensors
 from vivace.torch_internals.tensors import dense_parts, storage_id, storage_ids, tree_leaves
 
 FEWEST, MOST = 3, 15  # timed rounds
@@ -144,7 +144,7 @@ class _Tape:
             known = {call.kind for call in self.calls.values()}
             self.calls[block.name] = _Call(block, own, (arguments, keywords), self.session, known)
             weights = [p for m in block.modules for p in m.parameters() if p.requires_grad]
-            size = sum(p.numel() * p.element_size() for p in weights) if self._gradients_pile_up else 0
+            size = bytes_of(weights) if self._gradients_pile_up else 0
             self.stretches += [_Stretch(block.name, gradient_bytes=size), _Stretch()]
         self.inside = {}
         result = own(*arguments, **keywords)

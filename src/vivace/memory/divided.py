@@ -8,6 +8,7 @@ from torch import nn
 
 from vivace.mechanisms.blocks import find_blocks
 from vivace.memory.watching import Watch
+from vivace.tensors.trees import bytes_of
 
 DIVIDED = ("parameters", "gradients", "optimizer")
 OF_A_BLOCK = 4  # weights that were and are gathered, their gradients, and these as they are sent
@@ -36,4 +37,4 @@ def gather(watch: Watch, models: Sequence[nn.Module], begin: int, end: int) -> N
 
 def _bytes(modules: Sequence[nn.Module]) -> int:
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
-    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+    return bytes_of(weights.values())

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import psutil
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from vivace.inspection.limits import usable_cores
@@ -25,8 +24,8 @@ from vivace.operators import SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length, notices
-from vivace.tensors.modules import DROPOUTS, has_batch_norm, modules_of
-from vivace.tensors.trees import batch_size
+from vivace.tensors.modules import kinds_of
+from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import Operator, OperatorMode
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
@@ -54,7 +53,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
         operator_shares=operator_shares(profile_step(session, batches[-1])),
         num_operators=sum(seen.operators.values()),
         page_faults=seen.page_faults,
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=bytes_of(parameters),
         peak_bytes=seen.peak_bytes,
         features={
             **_features(session, batches[0], loader, parameters),
@@ -155,17 +154,9 @@ def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
 def _features(
     session: Session, batch: Batch, loader: Iterable[Batch], parameters: list[torch.nn.Parameter]
 ) -> dict[str, Any]:
-    models = session.build.models
-    kinds: dict[str, tuple[type[nn.Module], ...]] = {
-        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
-        "recurrent": (nn.RNNBase, nn.RNNCellBase),
-        "dropout": DROPOUTS,
-    }
-    found = {name: any(modules_of(model, *classes) for model in models) for name, classes in kinds.items()}
     optimizers = [type(optimizer).__name__ for optimizer in session.optimizers]
     return {
-        **found,
-        "batch_norm": any(has_batch_norm(model) for model in models),
+        **kinds_of(session.build.models),
         "batch_size": batch_size(batch),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
         "optimizer": optimizers[0] if optimizers else None,

@@ -394,9 +394,8 @@ def area(
     values: Sequence[float],
     held: float,
     peak: tuple[float, float, str],
-    unit: str,
 ) -> Markup:
-    """A quantity over time in steps, above what is held all the time, with its peak marked."""
+    """A quantity over milliseconds, in steps, above what is held all the time, with its peak marked."""
     across, up = linear(0.0, times[-1]), linear(0.0, peak[1] * 1.15)
     corners = [(times[0], held)]
     for index, (time, value) in enumerate(zip(times, values, strict=True)):
@@ -410,7 +409,7 @@ def area(
     moment, height, label = peak
     dot = Dot(moment, height, moment, moment, "", label, best=True, radius=4.0)
     marks = [_stretched(*drawn), _marked(dot, ("", False), across, up)]
-    return frame(title, across, up, marks, unit)
+    return frame(title, across, up, marks, "ms")
 
 
 def shares(found: Mapping[str, float]) -> Markup:
@@ -426,7 +425,7 @@ def shares(found: Mapping[str, float]) -> Markup:
 
 
 def timeline(
-    title: str, spans: Iterable[tuple[str, float, float]], marks: Iterable[float], end: float, unit: str
+    title: str, spans: Iterable[tuple[str, float, float]], marks: Iterable[float], end: float
 ) -> Markup:
     """What happened when, from left to right: spans by name, in milliseconds, and marks between them."""
     across = linear(0.0, end)
@@ -446,7 +445,7 @@ def timeline(
         element("line", class_="mark", x1=f"{across.at(at)}%", x2=f"{across.at(at)}%", y1="-4", y2="100%")
         for at in marks
     )
-    return frame(title, across, Scale(0.0, 1.0, ()), [*boxes, *ends], unit, kind="flat")
+    return frame(title, across, Scale(0.0, 1.0, ()), [*boxes, *ends], "ms", kind="flat")
 
 
 def thin(rows: Sequence[Any], most: int = MOST_POINTS) -> list[list[Any]]:

@@ -22,7 +22,7 @@ def timeline(document: dict[str, Any]) -> Markup | None:
     title = f"What the loop did when: {steps} under the profiler"
     scaled = [(name, start * 1e3, end * 1e3) for name, start, end in spans]
     marks = [start * 1e3 for start in starts[1:]]
-    return charts.timeline(title, scaled, marks, document["timeline_seconds"] * 1e3, "ms")
+    return charts.timeline(title, scaled, marks, document["timeline_seconds"] * 1e3)
 
 
 def _whole_timeline(document: dict[str, Any]) -> list[tuple[str, float, float]]:
@@ -99,7 +99,7 @@ def memory(document: dict[str, Any]) -> Markup | None:
     what = " of ".join(filter(None, [at["operator"], at["module"]]))
     told = f"at most {words.size(found['peak_bytes'])}, in {what}"
     peak = (at["seconds"] * 1e3, found["peak_bytes"] / scale, told)
-    return charts.area(f"Live memory over one step, {unit}: {told}", times, values, held / scale, peak, "ms")
+    return charts.area(f"Live memory over one step, {unit}: {told}", times, values, held / scale, peak)
 
 
 def _unit(size: float) -> tuple[float, str]:

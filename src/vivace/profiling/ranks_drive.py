@@ -21,7 +21,7 @@ from vivace.plan import Plan
 from vivace.profiling.law import COUNTS, Law, link_of
 from vivace.session.opening import call, checked_step, fed, first_batches, readable, start
 from vivace.session.session import Session
-from vivace.tensors.trees import batch_size
+from vivace.tensors.trees import batch_size, bytes_of
 from vivace.training.ranks import for_so_many, met_under
 
 BATCHES = 4
@@ -163,7 +163,7 @@ def _exchanged(session: Session) -> tuple[int, int]:
     """
     build = session.build
     trained = [p for model in build.models for p in model.parameters() if p.requires_grad]
-    num_bytes = sum(p.numel() * p.element_size() for p in trained)
+    num_bytes = bytes_of(trained)
     if build.shards is None:
         (parallel,) = build.parallel
         messages = math.ceil(num_bytes / parallel.bucket_bytes_cap)

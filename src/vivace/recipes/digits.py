@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
+from vivace.recipes.networks.classifying import accuracy, loss
 
 NUM_TRAINING = 1437  # of 1,797; the rest validates
 
@@ -74,20 +75,6 @@ def validation() -> DataLoader[Any]:
     """The 360 digits that no training step sees, in their order."""
     images, labels = _digits()
     return DataLoader(TensorDataset(images[NUM_TRAINING:], labels[NUM_TRAINING:]), batch_size=360)
-
-
-def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Cross entropy, the mean over the batch."""
-    return functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
-    """The share of held-out pictures that the model names rightly."""
-    right = total = 0
-    for images, labels in batches:
-        right += int((model(images).argmax(1) == labels).sum())
-        total += len(labels)
-    return right / total
 
 
 unseen = validation  # there is no third part: so few digits validate that none is left

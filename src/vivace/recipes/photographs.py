@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
-from vivace.recipes.digits import accuracy, loss
+from vivace.recipes.networks.classifying import accuracy, loss
 
 PICTURES = (
     "brick",

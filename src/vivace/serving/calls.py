@@ -23,7 +23,7 @@ from vivace.job import Job
 from vivace.serving.values import array_of, require_alike
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
-from vivace.tensors.trees import batch_size, map_tensors, tensors
+from vivace.tensors.trees import batch_size, bytes_of, map_tensors, tensors
 from vivace.training.evaluation import finite
 
 MOST_BYTES = 2**30  # of the batches that are kept, and of what the model returns for them
@@ -97,7 +97,7 @@ def record(job: Job, model: nn.Module, samples: int | None = None) -> Recording:
             "the job's metric takes some batches without calling the model, or several before it does: write "
             "it so that it calls model(...) on each batch before it takes the next"
         )
-    returned = sum(_num_bytes(one.returned) for each in calls for one in each)
+    returned = sum(bytes_of(tensors(one.returned)) for each in calls for one in each)
     cut = len(calls) < len(batches) and returned > MOST_BYTES
     return Recording(batches[: len(calls)], calls, value, whole and not cut)
 
@@ -147,11 +147,7 @@ def _fitting(batches: Sequence[Any], calls: Sequence[Sequence[Call]]) -> Iterato
         if left < 0:
             return
         yield batch
-        left -= sum(_num_bytes(one.returned) for one in calls[-1])
-
-
-def _num_bytes(found: object) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(found))
+        left -= sum(bytes_of(tensors(one.returned)) for one in calls[-1])
 
 
 def _batches(job: Job, samples: int | None) -> tuple[list[Any], bool]:
@@ -167,7 +163,7 @@ def _batches(job: Job, samples: int | None) -> tuple[list[Any], bool]:
         if num_bytes > MOST_BYTES or (samples is not None and count >= samples):
             return found, False
         found.append(batch)
-        num_bytes, count = num_bytes + _num_bytes(batch), count + batch_size(batch)
+        num_bytes, count = num_bytes + bytes_of(tensors(batch)), count + batch_size(batch)
     if not count:
         raise JobError(f"the Job's {field}() gave no {'sample' if found else 'batch'}")
     return found, True

@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import nn
 
+from vivace.tensors.trees import fields_of
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 Arrays = Sequence[numpy.ndarray[Any, Any]]
@@ -161,7 +162,5 @@ def names_of(returned: object, name: str = "output") -> list[str]:
         return [found for place, item in enumerate(returned) for found in names_of(item, f"{name}[{place}]")]
     if isinstance(returned, (dict, UserDict)):
         return [found for key, item in returned.items() for found in names_of(item, f"{name}[{key!r}]")]
-    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
-        fields = [field.name for field in dataclasses.fields(returned) if hasattr(returned, field.name)]
-        return [found for key in fields for found in names_of(getattr(returned, key), f"{name}.{key}")]
-    return []
+    fields = fields_of(returned) or ()
+    return [found for key in fields for found in names_of(getattr(returned, key), f"{name}.{key}")]

@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from vivace.errors import Refused
+from vivace.tensors.trees import fields_of
 
 IN_CONTAINERS = (
     "let it return tensors, in tuples, lists, dicts or dataclasses, and the same ones in each call"
@@ -108,8 +109,7 @@ def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
         parts = list(enumerate(value))
     elif isinstance(value, (dict, UserDict)):
         parts = list(value.items())
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    elif (names := fields_of(value)) is not None:
         parts = [(each, getattr(value, each)) for each in names]
     if parts is None:
         yield name, torch.Tensor if isinstance(value, torch.Tensor) else value

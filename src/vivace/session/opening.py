@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import os
@@ -38,7 +37,7 @@ from vivace.technique import Build
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
 from vivace.tensors.randomness import SeededStreams, derive
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import bytes_of, fields_of, tensors
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
@@ -223,6 +222,12 @@ def parts_of(built: object, kind: type[Part]) -> list[Part]:
     return [part for _, item in items_of(built) for part in parts_of(item, kind)]
 
 
+def schedulers_of(scheduler: object) -> list[Any]:
+    """What the Job's scheduler(optimizer) returned, as a list: nothing, one or several."""
+    several = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    return [one for one in several if one is not None]
+
+
 def items_of(built: object) -> list[tuple[Any, Any]]:
     """Keys and items of a mapping, list, tuple, dataclass or SimpleNamespace; none of anything else."""
     if isinstance(built, Mapping):
@@ -231,9 +236,9 @@ def items_of(built: object) -> list[tuple[Any, Any]]:
         return list(enumerate(built))
     if isinstance(built, SimpleNamespace):
         return list(vars(built).items())
-    if not dataclasses.is_dataclass(built) or isinstance(built, type):
+    names = fields_of(built)
+    if names is None:
         return []
-    names = [field.name for field in dataclasses.fields(built) if hasattr(built, field.name)]
     found = {name: getattr(built, name) for name in names}
     return list((found | getattr(built, "__dict__", {})).items())  # one with slots has no __dict__
 
@@ -313,7 +318,7 @@ def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
     end = time.monotonic() + seconds
     largest, sizes = None, list[int]()
     for batch in _loaded(loader):
-        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
+        sizes.append(bytes_of(tensors(batch)))
         if sizes[-1] == max(sizes):
             largest = batch
         if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):

@@ -7,7 +7,6 @@ from pathlib import Path
 from markupsafe import Markup
 
 from vivace import words
-from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
 from vivace.pages.answer import capital
@@ -18,11 +17,6 @@ from vivace.sweeping.space import told, value_told
 
 _TEMPLATE = Path(__file__).parent / "templates" / "sweep.html.jinja"
 MOST_ROWS = 100  # of the table of trials
-
-
-def write(found: Swept, path: Path) -> None:
-    """Write the page. Raises FolderError."""
-    replace_text(path, render(found))
 
 
 def render(found: Swept) -> str:

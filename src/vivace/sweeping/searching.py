@@ -343,4 +343,4 @@ def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
 
 def _write(found: Swept, folder: SweepFolder) -> None:
     replace_text(folder.path / RESULT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-    page.write(found, Path(found.page_path))
+    replace_text(Path(found.page_path), page.render(found))

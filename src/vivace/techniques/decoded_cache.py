@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -15,7 +14,7 @@ from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from vivace.mechanisms.decoding import KeptDecoding
@@ -45,30 +44,13 @@ class DecodedCache(Technique):
 
     def apply(self, build: Build) -> None:
         """Open the store; in the seam `batches` let every pass read through it, and its workers too."""
-        from torch.utils.data import DataLoader
-
-        from vivace.mechanisms.decoding import KeptDecoding, Within, require_pillow
+        from vivace.mechanisms.decoding import KeptDecoding, read_within, require_pillow
 
         require_pillow()
         store = self._store()
         build.on_close(store.close)
         kept = KeptDecoding(store)
-        judged: weakref.WeakSet[Any] = weakref.WeakSet()
-
-        def note() -> None:
-            build.notes["decoded_cache"] = store.counts()
-
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
-            if loader not in judged:
-                for condition, reason in _conditions(loader, kept):
-                    build.require(condition, reason)
-                if isinstance(loader, DataLoader):
-                    judged.add(loader)
-            return Within(following(loader), kept, note)
-
-        build.wrap(Seam.BATCHES, batches)
-        build.wrap(Seam.VALIDATION, batches)
-        build.on_close(judged.clear)
+        read_within(build, self.name, kept, store.counts, lambda loader: _decodes_nothing(loader, kept))
 
     def _store(self) -> Any:
         """The store; of ranks on one machine the first one's."""
@@ -111,16 +93,16 @@ class DecodedCache(Technique):
         return (0.95, 1 / max(0.05, 1 - profile.shares.get("data", 0.0)))
 
 
-def _conditions(loader: Iterable[Batch], kept: KeptDecoding) -> Iterator[tuple[object, str]]:
+def _decodes_nothing(loader: Iterable[Batch], kept: KeptDecoding) -> str:
+    """Why nothing of a loader would be kept; empty where something is, or nobody can look."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    from vivace.mechanisms.decoding import unserved
     from vivace.tensors.loaders import notices
 
-    reason = unserved(loader)
-    yield not reason, reason
-    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        kind = type(getattr(loader.dataset, "dataset", loader.dataset)).__name__
-        with kept:
-            decodes = notices(loader.dataset, kept.store.counts)
-        yield decodes, f"a sample of your {kind} decodes no JPEG with Pillow"
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return ""
+    with kept:
+        if notices(loader.dataset, kept.store.counts):
+            return ""
+    kind = type(getattr(loader.dataset, "dataset", loader.dataset)).__name__
+    return f"a sample of your {kind} decodes no JPEG with Pillow"

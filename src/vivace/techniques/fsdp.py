@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Refused
@@ -55,6 +55,7 @@ class FSDP(Technique):
         from vivace.tensors.exchange import mean_over_ranks, require_ranks, spread
         from vivace.tensors.modules import Shell, has_batch_norm
         from vivace.tensors.shards import Shards
+        from vivace.tensors.trees import bytes_of
 
         model, optimizer = build.model, build.optimizer
         num_ranks = require_ranks(model)
@@ -84,9 +85,9 @@ class FSDP(Technique):
 
         build.wrap(Seam.FORWARD, forward)
         build.wrap(Seam.GRADIENTS, mean_over_ranks)
-        inside = _num_bytes({id(weight): weight for group in groups for weight in _weights(group)}.values())
+        inside = bytes_of({id(weight): weight for group in groups for weight in _weights(group)}.values())
         # A ring's all-gather or reduce-scatter is half of an all-reduce, and a block has three of them.
-        build.facts.exchanged_share = 1.0 + 0.5 * inside / _num_bytes(model.parameters())
+        build.facts.exchanged_share = 1.0 + 0.5 * inside / bytes_of(model.parameters())
         build.facts.ranks = num_ranks
         build.facts.sharded_blocks = len(groups)
 
@@ -120,10 +121,6 @@ def _own_memory(module: nn.Module, inputs: object, output: Any) -> Any:
 
 def _weights(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     return [weight for module in modules for weight in module.parameters()]
-
-
-def _num_bytes(weights: Iterable[nn.Parameter]) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
 def _unfit(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vivace.errors import Refused
-from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,35 +30,12 @@ class JpegDecoder(Technique):
 
     def apply(self, build: Build) -> None:
         """In the seam `batches`, let Pillow's images be decoded by the other library, in workers too."""
-        from torch.utils.data import DataLoader
-
-        from vivace.mechanisms.decoding import (
-            OtherDecoder,
-            Within,
-            require_pillow,
-            simplejpeg_decode,
-            unserved,
-        )
+        from vivace.mechanisms.decoding import OtherDecoder, read_within, require_pillow, simplejpeg_decode
 
         build.require(importlib.util.find_spec("simplejpeg"), "simplejpeg is not installed")
         require_pillow()
         decoder = OtherDecoder(simplejpeg_decode)
-
-        def note() -> None:
-            build.notes["jpeg_decoder"] = decoder.counts()
-
-        served: weakref.WeakSet[Any] = weakref.WeakSet()
-
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
-            reason = "" if loader in served else unserved(loader)
-            build.require(not reason, reason)
-            if isinstance(loader, DataLoader):
-                served.add(loader)
-            return Within(following(loader), decoder, note)
-
-        build.wrap(Seam.BATCHES, batches)
-        build.wrap(Seam.VALIDATION, batches)
-        build.on_close(served.clear)
+        read_within(build, self.name, decoder, decoder.counts)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """How many files the other library decoded."""

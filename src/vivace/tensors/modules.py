@@ -44,6 +44,18 @@ def has_batch_norm(model: nn.Module) -> bool:
     return bool(modules_of(model, BatchNorm))
 
 
+def kinds_of(modules: Iterable[nn.Module]) -> dict[str, bool]:
+    """Which kinds of layers that techniques act on are among these modules or inside of them."""
+    parts = [part for module in modules for part in module.modules()]
+    kinds: dict[str, tuple[type[nn.Module], ...]] = {
+        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
+        "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "dropout": DROPOUTS,
+        "batch_norm": (BatchNorm,),
+    }
+    return {name: any(isinstance(part, classes) for part in parts) for name, classes in kinds.items()}
+
+
 def has_float32(models: Sequence[nn.Module]) -> bool:
     """Is any weight float32? Autocast and casts of weights leave float64 and 16-bit ones alone."""
     return any(p.dtype == torch.float32 for model in models for p in model.parameters())

@@ -34,7 +34,7 @@ def host_state() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": numpy.random.get_state()}
 
 
-def torch_state(device: torch.device | None = None) -> dict[str, Any]:
+def torch_state(device: torch.device | None) -> dict[str, Any]:
     """The state of torch's stream on the CPU and, where `device` is a GPU, on that GPU."""
     state = {"torch": torch.default_generator.get_state()}
     if device is not None and device.type == "cuda":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +37,19 @@ def hold(
     write(value)
     _held.setdefault(name, []).append(mine)
     return partial(_let_go, name, mine)
+
+
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes on so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _let_go(name: Hashable, mine: _Held) -> None:

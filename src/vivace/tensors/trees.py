@@ -45,17 +45,19 @@ def map_tensors(
         for key, value in entries.items():
             mapped[key] = value
         return mapped
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+    if (names := fields_of(batch)) is not None:
         found = copy.copy(batch)  # and not `replace`: a __post_init__ would act on its own results
-        for name in _fields(batch):
+        for name in names:
             object.__setattr__(found, name, map_tensors(getattr(batch, name), function, whole))
         return found
     return batch
 
 
-def _fields(batch: Any) -> list[str]:
-    """Those of a dataclass that are set."""
-    return [field.name for field in dataclasses.fields(batch) if hasattr(batch, field.name)]
+def fields_of(thing: object) -> list[str] | None:
+    """The names of a dataclass's fields that are set; None of anything else."""
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return None
+    return [field.name for field in dataclasses.fields(thing) if hasattr(thing, field.name)]
 
 
 def _mapped_sequence(batch: PackedSequence, function: Callable[[torch.Tensor], Any]) -> PackedSequence:
@@ -81,10 +83,15 @@ def _parts(batch: Tree, whole: Callable[[object], bool] | None) -> Iterator[Any]
         parts = batch
     elif isinstance(batch, (dict, UserDict)):
         parts = batch.values()
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = (getattr(batch, name) for name in _fields(batch))
+    elif (names := fields_of(batch)) is not None:
+        parts = (getattr(batch, name) for name in names)
     for part in parts:
         yield from _parts(part, whole)
+
+
+def bytes_of(found: Iterable[torch.Tensor]) -> int:
+    """Of all elements; memory that two of them share counts twice."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
 
 def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar
@@ -67,7 +67,8 @@ def follow(job: Job, plan: Plan) -> Course:
     """Train a job for `STEPS` steps under `plan`, from seed 0. Raises `Refused` where the plan declines."""
     norms: list[float] = []
     watched = job if _captures(plan) else _recording(job, norms)
-    with start(watched, plan, this_machine()) as session, _same_dropout(plan):
+    alike = compiler.equal_random_numbers() if plan.compiles else nullcontext()
+    with start(watched, plan, this_machine()) as session, alike:
         streams = random_streams()
         losses, left = [], []
         for batch in islice(session.batches(job.data()), STEPS):
@@ -277,7 +278,7 @@ def _described(technique: Technique) -> str:
 
 def _hold(plan: Plan, build_job: Callable[[], Job]) -> str:
     exact = plan.promise == Numerics.EXACT and training_device(this_machine()).type == "cuda"
-    if any(technique.card.compiles for technique in plan.techniques):
+    if plan.compiles:
         _compile_once()
     reference = _reference(build_job, exact, repr(process_flags()))
     before, reason, refusing = process(), "", ""
@@ -422,13 +423,3 @@ def _compare(what: str, course: Course, seen: list[float], wanted: list[float]) 
             assert abs(one - other) <= allowed * max(abs(other), 0.01), (
                 f"{what} beyond {allowed:.2g}: {seen}, reference {wanted}"
             )
-
-
-@contextmanager
-def _same_dropout(plan: Plan) -> Iterator[None]:
-    """Compiled code draws the random numbers that eager code draws, so that the two can be compared."""
-    if not any(technique.card.compiles for technique in plan.techniques):
-        yield
-        return
-    with compiler.equal_random_numbers():
-        yield

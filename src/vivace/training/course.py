@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from vivace.data.iterable import keeps_state
 from vivace.job import Job
-from vivace.session.opening import parts_of
+from vivace.session.opening import parts_of, schedulers_of
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
@@ -218,19 +219,14 @@ def _where(number: int, place: int, num_groups: int) -> str:
 
 def _schedules(scheduler: object) -> list[tuple[str, Any]]:
     """All schedules and, behind each, those that it is made of, with the words for each."""
-    parts = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
-    named = enumerate(filter(_keeps, parts))
+    named = enumerate(filter(keeps_state, schedulers_of(scheduler)))
     return [pair for number, one in named for pair in _with_parts(f"scheduler{number or ''}", one)]
 
 
 def _with_parts(where: str, schedule: Any) -> Iterator[tuple[str, Any]]:
     yield where, schedule
-    for number, part in enumerate(filter(_keeps, inner_schedules(schedule)), 1):
+    for number, part in enumerate(filter(keeps_state, inner_schedules(schedule)), 1):
         yield from _with_parts(f"{where} part {number}", part)
-
-
-def _keeps(schedule: object) -> bool:
-    return hasattr(schedule, "state_dict") and hasattr(schedule, "load_state_dict")
 
 
 def _settings(schedule: Any) -> dict[str, Any]:
@@ -249,7 +245,7 @@ def doubt_of_schedule(job: Job, scheduler: object) -> str:
         return "the Job's scheduler returned None, so that there is no schedule"
     if job.scheduler_every == "step" or scheduler is None:
         return ""
-    parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+    parts = schedulers_of(scheduler)
     parts += [inner for part in parts for inner in inner_schedules(part)]
     for part in parts:
         found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))

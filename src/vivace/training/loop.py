@@ -19,7 +19,7 @@ from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
-from vivace.session.opening import reopened, require_one_number, seed_everything
+from vivace.session.opening import reopened, require_one_number, schedulers_of, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
 from vivace.tensors.loaders import known_length
@@ -313,8 +313,7 @@ class Loop(Strides):
         )
 
     def _step_scheduler(self) -> None:
-        schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]
-        for scheduler in filter(None, schedulers):
+        for scheduler in schedulers_of(self.scheduler):
             on_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
             watched = (self._watched(),) if on_plateau else ()
             try:

@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 import torch
 
+from vivace.data.hanging import children
 from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.torch_internals.groups import num_exchanges
@@ -353,11 +354,9 @@ def say(text: str) -> None:
 
 def _work() -> float:
     """Seconds of processor time of this process and of those that its main thread has started."""
-    own = os.getpid()
     total = time.process_time()
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
-            with contextlib.suppress(psutil.Error):
-                times = psutil.Process(int(child)).cpu_times()
-                total += times.user + times.system
+    for child in children():
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(child).cpu_times()
+            total += times.user + times.system
     return total

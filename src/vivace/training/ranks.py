@@ -288,6 +288,11 @@ def _break(connections: set[tuple[int, int]]) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
+def _take_own_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
 @contextmanager
 def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     """The ranks that torchrun started, joined in a process group until the end; else this process alone.
@@ -301,8 +306,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
         return
     require_one_model(plan, world_size)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    _take_own_gpu()
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
@@ -326,8 +330,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
 def met_under(name: str, patience: float = PATIENCE_SECONDS) -> Ranks:
     """The ranks of this launch, each in a child process that was told `name`; for a process's whole life."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    _take_own_gpu()
     store = dist.PrefixStore(name, launch_store(rank, world_size, patience))  # type: ignore[attr-defined]
     return Ranks(rank, world_size, store, patience)
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from vivace.data.iterable import keeps_state
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
 from vivace.job import Batch, Job
 from vivace.plan import Plan
-from vivace.session.opening import call, items_of
+from vivace.session.opening import call, items_of, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.optimizers import align_state
@@ -112,8 +113,8 @@ def schedule_of(job: Job, optimizer: object) -> Any:
             "would go on with new optimizers; return them in a dict, list or dataclass"
         )
     schedule = call(job, "scheduler", optimizer) if job.scheduler is not None else None
-    for one in schedule if isinstance(schedule, (list, tuple)) else [schedule]:
-        if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+    for one in schedulers_of(schedule):
+        if not keeps_state(one):
             raise JobError(
                 f"the Job's scheduler(optimizer) returned a {type(one).__name__}, which has no state_dict: a "
                 "run that was stopped would begin its schedule again; give it state_dict and load_state_dict"

@@ -31,7 +31,7 @@ from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
 from vivace.training.checkpoints import kept_plan, kept_tuned
-from vivace.training.crew import num_ranks_here
+from vivace.training.crew import num_ranks, num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Loop
 from vivace.training.options import Changed, OnNan, Options
@@ -167,7 +167,7 @@ def train(
     job, plan = _loaded(job, plan)
     plan = _own_plan(path) if keeps_its_plan else plan
     if resume:
-        plan = for_so_many(plan, int(os.environ.get("WORLD_SIZE", "1")))
+        plan = for_so_many(plan, num_ranks())
     with joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
             resume, restart = True, False

@@ -147,8 +147,7 @@ class Times:
 
     def limit(self, plan: Plan, left: float) -> float:
         """The most that a trial may take: half of the time left, or twice what one that compiles should."""
-        slow = any(technique.card.compiles for technique in plan.techniques)
-        expected = min(left, 2.0 * self.start(plan)) if slow else 0.0
+        expected = min(left, 2.0 * self.start(plan)) if plan.compiles else 0.0
         return max(PATIENCE_SECONDS, 0.5 * left, expected)
 
     def comparing(self, plan: Plan, left: float) -> float:

@@ -453,7 +453,7 @@ class _Tuning:
             long_plan.plan.save(self.folder / LONG_PLAN)
         if self.foretold_compiling is not None:
             learn_pace(self.machine.fingerprint, self.foretold_compiling, bench.trials)
-        if any(technique.card.compiles for technique in plan.techniques):
+        if plan.compiles:
             _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
         chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
         warmups = [trial.warmup_seconds or 0.0 for trial in chosen]

@@ -19,7 +19,8 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
-from vivace.tensors.trees import map_tensors
+from vivace.tensors.trees import bytes_of, map_tensors
+from vivace.torch_internals import compiler
 from vivace.verifying import beginnings
 from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
 from vivace.verifying.digests import Pass, compared, first_other, in_one_order, read_epochs
@@ -39,7 +40,6 @@ from vivace.verifying.ruler import (
     MOST_RESUMED_BYTES,
     OTHER_STREAMS,
     Ruler,
-    equal_random_streams,
     same_streams,
 )
 from vivace.verifying.runner import PAIRS_STREAM
@@ -98,7 +98,7 @@ class Side(Ruler):
         """
         models, again = self.session.build.models, list[Session]()
         named = [(name, p) for model in models for name, p in model.named_parameters()]
-        size = sum(p.numel() * p.element_size() for _, p in named)
+        size = bytes_of(p for _, p in named)
         if size >= MOST_RESUMED_BYTES or any(COMPILED_PREFIX in name for name, _ in named):
             return ""
 
@@ -300,7 +300,7 @@ class Edited(Side):
             Snapshot(state, _as_kept(session, by_name), position, {})
             for state, by_name, position in lent.snapshots
         ]
-        with equal_random_streams(True):
+        with compiler.equal_random_numbers():
             kept_otherwise = self._keeps_otherwise(lent)
             ran = Ran() if kept_otherwise else self._ran(lent)
             halves = self._halves() if notes_halves else {}
@@ -315,7 +315,7 @@ class Edited(Side):
     def run_means(self, path: str) -> None:
         """Run again under several random streams, and write the `Answer` with their means."""
         ran, session = self.answer.ran, self.session
-        with equal_random_streams(True):
+        with compiler.equal_random_numbers():
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
             ran.evaluated = [self.evaluation(session, ran.end)]
@@ -326,7 +326,7 @@ class Edited(Side):
 
     def gradient(self, number: int, path: str) -> None:
         """Write the gradient of a step on the batch of this number, from the middle of the original's run."""
-        with equal_random_streams(True):
+        with compiler.equal_random_numbers():
             found = self._gradient(self.session, PAIRS_STREAM, number, nullcontext())
         torch.save(renamed(found, _inverse(self.names)), path)
 

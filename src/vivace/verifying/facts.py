@@ -74,7 +74,7 @@ def difference(mine: Facts, theirs: Facts, *, only_shared: bool = False, whose: 
     return f"{name} is {mine[name]}, and {theirs[name]} in {whose}"
 
 
-def first_difference(mine: Facts, theirs: Facts, *, only_shared: bool = False) -> str:
+def first_difference(mine: Facts, theirs: Facts, *, only_shared: bool) -> str:
     """The name of the first fact that differs (see `difference`), else empty."""
     if not only_shared:
         missing = [name for name in theirs if name not in mine]

@@ -23,6 +23,14 @@ def root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
+def envelope_of(
+    runs: Sequence[dict[Measure, float]], scale: float, smallest: dict[Measure, float]
+) -> dict[Measure, float]:
+    """Of each figure `scale` times the root mean square, `smallest` at least; NaN where it is not finite."""
+    found = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
+    return {n: max(v, smallest.get(n, 0.0)) if math.isfinite(v) else math.nan for n, v in found.items()}
+
+
 def check(
     measure: Measure,
     position: int,

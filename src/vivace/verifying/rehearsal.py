@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from vivace.job import Batch, Job
-from vivace.session.opening import call
+from vivace.session.opening import call, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
@@ -111,7 +111,7 @@ def rehearse(
     *,
     steps: int,
     roundoff: float,
-    share: Callable[[Any], Any] = lambda batch: batch,
+    share: Callable[[Any], Any],
 ) -> Rehearsal:
     """Train `steps` steps from `start` under a dictated loss, the schedule stepped as `train` would.
 
@@ -265,7 +265,7 @@ class _Schedule:
             warnings.simplefilter("ignore")
             if job.scheduler is not None and session.optimizer is not None:
                 built = call(job, "scheduler", session.optimizer)
-        self.schedulers = list(filter(None, built if isinstance(built, (list, tuple)) else [built]))
+        self.schedulers = schedulers_of(built)
 
     def step(self, number: int) -> None:
         """After a training step; one that has come to its end (OneCycleLR raises then) stays where it is."""

@@ -6,7 +6,6 @@ outlive that is lost here too.
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.resuming import load_into
 from vivace.training.resuming import state_of as saved_state_of
-from vivace.verifying.states import Snapshot, optimizer_states, restore, state_of
+from vivace.verifying.states import Snapshot, kept_states, optimizer_states, restore, state_of
 
 
 def resume(session: Session, opened: Callable[[], Session], own: Session | None = None) -> Session:
@@ -99,7 +98,7 @@ def _hand_over_unsaved(session: Session, again: Session) -> None:
 
 def _through_memory(session: Session, opened: Callable[[], Session]) -> Session:
     state, optimizers = state_of(session), optimizer_states(session)
-    kept = {name: copy.deepcopy(held.state_dict()) for name, held in session.build.kept.items()}
+    kept = kept_states(session)
     with Streams(0, session.build.device):
         again = opened()
     restore(again, Snapshot(state, optimizers, 0, {}))

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from vivace.plan import Plan
 from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
-from vivace.technique import Numerics, Stage
+from vivace.technique import Numerics
+from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.verifying.bias import FEWEST, estimates, spread_of
 from vivace.verifying.bias import checks_of as bias_checks
@@ -43,6 +44,7 @@ from vivace.verifying.judgement import (
     band,
     check,
     curve_check,
+    envelope_of,
     is_near,
     outright,
     root_mean_square,
@@ -167,17 +169,17 @@ class Ruler(Runner):
     def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a plan in lockstep and along the course, and compare; a rank other than 0 only runs it."""
         loaded = Plan.from_dict(plan)
-        compiled = any(technique.card.compiles for technique in loaded.techniques)
         device = self.session.build.device
         if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
             with repeatable(True), self._standing_on(repeats=True, ordered=self.ordered):
                 return self._judgement(plan)
-        if compiled and self.ordered:  # compiled code draws as it will; so must the reference
+        if loaded.compiles and self.ordered:  # compiled code draws as it will; so must the reference
             with self._standing_on(repeats=self.repeats, ordered=False):
                 return self._judgement(plan)
         precision = self._note_halves(loaded)
         tap = Tap(self.job)
-        with equal_random_streams(compiled), self._opened(loaded, tap) as session:
+        alike = compiler.equal_random_numbers() if loaded.compiles else nullcontext()
+        with alike, self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
         closed = state_of(session)
         if self.ranks.rank:
@@ -214,7 +216,7 @@ class Ruler(Runner):
 
         Alone, as it is: the other techniques cannot widen the envelope by what they do.
         """
-        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        precision = plan.precision
         if precision.id not in self.halves:
             noted = Halves()
             with start(self.job, precision, self.machine) as session:
@@ -302,9 +304,8 @@ class Ruler(Runner):
 
         Not of several ranks, of which each draws for its share, nor of compiled code.
         """
-        blind = any(one.card.compiles or one.card.captures for one in session.plan.techniques)
         alone = (session.build.facts.ranks or 1) == 1 and self.job.loss is not None
-        apart = alone and not (ran.same_streams or ran.silent or blind)
+        apart = alone and not (ran.same_streams or ran.silent or session.plan.is_opaque)
         return apart and session.promise == Numerics.ROUNDING
 
     def _num_pairs(self, ran: Ran) -> int:
@@ -324,10 +325,9 @@ class Ruler(Runner):
         return f"it needs {FEWEST} gradients of different batches, and there were {ran.num_pairs}"
 
     def _run_life(self, session: Session, ran: Ran) -> None:
-        cards = [technique.card for technique in session.plan.techniques]
-        fresh = not any(card.compiles or card.captures for card in cards)
-        size = sum(p.numel() * p.element_size() for model in session.build.models for p in model.parameters())
-        resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
+        size = bytes_of(p for model in session.build.models for p in model.parameters())
+        resumes = size < MOST_RESUMED_BYTES and not session.plan.is_opaque
+        resumed = partial(self._resumed, session.plan) if resumes else None
         ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
         left_out = unseen(self.lives)
@@ -470,7 +470,7 @@ class Ruler(Runner):
                 runs.append(self._distances(outcome, snapshot, references[index]))
             scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
             smallest = resolution(references[index], snapshot.state)
-            envelopes.append(_envelope(runs, scale, smallest))
+            envelopes.append(envelope_of(runs, scale, smallest))
         courses, ends = [], []
         for seed in range(effort.course_seeds):
             noise = Rounding(roundoff, seed=9000 + seed, halves=halves)
@@ -545,7 +545,7 @@ class Ruler(Runner):
             runs.append(self._life_distances(shadow.outcome, life.outcome))
         scale = 1.0 if same_streams else math.sqrt(2 / (count + 1))
         smallest = resolution(life.outcome, self.snapshots[0].state)
-        return life.outcome, _envelope(runs, scale, smallest)
+        return life.outcome, envelope_of(runs, scale, smallest)
 
     def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[Measure, float]:
         """What right rounding brings of each bias."""
@@ -568,14 +568,6 @@ class Ruler(Runner):
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
 
 
-def _envelope(
-    runs: Sequence[dict[Measure, float]], scale: float, smallest: dict[Measure, float]
-) -> dict[Measure, float]:
-    """Of each figure `scale` times the root mean square, `smallest` at least; NaN where it is not finite."""
-    found = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
-    return {n: max(v, smallest.get(n, 0.0)) if math.isfinite(v) else math.nan for n, v in found.items()}
-
-
 def _in_other_order(mine: Session, theirs: Session) -> bool:
     """Have weights another memory order? Then outputs and their random masks may have it, too."""
     orders = ([p.stride() for m in s.build.models for p in m.parameters()] for s in (mine, theirs))
@@ -586,8 +578,3 @@ def same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
     """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
     seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
     return seen and torch.equal(mine.random_state, theirs.random_state)
-
-
-def equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
-    """Let compiled code draw the random numbers that eager code draws."""
-    return compiler.equal_random_numbers() if compiled else nullcontext()

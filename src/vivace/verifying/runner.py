@@ -21,7 +21,7 @@ from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors.randomness import derive
-from vivace.tensors.trees import digest, tensors
+from vivace.tensors.trees import bytes_of, digest, tensors
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
 from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
@@ -91,7 +91,7 @@ class Runner:
             nonlocal num_bytes
             for number, batch in enumerate(loader, 1):
                 yield batch
-                num_bytes += sum(t.numel() * t.element_size() for t in tensors(batch))
+                num_bytes += bytes_of(tensors(batch))
                 enough = num_bytes > MOST_BATCH_BYTES or time.perf_counter() > deadline
                 if number >= Effort.course and enough:
                     return

@@ -72,6 +72,11 @@ def optimizer_states(session: Session) -> list[dict[str, Any]]:
     return states if shards is None else [shards.gathered(state, keep=True) for state in states]
 
 
+def kept_states(session: Session) -> dict[str, Any]:
+    """Copies of what the plan's techniques keep, by their names."""
+    return {name: copy.deepcopy(stateful.state_dict()) for name, stateful in session.build.kept.items()}
+
+
 def parameter_names(session: Session) -> dict[int, str]:
     """The names of parameters, by their `id`."""
     return {id(p): name for name, p in named_parameters(session.build.models)}

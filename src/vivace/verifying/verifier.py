@@ -82,9 +82,7 @@ def expected(prepared: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """What is told of the time that a plan will take, from what `Ruler.prepare` returned; `compiles`: and as
     much more as its compiler takes, which nobody knows.
     """
-    cards = [technique.card for technique in plan.techniques]
     left = prepared["exact_seconds" if plan.promise == Numerics.EXACT else "left_seconds"]
-    if any(card.stage == Stage.DATA for card in cards):
+    if any(technique.card.stage == Stage.DATA for technique in plan.techniques):
         left += prepared["feeding_seconds"]
-    compiles = any(card.compiles for card in cards)
-    return {"seconds": prepared["seconds"], "left_seconds": left, "compiles": compiles}
+    return {"seconds": prepared["seconds"], "left_seconds": left, "compiles": plan.compiles}

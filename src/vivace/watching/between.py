@@ -15,6 +15,7 @@ from vivace.session.session import Session
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.optimizers import align_state
 from vivace.tensors.trees import map_tensors
+from vivace.verifying.states import kept_states, parameter_names
 
 Digests = dict[str, str]
 _PLAIN = (bool, int, float, str, type(None))
@@ -34,7 +35,7 @@ class Rest:
             for optimizer in session.optimizers
             for parameter, state in optimizer.state.items()
         ]
-        self._kept = {name: copy.deepcopy(one.state_dict()) for name, one in session.build.kept.items()}
+        self._kept = kept_states(session)
 
     def put_back(self) -> None:
         """Let the session hold it again, in the same memory where that is still there."""
@@ -87,7 +88,7 @@ def told(name: str, then: Digests, now: Digests) -> str:
 
 
 def _held(session: Session) -> Iterator[tuple[str, Any]]:
-    names = {id(parameter): name for name, parameter in named_parameters(session.build.models)}
+    names = parameter_names(session)
     yield from _own_tensors(session)
     for optimizer in session.optimizers:
         for number, (parameter, state) in enumerate(optimizer.state.items()):

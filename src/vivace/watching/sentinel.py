@@ -21,6 +21,7 @@ from vivace.inspection.limits import free_memory, peak_memory
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
+from vivace.session.opening import schedulers_of
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors import randomness
@@ -319,7 +320,7 @@ class Sentinel:
             return take(batch)
         skipped = session.build.facts.skipped_steps
         skipped_before = None if skipped is None else int(skipped)
-        kept = None if _is_blind(session.plan) else Kept()
+        kept = None if session.plan.is_opaque else Kept()
         usual, prepared = self.schedule.step_seconds, clock()
         looking = seen(session, kept.begin_piece if kept else lambda: None)
         with looking as found, placing(session, found), kept or nullcontext():
@@ -528,13 +529,7 @@ def _import_what_optimizers_need() -> None:
 
 def _is_of_torch(scheduler: object) -> bool:
     """Are all of a job's schedulers torch's own, which change nothing but settings of the optimizer?"""
-    schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
-    return all(one is None or type(one).__module__.startswith("torch.optim") for one in schedulers)
-
-
-def _is_blind(plan: Plan) -> bool:
-    """Does the step run code that no dispatch mode sees, or that would be compiled anew under one?"""
-    return any(technique.card.compiles or technique.card.captures for technique in plan.techniques)
+    return all(type(one).__module__.startswith("torch.optim") for one in schedulers_of(scheduler))
 
 
 def _same_streams(mine: dict[str, Any], theirs: dict[str, Any], names: tuple[str, ...]) -> bool:

@@ -6,7 +6,6 @@ to the model that is trained. Between watched steps it waits on the host and hol
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator
@@ -20,14 +19,13 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, reopened, start
 from vivace.session.session import Session
-from vivace.technique import Stage
 from vivace.tensors import randomness
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import Outcome, State, Tensors
 from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
 from vivace.verifying.halves import Halves, Place
-from vivace.verifying.states import Snapshot, clone, decay_of, restore
+from vivace.verifying.states import Snapshot, clone, decay_of, kept_states, restore
 from vivace.verifying.tap import random_state
 from vivace.watching.outside import Attributes, Outside, assign, attributes, changed
 
@@ -53,11 +51,10 @@ class Before:
         """Copies of it, after `step` steps."""
         optimizers = [map_tensors(o.state_dict(), to_host) for o in session.optimizers]
         state = State(*(_mapped(part, to_host) for part in named(session)))
-        kept = {name: copy.deepcopy(stateful.state_dict()) for name, stateful in session.build.kept.items()}
         streams = randomness.capture(session.build.device)
         snapshot = Snapshot(state, optimizers, step, decay_of(session))
         found = attributes(session.build.models)
-        return cls(snapshot, kept, streams, facts_of_session(session), found, Outside(job))
+        return cls(snapshot, kept_states(session), streams, facts_of_session(session), found, Outside(job))
 
     def put_back(self, session: Session) -> None:
         """Let a session be as it was then."""
@@ -149,7 +146,7 @@ class Twin:
 
     def halves(self, plan: Plan, before: Before, batch: Batch) -> dict[Place, list[bool]]:
         """Which results the plan's precision part stores in 16 bits; see `Halves`."""
-        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        precision = plan.precision
         if not precision.techniques:
             return {}
         with self.entered(precision) as session:

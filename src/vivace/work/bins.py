@@ -1,9 +1,7 @@
-"""Kernels of two batch sizes as a few bins: what is needed to predict a step on another card. Imports no
-torch.
+"""Kernels as a few bins: what is needed to predict a step on another card. Imports no torch.
 
 A bin holds kernels of one kind, of similar size and similar operations per byte, since time on a card depends
-on both. Counting at two batch sizes tells what grows with the batch (activations) from what does not
-(weights).
+on both.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vivace.operators import MATRIX_KINDS
@@ -32,29 +30,13 @@ SIZE_OCTAVES, INTENSITY_OCTAVES, WEIGHTS_PER_SAMPLE = 6, 2, 64
 Bin = tuple[str, int, float, float, float]
 
 
-def make_bins(
-    small: Sequence[Kernel], large: Sequence[Kernel], small_batch: int, large_batch: int
-) -> list[Bin]:
-    """The bins of a step counted at two batch sizes; raises ValueError where its kernels differ
-    between them."""
-    if [k.name for k in small] != [k.name for k in large]:
-        raise ValueError("the step runs other operators when the batch is larger")
-    more = large_batch - small_batch
-    parts = []
-    for one, other in zip(small, large, strict=True):
-        growing = max(other.bytes - one.bytes, 0) / more
-        flops = max(other.flops - one.flops, 0) / more
-        parts.append((kind_of(one), flops, growing, max(one.bytes - small_batch * growing, 0)))
-    return _gather(parts)
-
-
 def bins_of(kernels: Sequence[Kernel], batch: int) -> list[Bin]:
     """The bins of a step counted at one batch size; every byte is taken to grow with it.
 
     The bytes are those of fp32 tensors, also where the step was counted in another precision.
     """
     double = item_bytes_of(kernels) == 8
-    return _gather([(kind_of(k), k.flops / batch, _as_fp32(k, double) / batch, 0.0) for k in kernels])
+    return gather([(kind_of(k), k.flops / batch, _as_fp32(k, double) / batch, 0.0) for k in kernels])
 
 
 def item_bytes_of(kernels: Sequence[Kernel]) -> int:
@@ -76,7 +58,8 @@ def _as_fp32(kernel: Kernel, double: bool) -> int:
     return kernel.passes * moved(kernel.reads) + moved(kernel.writes)
 
 
-def _gather(parts: Sequence[tuple[str, float, float, float]]) -> list[Bin]:
+def gather(parts: Iterable[tuple[str, float, float, float]]) -> list[Bin]:
+    """Bins of kernels: kind, operations and bytes per sample, and bytes that do not grow with the batch."""
     found: dict[tuple[str, int, int], list[float]] = {}
     for kind, flops, growing, constant in parts:
         size = growing + constant / WEIGHTS_PER_SAMPLE

@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 from torch.utils.flop_counter import flop_registry
 
 from vivace.operators import CLASSES, class_of
+from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import (
     Operator,
     OperatorMode,
@@ -132,10 +133,10 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         if _moves_nothing(func, (args, kwargs), result):
             return
         name = schema_of(func).name.rpartition("::")[2]
-        outputs = list(_tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
+        outputs = list(tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
         if _FREE.match(name) or not outputs:
             return
-        inputs = list(_tensors((args, kwargs)))
+        inputs = list(tensors((args, kwargs)))
         if _WRITES_ONLY.match(name):
             inputs = inputs[1:]
         elif _READS_WHAT_IT_WRITES.match(name):
@@ -221,26 +222,15 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
             yield
 
 
-def _tensors(tree: object) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _tensors(value)
-
-
 def _moves_nothing(func: Operator, given: object, result: object) -> bool:
     """Does an operator only describe its tensors (an attribute: device, size), or return views of them?"""
     schema = schema_of(func)
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
-    results = list(_tensors(result))
+    results = list(tensors(result))
     if not results:
         return torch.Tag.data_dependent_output not in func.tags
-    storages = {storage_id(tensor.untyped_storage()) for tensor in _tensors(given)}
+    storages = {storage_id(tensor.untyped_storage()) for tensor in tensors(given)}
     return all(storage_id(tensor.untyped_storage()) in storages for tensor in results)
 
 

@@ -24,7 +24,7 @@ from vivace.files import replace_text
 from vivace.job import Batch, Job, blame, load
 from vivace.session.opening import parts_of
 from vivace.tensors.loaders import known_length
-from vivace.tensors.trees import batch_size
+from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
 from vivace.work.bins import bins_of, item_bytes_of
 from vivace.work.count import Work, count_work
@@ -58,7 +58,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         "operators": {kind: {**totals, "seconds": None} for kind, totals in work.to_dict().items()},
         "num_parameters": sum(p.numel() for p in parameters),
         "num_tensors": len(parameters),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "parameter_bytes": bytes_of(parameters),
         "optimizer_bytes": state,
         "activation_bytes": work.saved_bytes,
         "peak_bytes": None,
@@ -125,7 +125,7 @@ def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
     for one in parts_of(optimizer, torch.optim.Optimizer):
         for entry in one.state.values():
             tensors += [value for value in entry.values() if isinstance(value, torch.Tensor)]
-    return work, model, sum(t.numel() * t.element_size() for t in tensors)
+    return work, model, bytes_of(tensors)
 
 
 class _Unimaginable(Exception):

@@ -14,6 +14,7 @@ from vivace.profiling.record import facts
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.modules import ModuleRanges
+from vivace.tensors.trees import bytes_of
 from vivace.torch_internals.tensors import Operator, current_dispatch_mode, storage_id
 from vivace.work.bins import bins_of
 from vivace.work.count import KernelCounter
@@ -102,8 +103,7 @@ class CountedStep:
         self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
 
     def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        grads = (p.grad for p in parameters)
-        self.gradient_bytes += sum(g.numel() * g.element_size() for g in grads if g is not None)
+        self.gradient_bytes += bytes_of(p.grad for p in parameters if p.grad is not None)
 
 
 class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]

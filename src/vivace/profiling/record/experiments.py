@@ -20,6 +20,7 @@ from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.sites import calling_site
 from vivace.tensors.modules import untouched
+from vivace.tensors.settings import on_threads
 from vivace.torch_internals.modules import acting
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
@@ -154,7 +155,7 @@ def _contexts(device: str, autocast: bool, document: dict[str, Any]) -> dict[str
     elif autocast:
         found["autocast"] = lambda: _autocast_everywhere(enabled=False)
     if device == "cpu" and threads != cores:
-        found["threads"] = lambda: _threads(cores)
+        found["threads"] = lambda: on_threads(cores)
     if torch.is_anomaly_enabled():
         found["anomaly"] = lambda: torch.autograd.set_detect_anomaly(False)
     if torch.are_deterministic_algorithms_enabled():
@@ -173,16 +174,6 @@ def _changes(module: nn.Module, document: dict[str, Any]) -> dict[str, Callable[
     if "channels_last" in document.get("asked", {}):
         found["channels_last"] = lambda shadow: shadow.convert(torch.Tensor.contiguous)
     return found
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

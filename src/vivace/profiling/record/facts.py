@@ -12,23 +12,22 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from traceback import FrameSummary
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 from torch.utils.data import DataLoader
 
 from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.loaders import known_length
-from vivace.tensors.modules import DROPOUTS
+from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
-from vivace.torch_internals.modules import BatchNorm
 from vivace.torch_internals.tensors import storage_id
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -50,10 +49,10 @@ def describe(hooks: LoopHooks) -> dict[str, Any]:
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
         "settings": [_settings(optimizer) for optimizer in optimizers],
         "num_parameters": sum(p.numel() for p in found),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in found),
+        "parameter_bytes": bytes_of(found),
         "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
-        "optimizer_bytes": sum(_bytes(t) for o in optimizers for t in _state(o)),
-        "batch_bytes": sum(_bytes(t) for t in tensors_of(hooks.batch)),
+        "optimizer_bytes": bytes_of(t for o in optimizers for t in _state(o)),
+        "batch_bytes": bytes_of(tensors_of(hooks.batch)),
         "flags": _flags(),
         "ranks": _ranks(hooks),
         "cuda": _cuda(device) if device.type == "cuda" else {},
@@ -170,18 +169,6 @@ def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
                         for inner, held in list((getattr(value, "__dict__", None) or {}).items()):
                             yield f"{name}.{inner} ({file})", held
         frame = frame.f_back
-
-
-def features(roots: Iterable[nn.Module]) -> dict[str, bool]:
-    """Which kinds of layers the outermost modules hold."""
-    modules = [part for root in roots for part in root.modules()]
-    kinds: dict[str, tuple[type[nn.Module], ...]] = {
-        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
-        "recurrent": (nn.RNNBase, nn.RNNCellBase),
-        "dropout": DROPOUTS,
-        "batch_norm": (BatchNorm,),
-    }
-    return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
 
 
 def page_faults() -> tuple[int, int]:
@@ -342,7 +329,3 @@ def _cuda(device: torch.device) -> dict[str, Any]:
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for state in optimizer.state.values():
         yield from tensors_of(dict(state) if hasattr(state, "items") else state)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

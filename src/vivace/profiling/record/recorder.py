@@ -30,6 +30,7 @@ from vivace.profiling.record.hooks import LoopHooks, Patches, named_range
 from vivace.profiling.record.mixed import PrecisionWatch
 from vivace.profiling.record.modules import ModuleRanges
 from vivace.profiling.record.waits import WaitWatch
+from vivace.tensors.modules import kinds_of
 
 WARM_STEPS, MOST_WARM_STEPS = 3, 8
 FEWEST_STEPS, MANY_STEPS, MOST_STEPS = 10, 100, 1500
@@ -261,7 +262,7 @@ class Recorder:
     def _leave_traced(self) -> None:
         self._modules.restore()
         self.document["precision"].update(self.precision.named(self._modules.roots))
-        self.document["features"] = facts.features(self._modules.roots.values())
+        self.document["features"] = kinds_of(self._modules.roots.values())
         self.hooks.annotate = False
         named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
         self._range.__exit__(None, None, None)

@@ -17,13 +17,9 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     """The share of samples whose class is found."""
-    from torchmetrics.classification import MulticlassAccuracy
-
-    found = None
+    right: Any = 0
+    total = 0
     for inputs, labels in batches:
-        logits = model(inputs)
-        if found is None:
-            found = MulticlassAccuracy(logits.shape[1], average="micro").to(logits.device)
-        found.update(logits, labels)
-    assert found is not None
-    return float(found.compute())
+        right = right + (model(inputs).argmax(1) == labels).sum()  # stays on the device meanwhile
+        total += len(labels)
+    return float(right) / total

@@ -14,6 +14,7 @@ from vivace.ledger import Ratio
 from vivace.measuring.statistics import speed_ratio
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
+from vivace.tensors.trees import bytes_of
 from vivace.words import duration
 
 # What a stack saves is what each operator costs beside its arithmetic: a few milliseconds a step at most.
@@ -36,7 +37,7 @@ def too_large(step_seconds: float) -> str:
 
 def most_rows(row: Row) -> int:
     """How many rows fit into a share of the free memory."""
-    size = sum(p.numel() * p.element_size() for p in row.model.parameters())
+    size = bytes_of(row.model.parameters())
     free = torch.cuda.mem_get_info(row.device)[0] if row.device.type == "cuda" else free_memory()
     return max(1, int(MEMORY_SHARE * free / (COPIES * max(1, size))))
 

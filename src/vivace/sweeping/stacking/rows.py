@@ -16,7 +16,7 @@ from vivace.errors import Refused
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.session.opening import call, fed, start
+from vivace.session.opening import call, fed, schedulers_of, start
 from vivace.sweeping.space import Parameters
 from vivace.sweeping.stacking.tables import in_order
 from vivace.tensors.randomness import SeededStreams, capture, derive, restore, same_host_state
@@ -85,8 +85,7 @@ class Row:
 
     def step_scheduler(self) -> None:
         """What `train` does after a step or an epoch."""
-        schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]
-        for scheduler in filter(None, schedulers):
+        for scheduler in schedulers_of(self.scheduler):
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 scheduler.step(self.metric if self.metric is not None else self.loss)
             else:

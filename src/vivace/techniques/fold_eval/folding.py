@@ -7,6 +7,7 @@ be out of date. Parameters and buffers stay what they are. (`vivace.serving.fold
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], boo
     Returns what undoes it, and whether more may come, as fused_batchnorm's `install` does.
     """
     names = {id(module): name for name, module in model.named_modules()}
-    undone: list[Callable[[], None]] = []
+    undone = contextlib.ExitStack()
     waiting = False
 
     def note(owner: nn.Module, found: list[str]) -> None:
@@ -53,13 +54,8 @@ def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], boo
                 waiting = True
             except Untraceable:
                 continue
-            undone.append(add_change(owner, Change(0, fold, note, training=False)))
-
-    def undo() -> None:
-        for one in undone:
-            one()
-
-    return undo, waiting
+            undone.callback(add_change(owner, Change(0, fold, note, training=False)))
+    return undone.close, waiting
 
 
 def fold(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[str]:

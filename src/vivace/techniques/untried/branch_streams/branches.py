@@ -9,6 +9,7 @@ Sources: https://arxiv.org/abs/2012.02732 (Nimble), https://arxiv.org/abs/2011.0
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -28,7 +29,7 @@ def install(model: nn.Module, report: dict[int, list[int]]) -> Callable[[], None
     """Let branches anywhere in `model` run side by side; `report` gets the number of branches at each join,
     by the identity of the module whose forward holds them. Returns what undoes it.
     """
-    undone: list[Callable[[], None]] = []
+    undone = contextlib.ExitStack()
     covered: set[int] = set()  # Sequentials that a module around them has looked into
     for owner in model.modules():
         signature = tensors_only(owner)
@@ -39,14 +40,10 @@ def install(model: nn.Module, report: dict[int, list[int]]) -> Callable[[], None
         except Untraceable:
             continue
         if find_branches(graph, owner, inlined):
-            undone.append(add_change(owner, Change(1, find_branches, lambda o, n: report.update({id(o): n}))))
+            change = Change(1, find_branches, lambda o, n: report.update({id(o): n}))
+            undone.callback(add_change(owner, change))
             covered.update(map(id, inlined))
-
-    def undo() -> None:
-        for one in undone:
-            one()
-
-    return undo
+    return undone.close
 
 
 def find_branches(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[int]:

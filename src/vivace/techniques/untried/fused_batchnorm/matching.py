@@ -77,14 +77,14 @@ def install(
     are traced when they are first called.
     """
     norms = [m for m in model.modules() if type(m) in NORMS and not is_touched(m)]
+    undone = contextlib.ExitStack()
     for norm in norms:
         norm.forward = FusedNorm(norm)
+        undone.callback(vars(norm).pop, "forward", None)
     convolutions = [m for m in modules_of(model, nn.Conv2d) if products and _may_leave_statistics(m)]
-    undo_products = contextlib.ExitStack()
     replaced = [Product(convolution) for convolution in convolutions]
-    undo_products.enter_context(patched(convolutions, "forward", replaced))
+    undone.enter_context(patched(convolutions, "forward", replaced))
     held = {id(norm) for norm in norms}
-    undone: list[Callable[[], None]] = [undo_products.close]
     waiting = False
 
     def note(owner: nn.Module, found: list[Chain | str]) -> None:
@@ -105,15 +105,8 @@ def install(
         except Untraceable:
             wanted = False
         if wanted:
-            undone.append(add_change(owner, Change(0, find_chains, note)))
-
-    def undo() -> None:
-        for one in reversed(undone):
-            one()
-        for norm in norms:
-            vars(norm).pop("forward", None)
-
-    return undo, waiting
+            undone.callback(add_change(owner, Change(0, find_chains, note)))
+    return undone.close, waiting
 
 
 def _may_leave_statistics(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vivace.tensors.optimizers import restricted
+from vivace.tensors.trees import bytes_of
 
 
 class HostedState:
@@ -43,7 +44,7 @@ class HostedState:
     @property
     def num_bytes(self) -> int:
         """Bytes of state in host memory."""
-        return sum(t.numel() * t.element_size() for named in self.hosted.values() for t in named.values())
+        return bytes_of(t for named in self.hosted.values() for t in named.values())
 
     def update(self) -> None:
         """One step of the optimizer, part by part; the state of the next part comes while one is updated."""
