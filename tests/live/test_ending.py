@@ -81,6 +81,8 @@ def test_details_are_the_ledger_before_the_answer(monkeypatch):
     told = said(FASTER, COMMAND, RECORDS)
     answer = said(FASTER, COMMAND)
     assert told[-len(answer) :] == answer
+    of_page = said({**FASTER, "page": "runs/run/run.html"}, COMMAND, RECORDS)
+    assert f"{PREFIX}Page: runs/run/run.html" in of_page  # without a word on --details
     before = "\n".join(told[: -len(answer)])
     for text in (
         "1.50x (1.30-1.70)",

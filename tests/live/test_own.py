@@ -349,12 +349,17 @@ class Preempted(Exception):
     pass
 
 
+@pytest.mark.parametrize("restores", [False, True])
 @pytest.mark.parametrize("in_a_copy", [False, True])
-def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy):
-    """Also where it comes while a plan acts on the model's call, or a copy of it runs: none may hide it."""
+def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy, restores):
+    """Also where it comes while a plan acts on the model's call, or a copy of it runs: none may hide it; and
+    where it first takes itself away, so that a second signal ends the process.
+    """
     counted = {"raised": 0, "caught": 0}
 
-    def preempted(*_):
+    def preempted(number, *_):
+        if restores:
+            signal.signal(number, signal.SIG_DFL)
         raise Preempted
 
     class Interrupted(nn.Sequential):

@@ -178,6 +178,15 @@ def test_exit_codes_and_streams_are_the_scripts_own(tmp_path, program, code):
     assert done.stdout == ("a line\n" if "input" in program else "")
 
 
+def test_a_script_that_crashes_shows_the_traceback_that_it_has_alone(tmp_path):
+    """Its own frames and torch's, also in its first steps, whose calls are looked at."""
+    (tmp_path / "wrong.py").write_text("import torch\ntorch.nn.Linear(4, 1)(torch.ones(2, 3))\n")
+    wanted = alone(sys.executable, "wrong.py", cwd=tmp_path).stderr
+    assert "wrong.py" in wanted
+    done = vivace_run("--", sys.executable, "wrong.py", cwd=tmp_path, code=1)
+    assert done.stderr.startswith(wanted), done.stderr
+
+
 def test_a_script_without_training_is_told_so(tmp_path):
     done = vivace_run("--", sys.executable, "-c", "import torch", cwd=tmp_path, code=0)
     assert done.stderr == "vivace: This run was left as it is: no training step of torch was seen.\n"

@@ -1,4 +1,5 @@
 import io
+import mmap
 import time
 
 import pytest
@@ -150,6 +151,28 @@ def test_a_loader_that_waits_shows_in_the_share_of_data():
     assert profile.shares["data"] > 0.8
     assert profile.features["loader"]["dataset_length"] == 4
     assert not profile.features["loader"]["in_memory"]
+
+
+def test_page_faults_of_a_profile_are_the_mean_of_all_steps_that_are_timed():
+    """Of five, after one that warms up, the fourth takes 2,048 pages: two steps would show none, or half."""
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) == 5:
+            with mmap.mmap(-1, 2048 * mmap.PAGESIZE) as taken:
+                taken.write(bytes(len(taken)))
+        return model(batch).mean()
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(8, 1),
+        data=lambda: [torch.ones(2, 8)],
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, [torch.ones(2, 8)])
+    assert 2048 / 5 <= profile.page_faults < 2048
 
 
 @pytest.mark.parametrize("decodes", [True, False])

@@ -33,9 +33,9 @@ ANSWER = Answer(
 )
 
 
-def told(answer, width=80):
+def told(answer, width=80, *, details=False):
     console = Console(file=io.StringIO(), width=width)
-    ending(answer, console)
+    ending(answer, console, details=details)
     return console.file.getvalue().splitlines()
 
 
@@ -50,6 +50,17 @@ def test_an_ending_has_the_order_of_the_page():
         "Page: runs/tune/report.html  (all of it here: --details)",
         "Next: vivace train train.py:job --plan runs/tune/plan.toml",
     ]
+
+
+def test_nobody_is_sent_to_the_details_that_stand_above():
+    brief, whole = told(ANSWER), told(ANSWER, details=True)
+    assert [line for line in brief if line not in whole] == [
+        "Page: runs/tune/report.html  (all of it here: --details)"
+    ]
+    assert whole[-2] == "Page: runs/tune/report.html"
+    untested = {"pairs": 0, "not_tested": "the job has a step of its own"}
+    assert "--details" not in shown(details=True, bias=untested)
+    assert "--details" in shown(details=False)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

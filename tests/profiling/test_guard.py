@@ -1,6 +1,8 @@
 """What watches a script must not fail into it: faults planted in each kind of hook."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,6 +166,38 @@ def test_what_the_person_raises_is_theirs():
         watched(7)
     assert faults == []
     assert not guard.off
+
+
+def test_a_script_that_crashes_shows_its_own_frames_alone(monkeypatch, capsys):
+    """Also of the error behind the last one; and a hook that the script puts into place meanwhile stays."""
+
+    def fails():
+        try:
+            {}["own"]
+        except KeyError as error:
+            raise ValueError("theirs") from error
+
+    def shown():
+        try:
+            owner.fails()
+        except ValueError as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    owner = SimpleNamespace(fails=fails)
+    alone = shown()
+    patches = hooks.Patches(Guard(print))
+    patches.replace(owner, "fails", lambda original: original)
+    assert "guard.py" in shown()
+    patches.hide()
+    assert shown() == alone
+    patches.restore()
+    assert sys.excepthook is sys.__excepthook__
+    patches.hide()
+    sys.excepthook = own = SimpleNamespace()
+    patches.restore()
+    assert sys.excepthook is own
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

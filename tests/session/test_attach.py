@@ -328,3 +328,18 @@ def test_what_fails_while_closing_leaves_nothing_else_open():
     with pytest.raises(ZeroDivisionError):
         session.close()
     assert closed == ["last", "first"]
+
+
+def test_a_closed_session_says_so_and_trains_nothing():
+    mine, (first, second, *_) = network(), loader()
+    plan = Plan.from_dict({"bf16_autocast": {}})
+    with vivace.attach(plan, model=mine, optimizer=optimizer_of(mine), loss=loss) as session:
+        session.step(first)
+    session.close()  # once more does no harm
+    before = copy.deepcopy(mine.state_dict())
+    used = [lambda: session.step(second), lambda: session.plain_step(second)]
+    used += [lambda: session.batches([second]), lambda: session.place(second)]
+    for use in used:
+        with pytest.raises(InputError, match=r"^this session is closed, .* attach again$"):
+            use()
+    assert same(mine.state_dict(), before)

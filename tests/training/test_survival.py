@@ -403,6 +403,17 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(r
     assert "Fatal" not in output
 
 
+@pytest.mark.slow
+def test_what_a_rank_hangs_in_saving_another_one_saves(ranks_of, tmp_path):
+    out, job = tmp_path / "run", f"{CROWDED.with_name('stuck_disk.py')}:job"
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s", "--max-steps", "5"))
+    assert code == 1, output
+    (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 0 (process")]
+    assert "has been at the checkpoint of step 5 for " in told
+    assert "in hangs; rank 1 waits for it: training stopped; step_5 in" in told
+    assert [path.name for path in (out / "checkpoints").iterdir() if ".tmp." not in path.name] == ["step_5"]
+
+
 @pytest.mark.fault(13)
 @pytest.mark.slow
 def test_a_link_that_is_cut_between_two_hosts_is_told_on_both_and_what_was_trained_is_kept(tmp_path):

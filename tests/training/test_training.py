@@ -257,6 +257,26 @@ class TestFolder:
         assert train(tiny.job, out=out, resume=True).found == found
         assert train(tiny.job, out=out, restart=True, max_steps=1).found == {}
 
+    def test_a_training_from_zero_takes_nothing_from_the_one_before_it(self, tmp_path):
+        """Neither does the training that goes on after it has failed half-way: it wrote no run.json."""
+        tiny = runpy.run_path(str(TINY))
+        out, calls = tmp_path / "run", itertools.count(1)
+
+        def fails_once(*arguments):
+            if next(calls) == 3:
+                raise KeyError("label")
+            return tiny["loss"](*arguments)
+
+        train(tiny["make"](), out=out)
+        document = json.loads((out / "run.json").read_text())
+        (out / "run.json").write_text(json.dumps(document | {"found": {"outcome": "faster"}}))
+        job = tiny["make"](loss=fails_once)
+        with pytest.raises(JobError, match=r"step_2 .* was kept"):
+            train(job, out=out, restart=True)
+        assert not any((out / name).exists() for name in ("run.json", "model.pt"))
+        again = train(job, out=out, resume=True)
+        assert (again.resumed_from_step, again.found) == (2, {})
+
     def test_parts_make_the_whole(self, tmp_path, tiny, digest):
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         train(tiny.job, out=whole)

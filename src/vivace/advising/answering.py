@@ -36,8 +36,12 @@ def answer(advice: Advice) -> Answer:
     )
 
 
-def answer_of_card(gpu: Gpu, found: Sequence[Trainable], largest: float, precision: str) -> Answer:
-    """What a card can train: of `largest` parameters at most, and which of the well-known models."""
+def answer_of_card(
+    gpu: Gpu, found: Sequence[Trainable], largest: float, precision: str, *, details: bool = False
+) -> Answer:
+    """What a card can train: of `largest` parameters at most, and which of the well-known models; `details`:
+    all of these are listed, too.
+    """
     fitting = [entry for entry in found if entry.prediction is not None]
     others = [entry.model for entry in found if entry.prediction is None]
     numbers = "mixed precision" if precision == "amp" else precision
@@ -56,7 +60,7 @@ def answer_of_card(gpu: Gpu, found: Sequence[Trainable], largest: float, precisi
         ),
         notes=(
             *([f"Not as they are: {', '.join(others)}"] if others else []),
-            "--details lists every model with its speed and what limits it",
+            *(() if details else ("--details lists every model with its speed and what limits it",)),
         ),
         next=(f"vivace advise JOB --epochs 90 --gpus {shlex.quote(gpu.name)}",),
     )

@@ -48,7 +48,7 @@ def answer(
     screen.document(advice.to_dict())
     if details:
         screen.show(lambda console: tables.draw(advice, console))
-    screen.show(lambda console: ending(answering.answer(advice), console))
+    screen.show(lambda console: ending(answering.answer(advice), console, details=details))
     return advice.exit_code
 
 
@@ -73,7 +73,7 @@ def on_software(
     screen.document({"software": advice.to_dict()})
     if details:
         screen.show(lambda console: tables.draw_software(advice, console))
-    screen.show(lambda console: ending(advice.ending(), console))
+    screen.show(lambda console: ending(advice.ending(), console, details=details))
     return advice.exit_code
 
 
@@ -104,5 +104,6 @@ def _reverse(card: str, options: dict[str, Any], screen: Screen, *, details: boo
     )
     if details:
         screen.show(lambda console: tables.draw_card(gpu, found, largest, console, precision))
-    screen.show(lambda console: ending(answering.answer_of_card(gpu, found, largest, precision), console))
+    brief = answering.answer_of_card(gpu, found, largest, precision, details=details)
+    screen.show(lambda console: ending(brief, console, details=details))
     return 0

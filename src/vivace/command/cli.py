@@ -29,7 +29,7 @@ Changed = Annotated[
     str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
 ]
 OnNan = Annotated[str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")]
-Restart = Annotated[bool, typer.Option("--restart", help="delete the checkpoints, train from zero")]
+Restart = Annotated[bool, typer.Option("--restart", help="delete checkpoints and results, train from zero")]
 WatchShare = Annotated[
     float, typer.Option(max=1.0, help="share of the time to repeat steps under the reference; 0: none")
 ]

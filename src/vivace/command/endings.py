@@ -70,7 +70,7 @@ def swept(result: Swept, console: Console, *, details: bool = False) -> None:
         draw(result, console)
     found = answer_of(result)
     console.print()
-    ending(dataclasses.replace(found, page=short(found.page)), console)
+    ending(dataclasses.replace(found, page=short(found.page)), console, details=details)
 
 
 def searched(
@@ -89,7 +89,8 @@ def searched(
         draw_rows((), [list(row) for row in rows], console)
         console.print()
     found = answering.searched(result.document, command)
-    ending(dataclasses.replace(found, page=short(found.page) if found.page else ""), console)
+    found = dataclasses.replace(found, page=short(found.page) if found.page else "")
+    ending(found, console, details=details)
 
 
 def _content(folder: Path, **known: object) -> Content:
@@ -102,4 +103,4 @@ def _show(found: Answer, console: Console, behind: Content | None) -> None:
     if behind is not None:
         draw_details(behind, console)
         console.print()
-    ending(found, console)
+    ending(found, console, details=behind is not None)

@@ -145,7 +145,7 @@ def export(
         if details:
             shown.show(lambda console: draw_rows(COLUMNS, rows(result), console))
         brief = dataclasses.replace(result, page_path=short(result.page_path))
-        shown.show(lambda console: ending(answer(brief), console))
+        shown.show(lambda console: ending(answer(brief), console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -245,5 +245,5 @@ def compare(
         shown.document(found.to_dict())
         if details:
             shown.show(lambda console: draw_rows(COLUMNS, rows(found), console))
-        shown.show(lambda console: ending(answer(found), console))
+        shown.show(lambda console: ending(answer(found), console, details=details))
         shown.exit_code = found.exit_code

@@ -26,7 +26,7 @@ def draw(found: Compressed, console: Console, *, details: bool = False) -> None:
         if found.beside:
             _draw_beside(found, console)
             console.print()
-    ending(answer(found), console)
+    ending(answer(found), console, details=details)
 
 
 def _draw_forms(found: Compressed, console: Console) -> None:

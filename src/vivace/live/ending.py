@@ -164,4 +164,5 @@ def said(document: dict[str, Any], command: str, records: list[dict[str, Any]] |
         column = max(len(name) for name, _ in rows)
         told = [in_letters(printable(f"  {name:<{column}}  {text}")) for name, text in rows]
         found += [f"{title}:", *told, ""]
-    return [f"{PREFIX}{line}".rstrip() for line in [*found, *lines(answer_of(document, command), width)]]
+    found += lines(answer_of(document, command), width, details=records is not None)
+    return [f"{PREFIX}{line}".rstrip() for line in found]

@@ -104,6 +104,7 @@ class Loop:
         """Patch torch and begin to look. Where that fails, torch is left as it was, and the error raised."""
         looking, waiting = self._looking, self._waiting
         try:
+            waiting.hide()
             looking.replace(nn.Module, "__call__", self._any_call)
             self._watch_gradients(looking)
             waiting.replace(torch, "compile", self._compiling)

@@ -19,7 +19,7 @@ from vivace.inspection.limits import usable_cores
 from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
-from vivace.observing.observe import now, observe, profile_step
+from vivace.observing.observe import minor_faults, now, observe, profile_step
 from vivace.operators import SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
@@ -42,8 +42,8 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
     loader = call(job, "data")
     workers = getattr(loader, "num_workers", 0)
     steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
-    parts = _time_parts(session, endless_batches(session, job, loader, world_size=num_ranks), steps)
-    seen = observe(session, batches)  # the first steps fault more pages in than later ones
+    parts, faults = _time_parts(session, endless_batches(session, job, loader, world_size=num_ranks), steps)
+    seen = observe(session, batches)
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
     return Profile(
@@ -52,7 +52,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
         shares={part: parts[part] / step_seconds for part in PARTS},
         operator_shares=operator_shares(profile_step(session, batches[-1])),
         num_operators=sum(seen.operators.values()),
-        page_faults=seen.page_faults,
+        page_faults=faults,  # not of the few steps of `observe`: many a step takes no memory anew
         parameter_bytes=bytes_of(parameters),
         peak_bytes=seen.peak_bytes,
         features={
@@ -64,29 +64,33 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
     )
 
 
-def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> dict[str, float]:
-    """Seconds of each part of a step, after one more that warms up: the median, of fetching the mean.
+def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> tuple[dict[str, float], float]:
+    """Seconds of each part of a step, after one more that warms up: the median, of fetching the mean; and the
+    mean of its page faults.
 
     Workers hand their batches over in turn, so of several steps one waits for all.
     """
     spent: dict[str, float] = defaultdict(float)
     steps: list[dict[str, float]] = []
+    faults: list[int] = []
     with _timed(session, spent):
         for _ in range(num_steps + 1):
             spent.clear()
             start = now(session.build.device)
             batch = next(source)
-            fetched = now(session.build.device)
+            fetched, before = now(session.build.device), minor_faults()
             session.step(batch)
             done = now(session.build.device)
+            faults.append(minor_faults() - before)
             rest = done - fetched - sum(spent.values())
             last = "forward" if session.build.own_step else "update"
             steps.append({**spent, "data": fetched - start, last: rest})
     middle = {"data": statistics.fmean}
-    return {
+    parts = {
         part: middle.get(part, statistics.median)([step.get(part, 0.0) for step in steps[1:]])
         for part in PARTS
     }
+    return parts, statistics.fmean(faults[1:])
 
 
 def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[None]:

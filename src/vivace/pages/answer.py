@@ -57,22 +57,25 @@ class Answer:
         return capital(f"{self.figure} {self.sentence}".strip())
 
 
-def ending(answer: Answer, console: Console) -> None:
-    """Print an answer in at most `MOST_LINES` lines of the console's width; what is longer is cut."""
-    for line, style in _lines(answer, min(console.width, shutil.get_terminal_size((80, 24)).columns)):
+def ending(answer: Answer, console: Console, *, details: bool = False) -> None:
+    """Print an answer in at most `MOST_LINES` lines of the console's width; what is longer is cut. `details`:
+    all that the page holds stands above it.
+    """
+    width = min(console.width, shutil.get_terminal_size((80, 24)).columns)
+    for line, style in _lines(answer, width, details):
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def lines(answer: Answer, width: int) -> list[str]:
+def lines(answer: Answer, width: int, *, details: bool = False) -> list[str]:
     """The same as plain text, for a stream that is a script's own."""
-    return [line for line, _ in _lines(answer, width)]
+    return [line for line, _ in _lines(answer, width, details)]
 
 
-def _lines(answer: Answer, width: int) -> list[tuple[str, str]]:
+def _lines(answer: Answer, width: int, details: bool) -> list[tuple[str, str]]:
     first = [(line, _STYLES[answer.tone]) for line in _folded(answer.title + ".", width, 3)]
     colour = {True: "green", False: "red", None: "yellow"}[answer.same_kept]
     first += [(line, colour) for line in _folded(answer.same + "." if answer.same else "", width, 2)]
-    last = [(printable(line), "") for line in _last(answer)]
+    last = [(printable(line), "") for line in _last(answer, details)]
     room = MOST_LINES - len(first) - sum(-(-len(line) // width) for line, _ in last)
     least = min(len(answer.parts), 3) + bool(answer.parts)
     notes: list[str] = []
@@ -101,8 +104,9 @@ def _parts(answer: Answer, width: int, room: int) -> list[str]:
     return [title, *(_cut(line, width) for line in lines)]
 
 
-def _last(answer: Answer) -> list[str]:
-    page = [f"Page: {answer.page}  (all of it here: --details)"] if answer.page else []
+def _last(answer: Answer, details: bool) -> list[str]:
+    here = "" if details else "  (all of it here: --details)"
+    page = [f"Page: {answer.page}{here}"] if answer.page else []
     return page + [f"Next: {command}" for command in answer.next]
 
 

@@ -21,7 +21,8 @@ def draw(result: Profiled, console: Console, *, details: bool = False) -> None:
     if details:
         _draw_details(result.document, console)
         console.print()
-    ending(dataclasses.replace(answer(result.document), page=str(result.page_path)), console)
+    found = dataclasses.replace(answer(result.document), page=str(result.page_path))
+    ending(found, console, details=details)
 
 
 def _draw_details(document: dict[str, Any], console: Console) -> None:

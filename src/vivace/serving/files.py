@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from vivace.errors import Refused
-from vivace.serving.material import Material
+from vivace.serving.material import Material, Shapes
 from vivace.serving.serve import without_telemetry
+
+Program = TypeVar("Program")
 
 
 def parts(path: Path) -> list[Path]:
@@ -41,25 +42,37 @@ def output_names(count: int) -> list[str]:
     return [f"output_{place}" for place in range(count)]
 
 
-@contextlib.contextmanager
-def tracing(material: Material, unrolled: type[nn.RNNBase] = nn.RNNBase) -> Iterator[None]:
-    """Around `torch.export`: Refused where it fails on a layer of the kind `unrolled` and inputs of several
-    lengths, as it writes the steps of such a layer one by one, as many as the traced call has.
+def traced(
+    material: Material, write: Callable[[Shapes], Program], unrolled: type[nn.RNNBase] = nn.RNNBase
+) -> Program:
+    """What `write` makes, by `torch.export`, of the dimensions of each input that vary.
+
+    Raises Refused where the lengths are what it fails on, as torch writes the steps of a layer of the kind
+    `unrolled` one by one, as many as the traced call has; else whatever it fails on.
     """
     try:
-        yield
+        return write(material.shapes)
     except Exception as error:
         layers = material.flat.model.named_modules()
         found = next((pair for pair in layers if isinstance(pair[1], unrolled)), None)
-        if material.calls.ragged and found is not None:
-            raise Refused(
-                f"torch writes the recurrent layer '{found[0]}' ({type(found[1]).__name__}) for one length, "
-                "and your batches differ in theirs: pad all of them to one length; an LSTM or a GRU "
-                "keeps any length in onnx and openvino"
-            ) from error
-        if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ is not None:
-            raise error.__cause__ from None  # its own text says how to report it, not what is wrong
-        raise
+        if not material.calls.ragged or found is None:
+            raise _cause(error) from None
+        try:
+            write(material.rows)
+        except Exception as other:  # of one length, too
+            raise _cause(other) from None
+        raise Refused(
+            f"torch writes the recurrent layer '{found[0]}' ({type(found[1]).__name__}) for one length, "
+            "and your batches differ in theirs: pad all of them to one length; an LSTM or a GRU "
+            "keeps any length in onnx and openvino"
+        ) from error
+
+
+def _cause(error: Exception) -> BaseException:
+    """What ONNX's exporter stumbled over: its own text says how to report it, not what is wrong."""
+    if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ is not None:
+        return error.__cause__
+    return error
 
 
 def to_onnx(material: Material, path: Path) -> None:
@@ -70,18 +83,21 @@ def to_onnx(material: Material, path: Path) -> None:
 def onnx_program(material: Material) -> Any:
     """What a file of ONNX is written from, with the traced program that it is made of."""
     example = material.example
-    with tracing(material, nn.RNN), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about its own deprecated parts
-        count = len(material.flat(*example))
+
+    def write(shapes: Shapes) -> Any:
         return torch.onnx.export(
             material.flat,
             example,
             input_names=input_names(len(example)),
-            output_names=output_names(count),
-            dynamic_shapes=(material.shapes,),
+            output_names=output_names(len(material.flat(*example))),
+            dynamic_shapes=(shapes,),
             dynamo=True,
             verbose=False,
         )
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own deprecated parts
+        return traced(material, write, nn.RNN)
 
 
 def to_openvino(onnx: Path, path: Path) -> None:
@@ -96,10 +112,14 @@ def exported(material: Material, model: Any = None) -> torch.export.ExportedProg
     """A model of the material's calls, by default its own, as a program free of the person's code."""
     model = material.flat if model is None else model
     is_graph = isinstance(model, torch.fx.GraphModule)  # whose inputs have names each, and are no list
-    shapes = material.shapes if is_graph else (material.shapes,)
-    with tracing(material), torch.no_grad(), warnings.catch_warnings():
+
+    def write(shapes: Shapes) -> torch.export.ExportedProgram:
+        of_model = shapes if is_graph else (shapes,)
+        return torch.export.export(model, material.example, dynamic_shapes=of_model, strict=False)
+
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of how a recurrent layer holds its weights
-        return torch.export.export(model, material.example, dynamic_shapes=shapes, strict=False)
+        return traced(material, write)
 
 
 def to_torch(program: torch.export.ExportedProgram, path: Path) -> None:

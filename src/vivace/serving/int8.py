@@ -13,8 +13,8 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.serving.calls import Calls
-from vivace.serving.files import input_names, tracing
-from vivace.serving.material import Material
+from vivace.serving.files import input_names, traced
+from vivace.serving.material import Material, Shapes
 from vivace.serving.serve import without_telemetry
 
 SAMPLES = 256  # from which ranges are learnt
@@ -90,10 +90,12 @@ def in_graph(material: Material) -> Any:
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     example = material.example
-    with tracing(material), torch.no_grad():
-        program = torch.export.export(
-            material.flat, example, dynamic_shapes=(material.shapes,), strict=True
-        ).module()
+
+    def write(shapes: Shapes) -> Any:
+        return torch.export.export(material.flat, example, dynamic_shapes=(shapes,), strict=True)
+
+    with torch.no_grad():
+        program = traced(material, write).module()
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
         prepared = prepare_pt2e(program, quantizer)

@@ -14,6 +14,7 @@ from vivace.serving.calls import Calls, Flat, first_call
 from vivace.serving.trained import load_trained, untrained
 
 CALIBRATION = "calibration"
+Shapes = tuple[dict[int, Any], ...]
 ROWS = 4  # samples in the call that is traced: a batch of one would be taken as a constant
 
 
@@ -31,9 +32,14 @@ class Material:
         return tuple(map(torch.from_numpy, self.calls.sample(ROWS)))
 
     @property
-    def shapes(self) -> tuple[dict[int, Any], ...]:
+    def shapes(self) -> Shapes:
         """For each input the dimensions that vary, as `torch.export` takes them."""
         return tuple(dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for dims in self.calls.dynamic)
+
+    @property
+    def rows(self) -> Shapes:
+        """The same where all lengths but the batch's were the example's."""
+        return tuple({dim: shape[dim] for dim in shape if dim == 0} for shape in self.shapes)
 
     @property
     def images(self) -> bool:

@@ -6,15 +6,16 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
-from vivace.errors import JobError
+from vivace.errors import InputError, JobError
 from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.technique import Build, Numerics, Seam
 from vivace.technique.registry import acting
+from vivace.technique.step import Step
 from vivace.tensors.trees import map_tensors
 
 
@@ -117,7 +118,8 @@ class Session:
             callback()
 
     def close(self) -> None:
-        """Undo everything that the plan changed, last change first."""
+        """Undo everything that the plan changed, last change first; nothing steps or feeds afterwards."""
+        self.seams = Step(dict.fromkeys(Seam, _closed))
         self.build.close()
 
     def __enter__(self) -> Self:
@@ -165,6 +167,13 @@ class Session:
 def place(batch: Batch, *, device: torch.device) -> Any:
     """Move every tensor of a batch to `device`; tensors that are there already are returned as they are."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+
+def _closed(*_: object) -> NoReturn:
+    raise InputError(
+        "this session is closed, and its plan undone: use it before close() and inside its `with`, or attach "
+        "again"
+    )
 
 
 def _require_arguments(loss: Callable[[Any, Any], Any]) -> None:

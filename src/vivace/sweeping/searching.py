@@ -31,7 +31,7 @@ from vivace.sweeping.importance import importances_of
 from vivace.sweeping.packing import SILENCE_SECONDS, Packing, packed
 from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of
 from vivace.sweeping.result import Swept
-from vivace.sweeping.runs import Runs
+from vivace.sweeping.runs import Repeat, Runs
 from vivace.sweeping.space import Parameters, Space, space_of, to_dict, told
 from vivace.sweeping.study import Asked, Setting, Study
 from vivace.sweeping.transfer import Transferred
@@ -83,9 +83,8 @@ def run_sweep(
         _require_width(transfer, searched, looked["shaping"])
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against, loaded)
         study = Study(folder.journal, setting, searched)
-        left = trials - len(study.counted()) + FINALISTS * seeds
         packing = _as_told(machine, workers, cluster) or packed(
-            source, machine, looked["largest"], loaded, left, seed, folder.path / LOG
+            source, machine, looked["largest"], loaded, _left(study, trials, seeds), seed, folder.path / LOG
         )
         runs = Runs(
             study,
@@ -111,6 +110,15 @@ def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> 
     if cluster is not None:
         return Packing(*cluster.shares)
     return Packing(workers, max(1, machine.num_cores // workers)) if workers is not None else None
+
+
+def _left(study: Study, trials: int, seeds: int) -> int:
+    """How many runs are to come at most: of the search, and of the best under other seeds."""
+    left = max(trials - len(study.counted()), len(study.open()))
+    if study.open() or (left and not study.exhausted):
+        return left + FINALISTS * seeds
+    known = study.repeated()
+    return sum((asked.number, seed) not in known for asked, seed in _under_seeds(study, seeds))
 
 
 def _run(study: Study, runs: Runs, trials: int, seeds: int, tell: Tell) -> tuple[bool, list[Finalist]]:
@@ -242,19 +250,23 @@ def _largest(
 
 
 def _finalists(study: Study, runs: Runs, seeds: int) -> list[Finalist]:
-    """The best configurations, trained under `seeds` seeds that the search has not seen."""
-    first = _unrepeated(study)
-    if not seeds or not first:
+    """The best configurations, trained under other seeds."""
+    first, wanted = _unrepeated(study), _under_seeds(study, seeds)
+    if not wanted:
         return first
-    fresh = [study.setting.seed + 1 + number for number in range(seeds)]
-    wanted = [(Asked(one.number, one.parameters), other) for one in first for other in fresh]
     metrics = runs.repeat(wanted)
     found = []
     for one in first:
-        values = {other: metrics[one.number, other] for other in fresh if (one.number, other) in metrics}
+        values = {seed: metric for (number, seed), metric in metrics.items() if number == one.number}
         spread = spread_of(values) if values else None
         found.append(Finalist(one.number, one.parameters, one.metric, spread))
     return ranked(found)
+
+
+def _under_seeds(study: Study, seeds: int) -> list[Repeat]:
+    """The best configurations, each with `seeds` seeds that the search has not seen."""
+    fresh = [study.setting.seed + 1 + number for number in range(seeds)]
+    return [(Asked(one.number, one.parameters), seed) for one in _unrepeated(study) for seed in fresh]
 
 
 def _unrepeated(study: Study) -> list[Finalist]:

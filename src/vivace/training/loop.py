@@ -92,7 +92,7 @@ class Loop(Strides):
             self._take_up(found)
         else:
             self.damage.before = 0
-            for name in ("damaged.jsonl", PICTURES) if ranks.writes else ():
+            for name in ("run.json", "model.pt", "damaged.jsonl", PICTURES) if ranks.writes else ():
                 (path / name).unlink(missing_ok=True)
         if ranks.writes:
             session.plan.save(path / "plan.toml")

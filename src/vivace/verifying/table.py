@@ -44,18 +44,21 @@ def draw(verdict: Verdict, job: str, plan: str, console: Console, *, details: bo
         for told in filter(None, (power(verdict), *map(capital, verdict.details))):
             console.print(f"\n{told}", markup=False)
     console.print()
-    ending(answer(verdict, job, plan), console)
+    ending(answer(verdict, job, plan, details=details), console, details=details)
 
 
-def answer(verdict: Verdict, job: str, plan: str) -> Answer:
-    """Is it the same model, and what the plan does; `plan` as it was given, empty for an edited job."""
+def answer(verdict: Verdict, job: str, plan: str, *, details: bool = False) -> Answer:
+    """Is it the same model, and what the plan does; `plan` as it was given, empty for an edited job.
+    `details`: every figure is shown, too.
+    """
     sentence = sameness(verdict.to_dict())
     promise = f"Promise {verdict.promise.upper()}, {words.count(verdict.num_checks, 'check')}"
     ran = f"{promise}, {words.count(verdict.seeds, 'shadow run')}, {words.duration(verdict.seconds)}"
-    checked = (f"{ran}; --details shows every figure",) if verdict.num_checks else ()
+    every = "" if details else "; --details shows every figure"
+    checked = (ran + every,) if verdict.num_checks else ()
     held = [HELD.format(verdict.ranks)] if verdict.ranks > 1 else []
     notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
-    notes += [told for told in (_fed_whole(verdict), _blind(verdict)) if told and verdict.kept]
+    notes += [told for told in (_fed_whole(verdict), _blind(verdict, details)) if told and verdict.kept]
     name = shlex.quote(job)
     under = f" --plan {shlex.quote(plan)}" if plan else ""
     launched = f"torchrun --nproc-per-node {verdict.ranks} -m " if verdict.ranks > 1 else ""
@@ -87,12 +90,12 @@ def power(verdict: Verdict) -> str:
     return f"Bias, over {steps} of each: seen four times of five from {', '.join(told)} on."
 
 
-def _blind(verdict: Verdict) -> str:
+def _blind(verdict: Verdict, details: bool) -> str:
     """That only a large bias would have been seen; empty where a small one would."""
     if not verdict.bias:
         return ""
     if verdict.bias["not_tested"]:
-        return "Whether errors lean to one side was not tested; --details says why"
+        return "Whether errors lean to one side was not tested" + ("" if details else "; --details says why")
     seen: dict[str, float] = {}
     for check in verdict.checks:
         if "seen_from" in check and (of := check["quantity"]) in LEANING:

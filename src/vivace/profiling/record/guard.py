@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from vivace.profiling.record.signals import raised_by_handler
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 class Guard:
@@ -85,6 +91,35 @@ class Guard:
 def described(error: Exception) -> str:
     """A fault as a record's ``problems`` hold it: the end of its traceback."""
     return "".join(traceback.format_exception(error))[-2000:]
+
+
+def hide_frames(error: BaseException) -> None:
+    """Cut what stands around the person's calls out of an error's traceback, and of those it came from."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _without_ours(one.__traceback__)
+        left += filter(None, (one.__cause__, one.__context__))
+        left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Ours begin in this file, and go on to the next frame that is none of Vivace's."""
+    kept: list[TracebackType] = []
+    ours = False
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        ours = file == __file__ or (ours and file.startswith(_PACKAGE))
+        if not ours:
+            kept.append(trace)
+        trace = trace.tb_next
+    for one, following in pairwise([*kept, None]):
+        assert one is not None
+        one.tb_next = following
+    return kept[0] if kept else None
 
 
 class _Call:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.utils.data import DataLoader
 from vivace.job import Batch
 from vivace.profiling.record import gpus
 from vivace.profiling.record.clock import Clock
-from vivace.profiling.record.guard import Guard
+from vivace.profiling.record.guard import Guard, hide_frames
 from vivace.profiling.record.sites import calling_site
 from vivace.torch_internals.loaders import END_WORKERS, LoaderIterator, WorkersIterator, has_ended
 
@@ -63,6 +65,23 @@ class Patches:
         """
         self._undo.append(functools.partial(handle.hooks_dict_ref().__setitem__, handle.id, lambda *_: None))
 
+    def hide(self) -> None:
+        """Where the script ends by an error, its traceback is the one that it has alone."""
+        before = sys.excepthook
+
+        def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            with contextlib.suppress(Exception):
+                hide_frames(error)
+                trace = error.__traceback__
+            before(kind, error, trace)
+
+        def undo() -> None:
+            if sys.excepthook is shown:  # else the script has put its own into this place
+                sys.excepthook = before
+
+        sys.excepthook = shown
+        self._undo.append(undo)
+
     def restore(self) -> None:
         """Put everything back, last change first."""
         while self._undo:
@@ -100,6 +119,7 @@ class LoopHooks:
     def install(self) -> None:
         """Patch torch's functions that mark the phases of a step."""
         patches = self._patches
+        patches.hide()
         patches.replace(LoaderIterator, "__next__", self._next)
         patches.replace(DataLoader, "__iter__", self._iter)
         patches.replace(WorkersIterator, END_WORKERS, self._ending_workers)

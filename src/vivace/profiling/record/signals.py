@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import signal
+from itertools import pairwise
 from types import CodeType, FrameType
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Was it raised by a function of the script's that handles a signal?"""
+    """Was it raised by a function of the script's that handles a signal, or did until it was called?"""
     codes, trace = _codes(), error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code in codes:
+        if trace.tb_frame.f_code in codes or _was_called_for_one(trace.tb_frame):
             return True
         trace = trace.tb_next
     return False
@@ -26,6 +27,15 @@ def in_handler(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _was_called_for_one(frame: FrameType) -> bool:
+    """Was it called as Python calls a handler, with a number and the frame that it interrupts?"""
+    code, found = frame.f_code, frame.f_locals
+    given = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        given += found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return any(isinstance(one, int) and other is frame.f_back is not None for one, other in pairwise(given))
 
 
 def _codes() -> set[CodeType]:
