@@ -30,7 +30,7 @@ from vivace.pages.sameness import of_run
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
-from vivace.training.checkpoints import kept_plan, kept_tuned
+from vivace.training.checkpoints import kept_plan, kept_tuned, save_model
 from vivace.training.crew import num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Loop
@@ -357,7 +357,7 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
     with ranks.together():
         if ranks.writes:
             if not run.interrupted:
-                replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
+                replace_file(loop.path / "model.pt", lambda file: save_model(model, file))
             replace_file(loop.path / "run.json", lambda file: file.write(document))
     loop.progress.tell(EventKind.STOP, **run.to_dict())
     return run
