@@ -307,7 +307,8 @@ def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
             return {}
         known = {"found": run.found or before["found"]}
         if not trained and (before["steps"], before["interrupted"]) == (run.steps, False):
-            known |= {key: before[key] for key in ("samples_per_second", "stepping_seconds", "energy")}
+            measured = ("samples_per_second", "stepping_seconds", "energy", "device")
+            known |= {key: before[key] for key in measured}
         return known
     except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
         return {}
