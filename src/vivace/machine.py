@@ -98,6 +98,16 @@ class Machine:
         return f"training on the processor, not on the {idle[0].name}{why} (vivace inspect says more)"
 
     @property
+    def idle_gpu(self) -> str:
+        """What is to be said of a script that trains on the processor; empty where there is no GPU."""
+        if self.device.kind == "cpu":
+            return self.passed_over
+        return (
+            f"the script trains on the processor, not on the {self.device.name}: it puts neither model nor "
+            "batches there"
+        )
+
+    @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits over what changes a measurement: devices, cores and versions."""
         devices = [[d.kind, d.name, list(d.features)] for d in self.devices]

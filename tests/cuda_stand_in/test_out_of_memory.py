@@ -28,7 +28,7 @@ inspect()
 with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
     print(json.dumps(pool.map(trained, json.loads(sys.argv[3]), chunksize=1)))
 """
-EAGER, GRAPH = {}, {"fused_optimizer": {}, "cuda_graph_step": {}}
+EAGER, GRAPH, AHEAD = {}, {"fused_optimizer": {}, "cuda_graph_step": {}}, {"pinned_prefetch": {}}
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,12 @@ def test_it_is_named(stand_in, tmp_path, monkeypatch, plan, cached, allocations)
     assert told[-1] == "done"
     assert told.count("done") <= len(told) / 2
     assert [one for one in told if one != "done" and "out of memory" not in one] == []
+
+
+def test_a_batch_that_is_brought_ahead_is_not_the_datas_fault(stand_in, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    allocations = list(range(4, 40, 3))
+    printed = stand_in.python(ENDS, json.dumps(AHEAD), tmp_path, json.dumps(allocations), computes=True)
+    told = json.loads(printed.splitlines()[-1])
+    assert any("the GPU's memory does not hold batch" in one for one in told), told
+    assert [one for one in told if "the data failed" in one] == []

@@ -103,3 +103,13 @@ with start(load(sys.argv[1]), Plan(), machine) as session:
     assert problem in printed
     trained = stand_in.vivace("train", JOB, "--out", tmp_path / "run", **settings)
     assert problem in trained.stderr
+
+
+def test_a_rank_for_which_there_is_no_gpu_says_so(stand_in, tmp_path, monkeypatch):
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.ddp]\n")
+    for name, value in {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    words = ("train", JOB, "--plan", tmp_path / "plan.toml", "--out", tmp_path / "run")
+    done = stand_in.vivace(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("vivace: rank 1 of this machine has no GPU, as torch shows 1 GPU: start as")

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import torch
+
 JOB = f"{Path(__file__).with_name('job.py')}:job"
 GPU = "NVIDIA H100 80GB HBM3"
 
@@ -52,3 +54,35 @@ def test_inspect_measures_the_gpu_and_names_what_it_could_not(stand_in, tmp_path
     assert all(value > 0 for value in ceilings.values())
     assert all(absent.values())
     assert kept == ceilings
+
+
+def test_the_weights_are_read_without_a_gpu(stand_in, tmp_path):
+    """Where torch.load is not told where to put them."""
+    done = stand_in.vivace("train", JOB, "--max-steps", 2, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    files = [tmp_path / "run" / "model.pt", *(tmp_path / "run" / "checkpoints").glob("step_*/model.pt")]
+    assert len(files) == 2
+    assert {str(one.device) for file in files for one in torch.load(file).values()} == {"cpu"}
+
+
+TIED = """
+import sys, torch
+from torch import nn
+from vivace.training.checkpoints import save_model
+
+layers = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)).cuda()
+layers[1].weight = layers[0].weight
+with open(sys.argv[1], "wb") as file:
+    save_model({**layers.state_dict(), "row": layers[0].weight.detach()[2], "of": 3}, file)
+print(layers[0].weight.detach().cpu().tolist())
+"""
+
+
+def test_weights_that_are_one_stay_one_in_the_file(stand_in, tmp_path):
+    numbers = json.loads(stand_in.python(TIED, tmp_path / "model.pt", computes=True).splitlines()[-1])
+    found = torch.load(tmp_path / "model.pt")
+    assert found["0.weight"].tolist() == numbers
+    assert found["1.weight"].data_ptr() == found["0.weight"].data_ptr()
+    assert found["row"].tolist() == numbers[2]
+    assert found["row"].untyped_storage().data_ptr() == found["0.weight"].data_ptr()
+    assert found["of"] == 3

@@ -51,7 +51,7 @@ def powercap(tmp_path, monkeypatch):
 
 
 def test_packages_and_their_memory_count_once_each(powercap):
-    meter = Meter(gpus=False)
+    meter = Meter(gpus=0)
     powercap.spend(4)
     assert meter.joules() == pytest.approx(3 * 4)  # neither the cores, nor the whole board once more
     assert meter.told(6) == {
@@ -62,7 +62,7 @@ def test_packages_and_their_memory_count_once_each(powercap):
 
 
 def test_a_counter_that_begins_anew_goes_on(powercap):
-    meter = Meter(gpus=False)
+    meter = Meter(gpus=0)
     for _ in range(5):
         powercap.spend(30)
         found = meter.joules()
@@ -70,7 +70,7 @@ def test_a_counter_that_begins_anew_goes_on(powercap):
 
 
 def test_without_a_counter_it_says_why(tmp_path, powercap, monkeypatch):
-    nothing = Meter(gpus=False, powercap=tmp_path)
+    nothing = Meter(gpus=0, powercap=tmp_path)
     assert (nothing.joules(), nothing.told(6)) == (None, {"reason": energy.NO_COUNTER})
     plain = Path.read_text
 
@@ -79,14 +79,14 @@ def test_without_a_counter_it_says_why(tmp_path, powercap, monkeypatch):
             raise PermissionError(13, "Permission denied")
         return plain(path, *arguments, **named)
 
-    meter = Meter(gpus=False)
+    meter = Meter(gpus=0)
     monkeypatch.setattr(Path, "read_text", read)
-    assert "administrators only" in Meter(gpus=False).sources["reason"]
+    assert "administrators only" in Meter(gpus=0).sources["reason"]
     assert meter.joules() is None  # one that is taken away meanwhile
     assert "ceased to answer" in meter.told(6)["reason"]
 
 
-def test_gpus_that_are_shown_count(tmp_path, monkeypatch):
+def test_the_first_gpus_that_are_shown_count(tmp_path, monkeypatch):
     millijoules = {0: 5_000, 1: 7_000, 2: 0}
 
     def spent(handle):
@@ -105,12 +105,12 @@ def test_gpus_that_are_shown_count(tmp_path, monkeypatch):
         nvmlDeviceGetCudaComputeCapability=lambda handle: (8, 6),
         nvmlDeviceGetTotalEnergyConsumption=spent,
     )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    meter = Meter(powercap=tmp_path, nvml=nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,0")
+    meter = Meter(gpus=2, powercap=tmp_path, nvml=nvml)  # the third is no rank's
     millijoules.update({0: 9_000, 1: 10_500})
     assert meter.joules() == pytest.approx(3.5)
     assert meter.sources == {"counters": ["NVIDIA A40 (1)"]}
-    assert Meter(gpus=False, powercap=tmp_path, nvml=nvml).joules() is None
+    assert Meter(gpus=0, powercap=tmp_path, nvml=nvml).joules() is None
 
 
 def test_a_training_keeps_what_it_took(powercap, tmp_path):
@@ -131,7 +131,7 @@ def test_blocks_are_counted_apart_from_what_runs_between_them(powercap):
             powercap.spend(2)
             return {"seconds": 1.0, "samples": 4, "waited": 0.0}
 
-    meter = Meter(gpus=False)
+    meter = Meter(gpus=0)
     one, other = (Timed(Process(), 1.0, meter) for _ in range(2))
     for _ in range(2):
         one.block(1)

@@ -89,6 +89,12 @@ def test_where_an_nvidia_gpu_trains_there_is_nothing_to_say():
     assert vivace.Machine((card, own, other), 1, {}, {}).passed_over == ""
 
 
+def test_a_script_that_leaves_a_gpu_idle_by_itself_is_told_so():
+    gpu, own = vivace.machine.Device("cuda", "NVIDIA H100", 2**34), vivace.machine.Device("cpu", "Zen", 2**34)
+    assert "not on the NVIDIA H100: it puts" in vivace.Machine((gpu, own), 1, {}, {}).idle_gpu
+    assert vivace.Machine((own,), 1, {}, {}).idle_gpu == ""
+
+
 def test_a_sweep_says_so(kind, tmp_path):
     def job(lr):
         return TINY_JOBS["mlp"]()

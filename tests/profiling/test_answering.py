@@ -39,6 +39,11 @@ def document():
     }
 
 
+def test_a_gpu_that_a_script_leaves_idle_stands_on_the_first_screen():
+    found = answer(document() | {"idle_gpu": "the script trains on the processor, not on the H100"})
+    assert "The script trains on the processor, not on the H100" in found.notes
+
+
 def test_two_causes_stand_whole_beside_the_shares_of_the_step_and_its_limit():
     told = lines(answer(document()), 80)
     assert len(told) <= MOST_LINES

@@ -20,9 +20,10 @@ import vivace
 from vivace.errors import AnswerIsNo, ChildFailed, FolderError, InputError, JobError, PlanError
 from vivace.events import EventKind
 from vivace.job import JobFunction, load
+from vivace.machine import Device, Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Source
-from vivace.sweeping import packing, trial
+from vivace.sweeping import packing, searching, trial
 from vivace.sweeping import runs as runs_module
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.fused import Fused
@@ -554,3 +555,12 @@ def test_a_trial_that_is_told_to_stop_has_failed(jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "train", lambda *_, **__: ended)
     with pytest.raises(ChildFailed, match="stopped by SIGTERM in epoch 2"):
         trial.Trial(JobFunction(jobs.job), torch.get_num_threads()).train({}, {}, str(tmp_path / "run"), 0)
+
+
+def test_gpus_that_trials_leave_idle_are_named():
+    def beside(*kinds):
+        return Machine(tuple(Device(kind, "a device", 2**34) for kind in kinds), 2, {}, {})
+
+    assert searching._idle_gpus(beside("cpu")) == searching._idle_gpus(beside("cuda", "cpu")) == ""
+    assert "the first of 2 GPUs" in searching._idle_gpus(beside("cuda", "cuda", "cpu"))
+    assert searching._idle_gpus(beside("cpu", "cuda", "cuda")) == ""  # which torch cannot use

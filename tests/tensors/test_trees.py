@@ -7,12 +7,12 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from vivace.errors import Refused
 from vivace.tensors.modules import patched
 from vivace.tensors.optimizers import switch_optimizer
-from vivace.tensors.trees import batch_size, digest, joined, map_tensors, split, tensors
+from vivace.tensors.trees import batch_size, digest, joined, map_tensors, outline, split, tensors
 
 
 def test_a_dictionary_of_another_kind_stays_one():
@@ -49,6 +49,17 @@ def test_a_packed_sequence_keeps_its_lengths_as_they_are():
     assert torch.equal(found.batch_sizes, packed.batch_sizes)
     assert torch.equal(found.sorted_indices, packed.sorted_indices)
     nn.LSTM(4, 2).double()(found)
+
+
+def test_an_outline_tells_the_lengths_of_packed_sequences():
+    """As many numbers of other sequences are another batch: a recorded step reads its lengths from Python."""
+
+    def packed(*lengths):
+        return [pack_sequence([torch.zeros(n, 2) for n in lengths], enforce_sorted=False), torch.ones(3)]
+
+    assert outline(packed(5, 3, 3)) == outline(packed(3, 5, 3))
+    assert outline(packed(5, 3, 3)) != outline(packed(5, 4, 2))
+    assert outline({"a": torch.zeros(2)}) != outline({"a": torch.zeros(2, dtype=torch.int64)})
 
 
 def test_packed_sequences_are_counted_and_neither_cut_nor_joined():

@@ -42,18 +42,16 @@ class Meter:
     """Joules since it was made. A package's counter begins anew after some 260 kJ: read it more often.
 
     Args:
-        gpus: count the GPUs that CUDA shows, too.
+        gpus: so many of the GPUs that CUDA shows count, too, the first ones: those that the ranks train on.
         powercap: folder of the processors' counters; the system's unless given.
         nvml: the module to ask, `pynvml` unless given.
     """
 
-    def __init__(
-        self, *, gpus: bool = True, powercap: Path | None = None, nvml: ModuleType | None = None
-    ) -> None:
+    def __init__(self, *, gpus: int, powercap: Path | None = None, nvml: ModuleType | None = None) -> None:
         self.reason = NO_COUNTER  # why nothing is measured
         self._total = 0.0
         try:
-            self._counters = [*self._packages(powercap or POWERCAP), *(_gpus(nvml) if gpus else ())]
+            self._counters = [*self._packages(powercap or POWERCAP), *_gpus(gpus, nvml)]
         except Exception as error:  # NVML raises its own classes
             self._counters, self.reason = [], f"the counters of energy do not answer: {error}"
 
@@ -104,9 +102,9 @@ def _joules(file: Path) -> float:
     return int(file.read_text()) / 1e6
 
 
-def _gpus(nvml: ModuleType | None) -> Iterator[_Counter]:
-    """Boards that CUDA shows and that count, which is Volta and later."""
-    shown = visible(ask(nvml).gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+def _gpus(most: int, nvml: ModuleType | None) -> Iterator[_Counter]:
+    """Boards of the first that CUDA shows; those count which are Volta and later."""
+    shown = visible(ask(nvml).gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))[:most] if most else ()
     if not shown:
         return
     nvml = nvml or importlib.import_module("pynvml")

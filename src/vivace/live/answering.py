@@ -136,7 +136,7 @@ def _notes(document: dict[str, Any]) -> list[str]:
 def _of_calls(document: dict[str, Any]) -> list[str]:
     """Why nothing acts on the model's calls, where that is so."""
     rest = document.get("only_the_rest", "")
-    return [f"its model's calls are as they were: {rest}"] if rest else []
+    return [f"its model's calls are as they were: {rest}"] if rest and rest != document["reason"] else []
 
 
 def _passed_over(document: dict[str, Any]) -> list[str]:

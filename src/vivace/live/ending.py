@@ -77,7 +77,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
             found["reason"] = _first_write() or _too_short(loop)
         return found
     found["tried"] = conductor.tried
-    found["passed_over"] = conductor.machine.passed_over if conductor.device.type == "cpu" else ""
+    found["passed_over"] = conductor.machine.idle_gpu if conductor.device.type == "cpu" else ""
     found["reason"] = conductor.reason or found["reason"]
     acted = conductor.comparison is not None and (conductor.plan_steps or conductor.plan.techniques)
     if acted:

@@ -5,6 +5,7 @@ the update alone.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.live.refusals import device_of
 from vivace.profiling.record.hooks import tensors_of
@@ -19,11 +21,20 @@ from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import UNIT_ROUNDOFF
 from vivace.tensors import randomness
 
+PROOF_WEIGHTS = (
+    4  # times the weights' bytes: weights before and after a step, its gradients, and the script's
+)
 ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
+NO_ROOM = "the memory does not hold its model a second time"
 
 
 class CannotKeep(Exception):
     """This step cannot be run again; the message says why, in words for a person."""
+
+
+def failed(what: str, error: Exception) -> CannotKeep:
+    """That `what` is so by an error, or that there was no memory for it."""
+    return CannotKeep(NO_ROOM if ran_out_of_memory(error) else f"{what}: {error}")
 
 
 class Weights(nn.Module):
@@ -49,8 +60,8 @@ class Kept:
 
     def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
         self.device = device_of(root)
-        if self.device.type == "cpu" and free_memory() < peak_memory():  # else the system ends the script
-            raise CannotKeep("the memory does not hold its model a second time")
+        if not _has_room(self.device, root, optimizers, call):  # else it is the script that runs out of it
+            raise CannotKeep(NO_ROOM)
         self.random = randomness.capture(self.device)
         self.of_weights: dict[str, torch.Tensor] = {}
         self.scale = 1.0
@@ -62,7 +73,7 @@ class Kept:
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            raise CannotKeep(f"its model cannot be copied: {error}") from None
+            raise failed("its model cannot be copied", error) from None
 
     def copies(self) -> tuple[Any, ...]:
         """Of `things`, to be used up."""
@@ -105,6 +116,7 @@ class KeptCall(Kept):
         if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
         super().__init__(root, optimizers, arguments, keywords)
+        self._places = {n: torch.empty_like(p) for n, p in root.named_parameters() if p.requires_grad}
         self.gradients: list[torch.Tensor | None] = []
         self.names = {id(p): name for name, p in root.named_parameters()}
         self._handles: list[Any] = []
@@ -141,7 +153,9 @@ class KeptCall(Kept):
 
     def _weight_hook(self, name: str) -> Any:
         def hook(gradient: torch.Tensor) -> None:
-            self.of_weights.setdefault(name, gradient.detach().clone())
+            place, given = self._places.pop(name, None), gradient.detach()
+            if place is not None:
+                self.of_weights[name] = place.copy_(given) if given.layout == place.layout else given.clone()
 
         return hook
 
@@ -166,6 +180,36 @@ class KeptUpdate(Kept):
     def stepped(self, weights: Weights) -> None:
         """What became of the weights."""
         self.after = {name: p.detach().clone() for name, p in weights.named_parameters()}
+
+
+def _has_room(
+    device: torch.device, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], call: object
+) -> bool:
+    """Does the memory hold a copy of the step's things, and what a proof keeps, beside the script's own
+    steps, which go on? On a CPU as much must be free as the process took at most.
+    """
+    if device.type == "cpu":
+        return free_memory() >= peak_memory()
+    states = [dict(state) for optimizer in optimizers for state in optimizer.state.values()]
+    weights = sum(p.nbytes for p in root.parameters())
+    others = sum(t.nbytes for t in (*root.buffers(), *tensors_of([states, call])))
+    apart_on(device)
+    unused = torch.cuda.memory_reserved(device) - _reserved_by_script(device)
+    return torch.cuda.mem_get_info(device)[0] + unused >= (1 + PROOF_WEIGHTS) * weights + others
+
+
+@functools.cache
+def _reserved_by_script(device: torch.device) -> int:
+    """The most bytes that torch had of a GPU before anything of ours was among them."""
+    return torch.cuda.max_memory_reserved(device)
+
+
+def apart_on(device: torch.device) -> None:
+    """Let what is kept from here on get memory of its own on a GPU: cut out of a large block that is free
+    between two steps, it would leave the script without that block, and without memory for another.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def kept_in_closure(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 3  # steps before it is decided which module is trained
 WARM_STEPS = 8
+RECORDED = "it records its steps in a CUDA graph"
 SMALLEST_STEP_SECONDS = 2e-4  # a shorter step is slowed visibly by being watched
 
 
@@ -272,7 +273,7 @@ class Loop:
     def _before_update(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Any, ...] | None:
-        if self._at_work:  # what is tried on copies steps as well
+        if self._at_work or self._is_recorded(optimizer):  # what is tried on copies steps as well
             return None
         answer = None
         self.seen.optimizers[id(optimizer)] = optimizer
@@ -287,7 +288,7 @@ class Loop:
         if threading.get_ident() != self._thread:
             self.of_threads = True
             return
-        if self._at_work:
+        if self._at_work or self._is_recorded(optimizer):
             return
         begin = self.clock.wall()
         self.is_in_hook = True
@@ -316,6 +317,14 @@ class Loop:
         if conductor is not None and not busy:
             conductor.hook_seconds = spent
             self.spending.around_calls += 0.0 if self.rest else spent
+
+    def _is_recorded(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Is a CUDA graph being recorded? Its replays pass by all hooks, and meanwhile nothing may wait."""
+        first = next((weight for group in optimizer.param_groups for weight in group["params"]), None)
+        if first is None or not first.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return False
+        (self.leave_alone if self.conductor is None else self.conductor.drop)(RECORDED)
+        return True
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -432,6 +441,8 @@ class Loop:
             if other or threading.get_ident() != self._thread:
                 return original(module, *arguments, **keywords)
             assert conductor is not None
+            if self._is_recorded(conductor.optimizer):
+                return original(module, *arguments, **keywords)
             self._depth += 1
             try:
                 return conductor.called(original, module, arguments, keywords)

@@ -24,7 +24,16 @@ from torch import nn
 from vivace import words
 from vivace.errors import Refused
 from vivace.live.hosted import Hosted, step_alone
-from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside, gradients_of
+from vivace.live.kept import (
+    CannotKeep,
+    Kept,
+    KeptCall,
+    KeptUpdate,
+    apart_on,
+    failed,
+    from_outside,
+    gradients_of,
+)
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -108,6 +117,7 @@ class Proof:
         self.may_compile = False  # what a plan compiles, the first time
         self.rearranged = False  # did a replay draw random numbers in another order than the script?
         root = kept.things[0]
+        apart_on(kept.device)
         self.before = State(
             {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
             {n: b.detach().clone() for n, b in root.named_buffers()},
@@ -121,7 +131,7 @@ class Proof:
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            raise CannotKeep(f"a copy of its model fails: {type(error).__name__}: {error}") from None
+            raise failed(f"a copy of its model fails: {type(error).__name__}", error) from None
         self.replay_seconds = clock.wall() - begin  # with its copies
         self._require_the_same_step(self.replay(Plan(), ordered=False) if self.rearranged else self.reference)
 
@@ -412,10 +422,10 @@ def times_on_copies(
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            why = f"{type(error).__name__}: {error}"
+            why = type(error).__name__
             if not plan.techniques:
-                raise CannotKeep(f"a copy of its model fails: {why}") from None
-            refused[plan] = f"the model fails under it: {why}"
+                raise failed(f"a copy of its model fails: {why}", error) from None
+            refused[plan] = f"the model fails under it: {why}: {error}"
             things = proof.kept.copies()
     wall = {plan: min(own[0] for own in each) for plan, each in times.items()}
     cpu = {plan: max(1e-9, min(own[1] for own in each)) for plan, each in times.items()}

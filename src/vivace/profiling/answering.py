@@ -82,6 +82,8 @@ def _notes(document: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:
     if limit is not None and faults:  # else the evidence says it
         at = f", at {words.percent(limit)} of this machine's limit"
     notes = [f"A step takes {words.duration(document['step_seconds'])}{at}: {', '.join(shares)}"]
+    if document.get("idle_gpu"):
+        notes.append(capital(document["idle_gpu"]))
     if document.get("replaced"):
         notes.append(f"It took the place of an earlier profile, of {document['replaced']}")
     return notes

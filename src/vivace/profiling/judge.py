@@ -57,6 +57,7 @@ def judge(
         "launch_share": launch_seconds / seen.step_seconds if bound else None,
         "prospects": prospects(seen),
         "tune": seen.faster,
+        "idle_gpu": seen.machine.idle_gpu if seen.device == "cpu" and epochs is None else "",
         "missing": [
             *_passed_over(seen, epochs),
             *_missing(record, facts, bound),

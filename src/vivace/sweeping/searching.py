@@ -66,8 +66,9 @@ def run_sweep(
     _check(trials=trials, seeds=seeds, seed=seed, workers=workers, against=against)
     cluster_at = _engine(engine, address)
     begin, tell, machine = time.monotonic(), teller(listening(on_event)), inspect()
-    if machine.passed_over and cluster_at is None:  # a cluster's machines are others
-        tell("notice", {"text": machine.passed_over})
+    for text in filter(None, (machine.passed_over, _idle_gpus(machine))):
+        if cluster_at is None:  # a cluster's machines are others
+            tell("notice", {"text": text})
     function = JobFunction(job)
     searched, fixed = space_of(space, function.parameters)
     if transfer is not None:
@@ -103,6 +104,15 @@ def run_sweep(
         found = _concluded(runs, function, finalists, looked, interrupted=interrupted, **ends)
         _write(found, folder)
         return found
+
+
+def _idle_gpus(machine: Machine) -> str:
+    """That trials leave some of this machine's GPUs idle; empty where they do not."""
+    num = sum(device.kind == "cuda" and device.served for device in machine.devices)
+    if machine.device.kind != "cuda" or num < 2:
+        return ""
+    on_ray = "on a Ray cluster (--engine ray) each has one of its own"
+    return f"all trials train on the first of {num} GPUs; {on_ray}"
 
 
 def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> Packing | None:

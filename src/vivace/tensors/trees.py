@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from vivace.errors import Refused
+from vivace.torch_internals.tensors import storage_id
 
 Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
@@ -94,9 +95,42 @@ def bytes_of(found: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
 
+def on_host(tree: Tree) -> Any:
+    """The tree with its tensors in main memory; those that share memory on a device, as tied weights do,
+    do so there.
+    """
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if tensor.device.type == "cpu" or not plain or tensor.is_conj() or tensor.is_neg():
+            return tensor.cpu()
+        storage = tensor.untyped_storage()
+        if storage_id(storage) not in copies:
+            copies[storage_id(storage)] = storage.cpu()
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(copies[storage_id(storage)], *place)
+
+    return map_tensors(tree, on_cpu)
+
+
 def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
     """A copy of `batch` in which tensors of dtype `before` have dtype `after`."""
     return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)
+
+
+def outline(batch: Tree) -> str:
+    """How a batch is built: its tree with the shapes and dtypes of its tensors, and all else that it holds.
+
+    What stays on the CPU of packed sequences, their lengths, is among that.
+    """
+    return repr(map_tensors(batch, _outlined, _is_packed))
+
+
+def _outlined(part: torch.Tensor | PackedSequence) -> tuple[object, ...]:
+    if isinstance(part, PackedSequence):
+        return (*_outlined(part.data), part.batch_sizes.tolist(), part.sorted_indices is None)
+    return tuple(part.shape), part.dtype
 
 
 def batch_size(batch: Tree) -> int:

@@ -29,7 +29,7 @@ from vivace import words
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.files import open_own, read_own
 from vivace.plan import Plan
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import on_host, tensors
 from vivace.torch_internals.tensors import dense_parts, storage_id
 from vivace.training.folder import LEDGER, sync_folder
 
@@ -202,7 +202,8 @@ class Checkpoints:
         files = {}
         for name, content in contents.items():
             with (folder / name).open("wb") as file:
-                torch.save(content, hashing := _Hashing(file))  # type: ignore[arg-type]
+                save = save_model if name == FILES[0] else torch.save
+                save(content, hashing := _Hashing(file))  # type: ignore[arg-type]
                 _flush(file)
             files[name] = {"sha256": hashing.digest.hexdigest(), "bytes": hashing.num_bytes}
             _pause_for_fault("slow_write")
@@ -266,6 +267,11 @@ class Checkpoints:
             named = _NAME.fullmatch(path.name) or (path.name.startswith("step_") and ".tmp." in path.name)
             if named and path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def save_model(state: Any, file: IO[bytes]) -> None:
+    """Write weights that any machine reads by `torch.load` alone, also one without a GPU."""
+    torch.save(on_host(state), file)
 
 
 def kept_plan(folder: Path) -> Plan | None:

@@ -17,7 +17,7 @@ from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
 from vivace.data.order import PassOrder, order_of, ordered, require_index
 from vivace.data.witness import Witness
-from vivace.errors import JobError, VivaceError, is_lost_worker, is_no_shared_memory
+from vivace.errors import JobError, VivaceError, is_lost_worker, is_no_shared_memory, ran_out_of_memory
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory, shared_memory
 from vivace.job import Job, blame
 from vivace.session.opening import call, fed
@@ -30,6 +30,7 @@ from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
 _READERS = ("torch", "torchvision", "numpy", "pillow")
+_OF_GPUS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 class Feed:
@@ -229,8 +230,16 @@ class Feed:
                     raise
                 if is_lost_worker(error):
                     return True
+                where = _where(position)
+                if isinstance(error, _OF_GPUS) and ran_out_of_memory(
+                    error
+                ):  # of a batch that is brought ahead
+                    raise JobError(
+                        f"the GPU's memory does not hold {where} beside the rest ({blame(error)}): a smaller "
+                        "batch may fit, or a plan that brings none ahead"
+                    ) from error
                 why = _little_shared_memory() if is_no_shared_memory(error) else ""
-                raise JobError(f"the data failed at {_where(position)}: {why or blame(error)}") from error
+                raise JobError(f"the data failed at {where}: {why or blame(error)}") from error
             self._require_same()
             self._tell_notices()
             yield batch

@@ -14,6 +14,7 @@ from vivace.errors import FolderError
 from vivace.events import OnEvent, scalars_of, teller
 from vivace.files import open_own, own_folder
 from vivace.inspection.energy import Meter
+from vivace.training.crew import num_ranks_here
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -26,14 +27,14 @@ class Progress:
         step: the step at which the run goes on.
         log_bytes: the length of the log at that step; what a killed run wrote after it is cut off.
         on_event: the run's listener.
-        on_gpus: count their energy, too.
+        on_gpus: count the energy of those that this machine's ranks train on, too.
     """
 
     def __init__(
         self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None, *, on_gpus: bool
     ) -> None:
         self.notices: list[str] = []
-        self.meter = Meter(gpus=on_gpus)
+        self.meter = Meter(gpus=num_ranks_here() if on_gpus else 0)
         self._tell = teller(on_event if folder is not None else None)
         self._path = folder / "metrics.jsonl" if folder is not None else None
         self.num_bytes = log_bytes  # of metrics.jsonl as far as it is whole: a resumed run cuts it off there

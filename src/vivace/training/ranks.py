@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from vivace.errors import PlanError, RankLost, VivaceError, is_broken_exchange
+from vivace import words
+from vivace.errors import InputError, PlanError, RankLost, VivaceError, is_broken_exchange
 from vivace.plan import Plan
 from vivace.processes import child
 from vivace.technique import Stage, registry
@@ -135,13 +136,21 @@ class Ranks:
 
     def _join(self) -> None:
         before, longest = open_sockets(), timedelta(seconds=self.patience * (BUSY_TIMES + 1))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=longest,
-        )
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=longest,
+            )
+        except RuntimeError as error:
+            if not torch.cuda.is_available() or is_broken_exchange(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"the ranks' GPUs cannot exchange by NCCL ({reason}): NCCL_DEBUG=INFO shows why"
+            ) from error
         self._own = dist.new_group(backend="gloo", timeout=longest)
         self._connections = open_sockets() - before
 
@@ -288,11 +297,6 @@ def _break(connections: set[tuple[int, int]]) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _take_own_gpu() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-
-
 @contextmanager
 def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     """The ranks that torchrun started, joined in a process group until the end; else this process alone.
@@ -306,7 +310,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
         return
     require_one_model(plan, world_size)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
-    _take_own_gpu()
+    _take_gpu()
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
@@ -330,9 +334,22 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
 def met_under(name: str, patience: float = PATIENCE_SECONDS) -> Ranks:
     """The ranks of this launch, each in a child process that was told `name`; for a process's whole life."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _take_own_gpu()
+    _take_gpu()
     store = dist.PrefixStore(name, launch_store(rank, world_size, patience))  # type: ignore[attr-defined]
     return Ranks(rank, world_size, store, patience)
+
+
+def _take_gpu() -> None:
+    """Let CUDA's current device be this rank's own. Raises InputError where there is none for it."""
+    if not torch.cuda.is_available():
+        return
+    number, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= gpus:
+        raise InputError(
+            f"rank {number} of this machine has no GPU, as torch shows {words.count(gpus, 'GPU')}: start as "
+            f'many ranks (--nproc-per-node {gpus}), or set CUDA_VISIBLE_DEVICES="" to train on the processor'
+        )
+    torch.cuda.set_device(number)
 
 
 def require_one_model(plan: Plan, world_size: int) -> None:

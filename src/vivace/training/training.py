@@ -30,7 +30,7 @@ from vivace.pages.sameness import of_run
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
-from vivace.training.checkpoints import kept_plan, kept_tuned
+from vivace.training.checkpoints import kept_plan, kept_tuned, save_model
 from vivace.training.crew import num_ranks, num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Loop
@@ -307,7 +307,8 @@ def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
             return {}
         known = {"found": run.found or before["found"]}
         if not trained and (before["steps"], before["interrupted"]) == (run.steps, False):
-            known |= {key: before[key] for key in ("samples_per_second", "stepping_seconds", "energy")}
+            measured = ("samples_per_second", "stepping_seconds", "energy", "device")
+            known |= {key: before[key] for key in measured}
         return known
     except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
         return {}
@@ -357,7 +358,7 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
     with ranks.together():
         if ranks.writes:
             if not run.interrupted:
-                replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
+                replace_file(loop.path / "model.pt", lambda file: save_model(model, file))
             replace_file(loop.path / "run.json", lambda file: file.write(document))
     loop.progress.tell(EventKind.STOP, **run.to_dict())
     return run

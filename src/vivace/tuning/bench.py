@@ -76,7 +76,7 @@ class Bench:
         self.needed = needed_by(self.company.world_size)
         self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
         self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
-        self.meter = Meter(gpus=machine.device.kind == "cuda")
+        self.meter = Meter(gpus=num_ranks_here() if machine.device.kind == "cuda" else 0)
         self.reference = self._lone()
         self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer
         self.observed: dict[str, Any] = {}

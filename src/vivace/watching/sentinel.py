@@ -439,7 +439,9 @@ class Sentinel:
         if kept is not None and kept.hidden:
             raise Unlike(f"the job draws random numbers by {kept.hidden}")
         if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):
-            raise Unlike("compiled code draws random numbers in an order of its own")
+            raise Unlike(
+                "the random numbers that compiled code or a captured graph draws cannot be drawn again"
+            )
 
     def _require_alone(self, session: Session, after: dict[str, Any]) -> None:
         """Raises Unlike where the repetition drew otherwise, or reached into the training itself."""

@@ -24,6 +24,7 @@ from vivace.sweeping.stacking.proof import Proof, Tightest, prove, worst
 from vivace.sweeping.stacking.rows import Row, structure_of
 from vivace.sweeping.stacking.stack import Stack
 from vivace.sweeping.stacking.updates import baseline_of
+from vivace.training.checkpoints import save_model
 
 ENTRY = "vivace.sweeping.stacking.child:StackedTrials"
 KEEPING_SHARE = 0.02  # of a stack's time, for checkpoints of its rows
@@ -251,4 +252,4 @@ class StackedTrials:
             file.write(json.dumps(found) + "\n")
         if ended:
             state = {name: tensor.clone() for name, tensor in row.model.state_dict().items()}
-            replace_file(out / "model.pt", lambda file: torch.save(state, file))
+            replace_file(out / "model.pt", lambda file: save_model(state, file))

@@ -12,7 +12,7 @@ from vivace.data.order import PassOrder, ordered
 from vivace.errors import Refused
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.tables import Leaves, table_of
-from vivace.tensors.trees import map_tensors, tensors
+from vivace.tensors.trees import map_tensors, outline, tensors
 
 MOST_COMMON = 64  # orders of epochs that are kept for other rows
 
@@ -45,7 +45,7 @@ class Feed:
             raise Refused("the data gave no batch")
         if self.like is None:
             self.like = batch
-        if _outline(batch) != _outline(self.like):
+        if outline(batch) != outline(self.like):
             raise Refused("its batches are built otherwise than those of the other runs")
         table = table_of(row.loader)
         if table is None:
@@ -129,11 +129,6 @@ def _equal(known: Leaves, table: Leaves) -> bool:
         a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b.to(a.device)))
         for a, b in zip(known, table, strict=True)
     )
-
-
-def _outline(batch: object) -> str:
-    """How a batch is built: its tree with the shapes of its tensors."""
-    return repr(map_tensors(batch, lambda tensor: (tuple(tensor.shape), tensor.dtype)))
 
 
 def _stacked(leaves: Sequence[torch.Tensor]) -> torch.Tensor:

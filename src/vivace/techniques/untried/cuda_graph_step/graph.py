@@ -14,7 +14,7 @@ import torch
 from vivace.errors import Refused
 from vivace.job import Batch, blame
 from vivace.technique.facts import Facts
-from vivace.tensors.trees import map_tensors, tensors
+from vivace.tensors.trees import map_tensors, outline, tensors
 
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
 
@@ -64,7 +64,7 @@ class StepGraph:
 
     def step(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """Take one training step: replay the graph of the batch's shapes, or record it first."""
-        shapes = repr(map_tensors(batch, lambda t: (t.shape, t.dtype)))
+        shapes = outline(batch)
         with self.rates_on_device():
             if shapes not in self.recorded:
                 if shapes not in self.waiting and len(self.waiting) >= self.num_shapes:

@@ -1,0 +1,76 @@
+"""`vivace run` beside a script that needs the GPU for itself: its memory, and its recording of graphs."""
+
+import sys
+
+import pytest
+
+# A step needs 900 MiB, most of it in one large block that is free between two steps.
+HUNGRY = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(3200, 3200), nn.ReLU(), nn.Linear(3200, 10)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+features, labels = torch.ones(8, 3200).cuda(), torch.zeros(8, dtype=torch.long).cuda()
+for step in range(12):
+    optimizer.zero_grad()
+    block = torch.empty({mib} << 20, dtype=torch.uint8, device="cuda")
+    nn.functional.cross_entropy(model(features), labels).backward()
+    optimizer.step()
+    del block
+print("trained")
+"""
+RECORDS = """
+import torch
+from torch import nn
+
+model = nn.Linear(8, 4).cuda()
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+features, labels = torch.ones(8, 8).cuda(), torch.zeros(8, dtype=torch.long).cuda()
+
+def step():
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(features), labels).backward()
+    optimizer.step()
+
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    for _ in range(3):
+        step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+graph.replay()
+print("trained")
+"""
+
+
+@pytest.fixture
+def run(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
+
+    def under_vivace(script, **settings):
+        (tmp_path / "script.py").write_text(script)
+        done = stand_in.vivace("run", "--plan", "plan.toml", "--", sys.executable, "script.py", **settings)
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+        return " ".join(done.stderr.replace("vivace:", "").split())
+
+    return under_vivace
+
+
+@pytest.mark.parametrize(
+    ("gib", "mib"), [(1, 700), (2, 1500)], ids=["no room", "room, but not in the script's own block"]
+)
+def test_a_script_keeps_the_memory_that_it_needs(run, gib, mib):
+    assert "the memory does not hold its model a second time" in run(HUNGRY.format(mib=mib), gib=gib)
+
+
+def test_where_there_is_room_the_plan_is_tried(run):
+    assert "does not hold" not in run(HUNGRY.format(mib=700))
+
+
+def test_a_step_that_is_recorded_is_left_alone(run):
+    told = run(RECORDS)
+    assert "left as it is: it records its steps in a CUDA graph" in told
+    assert "fault" not in told
