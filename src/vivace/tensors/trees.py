@@ -107,7 +107,7 @@ def on_host(tree: Tree) -> Any:
             return tensor.cpu()
         storage = tensor.untyped_storage()
         if storage_id(storage) not in copies:
-            copies[storage_id(storage)] = storage.cpu()
+            copies[storage_id(storage)] = storage.cpu()  # type: ignore[no-untyped-call]
         place = tensor.storage_offset(), tensor.shape, tensor.stride()
         return torch.empty(0, dtype=tensor.dtype).set_(copies[storage_id(storage)], *place)
 
