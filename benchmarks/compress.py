@@ -6,8 +6,9 @@ Each network is trained, and compressed for latency at batch 1, margin 2 %, in t
 results teach, which passes over what promises too little for its time (budget balanced). Then, in a search of
 its own, every form is measured to its end. The form chosen by the order is timed in turn with the fastest of
 all, each in a process of its own, on the same samples: it may be 3 % slower, for a quarter of the time. Last,
-the fastest of all is timed in turn with each baseline: eager bfloat16, torch.compile, ONNX Runtime with static int8, NNCF
-with OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with its reason.
+the fastest of all is timed in turn with each baseline: eager bfloat16, torch.compile, ONNX Runtime with
+static int8, NNCF with OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with
+its reason.
 
 After so many minutes it stops, and the same command goes on: trainings, forms and finished comparisons are
 kept in runs/bench-compress, for each machine and its versions. A network takes about 10 minutes on two cores.
