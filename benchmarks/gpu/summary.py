@@ -41,8 +41,11 @@ def _ceilings(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
     def show(key: str, value: float) -> str:
         if key.endswith("_seconds"):
             return f"{value * 1e6:.2f} us"
-        flops = key.startswith(("matmul", "convolution"))
-        return f"{value / 1e12:.1f} TFLOP/s" if flops else f"{value / 1e9:.1f} GB/s"
+        if key.startswith("jpeg"):
+            return f"{value:.0f} images/s"
+        if key.startswith(("matmul", "convolution")):
+            return f"{value / 1e12:.1f} {'TOP/s' if 'int8' in key else 'TFLOP/s'}"
+        return f"{value / 1e9:.1f} GB/s"
 
     clocks = max((case.get("clock_mhz", 0) for case in cases.values()), default=0)
     after = [f"\nHighest clock seen after a case: {clocks} MHz."] if clocks else []

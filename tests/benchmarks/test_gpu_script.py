@@ -284,6 +284,18 @@ def test_every_scene_is_played(module):
     assert sorted(methods) == sorted(listed)
 
 
+def test_ceilings_stand_in_their_units(module):
+    rates = {
+        "jpeg_decode_per_core": 754.2,
+        "matmul_int8": 1.5e15,
+        "copy_device": 3e12,
+        "launch_seconds": 5e-6,
+    }
+    told = "\n".join(module("summary")._ceilings({}, rates))
+    for figure in ("754 images/s", "1500.0 TOP/s", "3000.0 GB/s", "5.00 us"):
+        assert figure in told
+
+
 def test_the_share_of_the_roofline_is_the_larger_bound(module):
     summary = module("summary")
     rates = {"matmul_bfloat16": 800e12, "matmul_float32": 50e12, "copy_device": 3e12}

@@ -58,7 +58,7 @@ def test_inspect_measures_the_gpu_and_names_what_it_could_not(stand_in, tmp_path
 
 def test_the_weights_are_read_without_a_gpu(stand_in, tmp_path):
     """Where torch.load is not told where to put them."""
-    done = stand_in.vivace("train", JOB, "--max-steps", 2, "--out", tmp_path / "run")
+    done = stand_in.vivace("train", JOB, "--max-steps", 2, "--out", tmp_path / "run", computes=True)
     assert done.returncode == 0, done.stderr
     files = [tmp_path / "run" / "model.pt", *(tmp_path / "run" / "checkpoints").glob("step_*/model.pt")]
     assert len(files) == 2

@@ -26,6 +26,7 @@ from vivace.live.hosted import Hosted
 from vivace.live.kept import Kept, KeptCall
 from vivace.live.loop import Loop
 from vivace.live.proof import Proof
+from vivace.machine import Device, Machine
 from vivace.plan import Plan
 from vivace.technique import Card, Numerics, Seam, Stage, Technique
 
@@ -763,3 +764,11 @@ def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):
     only(*Plan.from_dict({"micro_batches": {"num": 2}}).techniques)
     _, loop = watched(lambda: train(20, slow=False))
     assert "no seam" in loop.conductor.tried[0]["answer"] or "own step" in loop.conductor.tried[0]["answer"]
+
+
+def test_units_for_bfloat16_are_those_of_the_models_device():
+    """A model may be on the processor of a machine with a GPU."""
+    gpu, own = Device("cuda", "a card", 1), Device("cpu", "a processor", 1, ("amx_bf16",))
+    for devices, tried in (((gpu, own), True), ((gpu, dataclasses.replace(own, features=())), False)):
+        groups = candidates.additions(nn.Linear(2, 2), Machine(devices, 2, {}, {}))
+        assert any(one.name == "bf16_autocast" for group in groups for one in group) == tried

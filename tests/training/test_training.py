@@ -222,8 +222,11 @@ class TestFolder:
 
     def test_a_finished_run_resumes_into_the_same_result(self, tmp_path, tiny):
         first = train(tiny.job, out=tmp_path / "run")
+        told = json.loads((tmp_path / "run" / "run.json").read_text())
+        (tmp_path / "run" / "run.json").write_text(json.dumps(told | {"device": "an H100"}))
         again = train(tiny.job, out=tmp_path / "run", resume=True)
         assert (again.metric, again.loss, again.steps) == (first.metric, first.loss, first.steps)
+        assert again.device == "an H100"  # whose speed it tells
         assert again.resumed_from_step == STEPS
         assert (again.samples_per_second, again.stepping_seconds) == (
             first.samples_per_second,

@@ -27,7 +27,8 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     """
     device = next(p.device.type for p in root.parameters())
     layout = [find("channels_last")(weights=False)] if convolves(root) else []  # type: ignore[call-arg]
-    precision = [find("bf16_autocast")()] if device == "cuda" or UNITS & set(machine.device.features) else []
+    units = any(UNITS & set(one.features) for one in machine.devices if one.kind == device)
+    precision = [find("bf16_autocast")()] if device == "cuda" or units else []
     layout, precision = ([t for t in group if t.name not in own] for group in (layout, precision))
     found = [[find("host_allocator")()]] if device == "cpu" else []
     found += [layout, precision, [*layout, *precision] if layout else [], [find("fused_optimizer")()]]

@@ -58,11 +58,9 @@ def judge(
         "prospects": prospects(seen),
         "tune": seen.faster,
         "idle_gpu": seen.machine.idle_gpu if seen.device == "cpu" and epochs is None else "",
-        "missing": [
-            *_passed_over(seen, epochs),
-            *_missing(record, facts, bound),
-            *_beyond(rows, bound, seen.step_seconds),
-        ],
+        "missing": _passed_over(seen, epochs)
+        + _missing(record, facts, bound)
+        + _beyond(rows, bound, seen.step_seconds),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
         "bounds": [to_dict(bound) for bound in bounds],
         "roofline": [roofline.to_dict(row) for row in rows],
