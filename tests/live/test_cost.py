@@ -563,19 +563,26 @@ def test_kernels_of_convolutions_are_made_before_copies_are_timed(timed, monkeyp
     assert asked == [2]
 
 
-def test_copies_that_fail_without_a_plan_are_no_fault_of_ours(timed, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory", "the memory does not hold its model a second time"),
+        ("no kernel for it", "a copy of its model fails: RuntimeError"),
+    ],
+)
+def test_copies_that_fail_without_a_plan_are_no_fault_of_ours(timed, monkeypatch, tmp_path, fault, said):
     times = conductor.Proof.times
 
     def failing(self, plan, things):
         if not plan.techniques:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            raise RuntimeError(fault)
         return times(self, plan, things)
 
     monkeypatch.setattr(conductor.Proof, "times", failing)
     watching = timed(plain(900), 0.1)
     assert not watching.problems
     told = json.loads((tmp_path / "run.json").read_text())
-    assert "a copy of its model fails: RuntimeError" in told["only_the_rest"]
+    assert said in told["only_the_rest"]
 
 
 def test_of_what_acts_on_the_process_alone_no_copies_are_timed(timed, monkeypatch):
