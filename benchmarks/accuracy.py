@@ -156,7 +156,7 @@ def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> d
     command = [sys.executable, str(CHILD), name, way, str(seed), repr(time.time())]
     command += ["--plan", str(plan)] if way == "plan" else []
     command += ["--epochs", str(epochs)] if epochs else []
-    meter = Meter()
+    meter = Meter(gpus=1)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS)
     if done.returncode:
         print(done.stderr[-3000:], file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """The search on forms whose speeds are given: budget, interruption, a busy machine."""
 
+import math
 import time
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_busy_machine_does_not_make_the_search_longer_than_it_may_be(search, m
     real = Given.attempt
     monkeypatch.setattr(searching, "time", clock)
     monkeypatch.setattr(Given, "attempt", attempt)
-    bench, one, found, _ = search(dict.fromkeys(USUAL, "could not be measured"), seconds=30.0)
+    bench, one, found, _ = search(dict.fromkeys(USUAL, "could not be measured"), seconds=600.0)
     assert len(bench.attempted) == 2
     assert found.outcome == "could_not_measure"
     assert one.ended_early
@@ -237,3 +238,16 @@ def test_the_best_is_timed_beside_torch_compile_and_the_plan_that_there_is(searc
     assert one.interrupted
     assert one.is_settled(list(found.tried))
     assert one.beside(list(found.tried), (8,)) == []
+
+
+def test_what_trains_further_has_a_time_of_its_own(search):
+    """And not what is left of the budget for trying forms."""
+    bench, one, found, _ = search(USUAL, seconds=600.0)
+    seen = []
+
+    class Way:
+        def tried(self, tried, best):
+            seen.append((bench.deadline, best.name))
+
+    one.train_further(list(found.tried), Way())
+    assert seen == [(math.inf, "openvino_int8")]

@@ -66,8 +66,10 @@ def test_a_script_keeps_the_memory_that_it_needs(run, gib, mib):
     assert "the memory does not hold its model a second time" in run(HUNGRY.format(mib=mib), gib=gib)
 
 
-def test_where_there_is_room_the_plan_is_tried(run):
-    assert "does not hold" not in run(HUNGRY.format(mib=700))
+def test_where_there_is_room_a_step_is_copied(run):
+    told = run(HUNGRY.format(mib=700))
+    assert "does not hold" not in told
+    assert "a copy of its step" in told
 
 
 def test_a_step_that_is_recorded_is_left_alone(run):

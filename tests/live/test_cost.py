@@ -20,7 +20,7 @@ from vivace.live.candidates import additions
 from vivace.live.ending import document_of, tell
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
-from vivace.live.kept import Kept
+from vivace.live.kept import CannotKeep, Kept, KeptCall
 from vivace.live.loop import Loop
 from vivace.live.pairs import Comparison, compared
 from vivace.live.spending import Spending, search_seconds
@@ -631,3 +631,23 @@ def test_what_was_not_timed_on_a_copy_is_not_told_to_be(timed, monkeypatch, name
     (entry,) = timed(plain(600), 0.1, lambda step: 1.0).conductor.tried
     assert entry["answer"].endswith("too little for the steps that are left")
     assert ("on a copy of a step" in entry["answer"]) is on_a_copy
+
+
+def test_a_gradient_that_finds_no_room_is_told_after_the_scripts_own_step(monkeypatch):
+    """Its backward pass goes on, and nothing is proven by what is not there."""
+    model, values = nn.Linear(4, 2), torch.ones(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = KeptCall(model, [optimizer], (values,), {})
+    outputs = model(values)
+    kept.returned(outputs)
+
+    def clone(_, **__):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", clone)
+        outputs.sum().backward()
+    assert model.weight.grad is not None
+    kept.end()
+    with pytest.raises(CannotKeep, match="does not hold its model a second time"):
+        conductor.Proof(kept, conductor.inspect(), None)

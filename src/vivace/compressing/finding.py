@@ -204,7 +204,7 @@ class _Compressing:
             by_size=wish.objective == "size",
             every=self.every,
             deadline=self.begin + self.seconds,
-            matrix_units=bool({"amx_bf16", "bf16"} & set(self.machine.device.features)),
+            matrix_units=any("amx_bf16" in d.features for d in self.machine.devices if d.kind == "cpu"),
         )
         tried = search.run(known)
         if wish.finetune is not None:

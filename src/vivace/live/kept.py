@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -56,6 +57,7 @@ class Kept:
     """
 
     whole = True  # with the call of the root
+    lacking: CannotKeep | None = None  # why something of the step could not be kept
     method = "__call__"  # by which it is called
 
     def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
@@ -116,7 +118,10 @@ class KeptCall(Kept):
         if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
         super().__init__(root, optimizers, arguments, keywords)
-        self._places = {n: torch.empty_like(p) for n, p in root.named_parameters() if p.requires_grad}
+        try:
+            self._places = {n: torch.empty_like(p) for n, p in root.named_parameters() if p.requires_grad}
+        except RuntimeError as error:
+            raise failed("its gradients cannot be kept", error) from None
         self.gradients: list[torch.Tensor | None] = []
         self.names = {id(p): name for name, p in root.named_parameters()}
         self._handles: list[Any] = []
@@ -146,8 +151,12 @@ class KeptCall(Kept):
 
     def _output_hook(self, index: int) -> Any:
         def hook(gradient: torch.Tensor) -> None:
-            if self.gradients[index] is None:
+            if self.gradients[index] is not None:
+                return
+            try:
                 self.gradients[index] = gradient.detach().clone()
+            except RuntimeError as error:  # within the script's own backward pass, which goes on
+                self.lacking = failed("a gradient cannot be kept", error)
 
         return hook
 
@@ -190,9 +199,12 @@ def _has_room(
     """
     if device.type == "cpu":
         return free_memory() >= peak_memory()
+    if device.type != "cuda":
+        return True  # torch does not tell
     states = [dict(state) for optimizer in optimizers for state in optimizer.state.values()]
     weights = sum(p.nbytes for p in root.parameters())
-    others = sum(t.nbytes for t in (*root.buffers(), *tensors_of([states, call])))
+    tensors = (*root.buffers(), *tensors_of([states, call]))
+    others = sum(t.nbytes for t in tensors if t.layout == torch.strided)  # of others torch does not tell
     apart_on(device)
     unused = torch.cuda.memory_reserved(device) - _reserved_by_script(device)
     return torch.cuda.mem_get_info(device)[0] + unused >= (1 + PROOF_WEIGHTS) * weights + others
@@ -209,6 +221,7 @@ def apart_on(device: torch.device) -> None:
     between two steps, it would leave the script without that block, and without memory for another.
     """
     if device.type == "cuda":
+        gc.collect()  # of an earlier look that failed, whose error held on to its copies
         torch.cuda.empty_cache()
 
 

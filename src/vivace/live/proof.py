@@ -117,6 +117,8 @@ class Proof:
         self.may_compile = False  # what a plan compiles, the first time
         self.rearranged = False  # did a replay draw random numbers in another order than the script?
         root = kept.things[0]
+        if kept.lacking is not None:
+            raise kept.lacking
         apart_on(kept.device)
         self.before = State(
             {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},

@@ -30,7 +30,6 @@ from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
 _READERS = ("torch", "torchvision", "numpy", "pillow")
-_OF_GPUS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 class Feed:
@@ -231,9 +230,8 @@ class Feed:
                 if is_lost_worker(error):
                     return True
                 where = _where(position)
-                if isinstance(error, _OF_GPUS) and ran_out_of_memory(
-                    error
-                ):  # of a batch that is brought ahead
+                of_gpu = isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError))
+                if of_gpu and ran_out_of_memory(error):  # for a batch that is brought ahead
                     raise JobError(
                         f"the GPU's memory does not hold {where} beside the rest ({blame(error)}): a smaller "
                         "batch may fit, or a plan that brings none ahead"

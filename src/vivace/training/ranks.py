@@ -136,21 +136,13 @@ class Ranks:
 
     def _join(self) -> None:
         before, longest = open_sockets(), timedelta(seconds=self.patience * (BUSY_TIMES + 1))
-        try:
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=longest,
-            )
-        except RuntimeError as error:
-            if not torch.cuda.is_available() or is_broken_exchange(error):
-                raise
-            reason = str(error).partition("\n")[0]
-            raise InputError(
-                f"the ranks' GPUs cannot exchange by NCCL ({reason}): NCCL_DEBUG=INFO shows why"
-            ) from error
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=longest,
+        )
         self._own = dist.new_group(backend="gloo", timeout=longest)
         self._connections = open_sockets() - before
 

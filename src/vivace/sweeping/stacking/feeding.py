@@ -14,7 +14,7 @@ from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.tables import Leaves, table_of
 from vivace.tensors.trees import map_tensors, outline, tensors
 
-MOST_COMMON = 64  # orders of epochs that are kept for other rows
+MOST_COMMON = 32  # orders of epochs that are kept for other rows
 
 
 class _Order(NamedTuple):
