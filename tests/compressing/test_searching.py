@@ -130,7 +130,7 @@ def test_a_busy_machine_does_not_make_the_search_longer_than_it_may_be(search, m
     real = Given.attempt
     monkeypatch.setattr(searching, "time", clock)
     monkeypatch.setattr(Given, "attempt", attempt)
-    bench, one, found, _ = search(dict.fromkeys(USUAL, "could not be measured"), seconds=600.0)
+    bench, one, found, _ = search(dict.fromkeys(USUAL, "could not be measured"), seconds=30.0)
     assert len(bench.attempted) == 2
     assert found.outcome == "could_not_measure"
     assert one.ended_early

@@ -134,9 +134,9 @@ def _notes(document: dict[str, Any]) -> list[str]:
 
 
 def _of_calls(document: dict[str, Any]) -> list[str]:
-    """Why nothing acts on the model's calls, where that is so."""
-    rest = document.get("only_the_rest", "")
-    return [f"its model's calls are as they were: {rest}"] if rest and rest != document["reason"] else []
+    """Why nothing acts on the model's calls, where that is so and not the run's own reason."""
+    untold = {document.get("only_the_rest", "")} - {"", document["reason"]}
+    return [f"its model's calls are as they were: {rest}" for rest in untold]
 
 
 def _passed_over(document: dict[str, Any]) -> list[str]:
