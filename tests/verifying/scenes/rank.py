@@ -84,7 +84,7 @@ def main(scene):
     torch.set_num_threads(1)
     try:
         ruler = Ruler(globals()[scene["job"]], vivace.inspect().to_dict(), scene["meeting"])
-        ruler.prepare(4.0)
+        ruler.prepare(30.0)
         answer = ruler.judge(scene["plan"]) | {"compiled_graphs": Compiled.graphs}
     except vivace.VivaceError as error:
         answer = {"error": str(error)}
