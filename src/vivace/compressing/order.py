@@ -19,8 +19,8 @@ from vivace.ledger import Ratio
 from vivace.serving.forms import Form
 
 # Before anything is measured: how many times as fast as eager fp32, and the seconds that making, opening,
-# timing and judging take. Guesses from a dozen networks on processors with matrix units; and the speeds that
-# are others without them (records/compress_*).
+# timing and judging take. Guesses from a dozen networks; and the speeds that were others on a processor
+# without matrix units, of the five networks of `scripts/bench compress` (records/compress_*).
 EXPECTED = {
     "openvino_fp32": (2.8, 20.0),
     "onnx_fp32": (2.5, 18.0),
