@@ -725,6 +725,11 @@ def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
     assert same_weights(mine, train(20, slow=False))
 
 
+def test_a_script_of_one_step_is_not_told_that_it_took_no_time(watched, tmp_path):
+    watched(lambda: train(1, slow=False))
+    assert document(tmp_path)["reason"] == "it ended after 1 step, before a step was timed"
+
+
 @pytest.mark.parametrize("begins", [False, True])
 def test_a_script_that_trains_many_models_holds_one_at_a_time(watched, monkeypatch, begins):
     """Whether or not a search began with the first of them."""

@@ -136,6 +136,8 @@ def _first_write() -> str:
 
 def _too_short(loop: Loop) -> str:
     """Why a script ended before anything was tried."""
+    if not loop.step_seconds:
+        return f"it ended after {words.count(loop.num_steps, 'step')}, before a step was timed"
     took, least = loop.num_steps * loop.median_seconds, least_seconds(loop.median_seconds)
     if took >= least:
         return "it ended before anything was tried"
