@@ -65,3 +65,12 @@ def test_labels_of_a_small_axis_are_no_zeros():
 @pytest.mark.parametrize("values", [[2**60, 2**60 + 1], [0.0, 0.0], [3, 3, 3], [-(2**60)] * 2])
 def test_an_axis_of_equal_numbers_has_a_place_for_them(values):
     assert set(charts.axis_of("seed", values, str).places) == {0.0}
+
+
+def test_no_two_levels_read_the_same():
+    """As where an accuracy lies near 1, and words have three digits."""
+    up = charts.linear(0.987, 1.007)
+    drawn = str(charts.frame("t", charts.linear(0, 1), up, [], "", (str, lambda value: f"{value:.2f}")))
+    (levels,) = re.findall(r'<div class="up">(.*?)</div>', drawn)
+    told = re.findall(r">([^<]+)</span>", levels)
+    assert told == ["0.99", "0.995", "1", "1.005"]

@@ -246,7 +246,10 @@ def frame(
         element("line", class_="grid", x1="0", x2="100%", y1=f"{100 - at:.2f}%", y2=f"{100 - at:.2f}%")
         for _, at in levels
     )
-    left = (element("span", tell_up(tick), style=f"bottom:{at}%") for tick, at in levels)
+    told = [tell_up(tick) for tick in up.ticks]
+    if len(set(told)) < len(told):  # values so near to each other need all their digits
+        told = [_short(tick) for tick in up.ticks]
+    left = (element("span", text, style=f"bottom:{at}%") for text, (_, at) in zip(told, levels, strict=True))
     below = (element("span", tell_across(tick), style=f"left:{across.at(tick)}%") for tick in across.ticks)
     logarithmic = [" ", element("small", "logarithmic")] if up.logarithmic else []
     return element(
