@@ -148,3 +148,11 @@ def test_the_fastest_of_what_too_few_samples_leave_open_is_told_first(found):
     no_faster = tried("openvino_fp32", "undecided", 2.0, CHANGE, "it could be")
     told = answer(dataclasses.replace(found, tried=(*found.tried, slow, fast, no_faster))).notes
     assert [note.split()[0] for note in told if "would be" in note] == ["onnx_int8", "openvino_bf16"]
+
+
+def test_what_was_not_tried_is_not_among_what_was(found):
+    told = answer(found)
+    assert [name for name, _ in told.parts] == ["onnx_fp32", "openvino_int8", "compiled_fp32"]
+    (note,) = (note for note in told.notes if note.startswith("not tried"))
+    assert note.endswith("the time was over: aoti_fp32")
+    assert "the budget ended first" in render(found)

@@ -28,11 +28,12 @@ def answer(found: Compressed) -> Answer:
         same="" if nothing else same(found, winner),
         same_kept=None if nothing else True,
         title_of_parts="What was tried",
-        parts=tuple((one.name, told(one)) for one in in_order(found)),
+        parts=tuple((one.name, told(one)) for one in in_order(found) if one.status != "untried"),
         notes=(
             *_unmeasured(found),
             *_undecided(found),
             *_faster_beside(found),
+            *_untried(found),
             *_missing(found),
             *found.notes,
         ),
@@ -143,6 +144,13 @@ def _unmeasured(found: Compressed) -> list[str]:
     if not names or found.outcome == "could_not_measure":
         return []
     return [f"could not be measured beside other work on this machine: {', '.join(names)}"]
+
+
+def _untried(found: Compressed) -> list[str]:
+    names = [one.name for one in found.tried if one.status == "untried"]
+    if not names or found.outcome == "nothing_tried":
+        return []
+    return [f"not tried, as little was expected of them or the time was over: {', '.join(names)}"]
 
 
 def _missing(found: Compressed) -> list[str]:
