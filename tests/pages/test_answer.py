@@ -97,8 +97,12 @@ def test_names_are_neither_markup_nor_control_codes():
 
 def test_the_first_screen_counts_the_parts_that_it_leaves_out():
     parts = tuple((f"technique_{i}", "") for i in range(12))
-    assert shown_parts(parts[:8]) == parts[:8]
-    assert shown_parts(parts)[-1] == ("and 5 more", "below")
+    few, many = (Answer(command="tune", subject="", sentence="", parts=each) for each in (parts[:8], parts))
+    assert shown_parts(few) == parts[:8]
+    assert shown_parts(many)[-1] == ("and 5 more", "below")
+    noted = dataclasses.replace(many, notes=("a note",) * 4)
+    assert (len(shown_parts(noted)), shown_parts(noted)[-1]) == (7, ("and 6 more", "below"))
+    assert shown_parts(dataclasses.replace(few, notes=("a note",) * 20)) == (parts[0], ("and 7 more", "below"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MOST_LINES = 12  # of an ending
-MOST_PARTS = 8  # of a plan on the first screen
+MOST_PARTS = 8  # of a plan on the first screen, beside
+MOST_NOTES = 3  # of which each more takes a part's place
 _STYLES = {"good": "bold", "plain": "bold", "open": "bold yellow", "bad": "bold red"}
 _ASCII = str.maketrans(
     {
@@ -134,8 +135,10 @@ def in_letters(text: str) -> str:
     return text.translate(_ASCII)
 
 
-def shown_parts(parts: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The parts that fit on the first screen, with a word on the others."""
-    if len(parts) <= MOST_PARTS:
-        return tuple(parts)
-    return (*parts[: MOST_PARTS - 1], (f"and {len(parts) - MOST_PARTS + 1} more", "below"))
+def shown_parts(answer: Answer) -> tuple[tuple[str, str], ...]:
+    """The parts that fit on the first screen beside the notes, with a word on the others."""
+    parts, most = answer.parts, MOST_PARTS - max(0, len(answer.notes) - MOST_NOTES)
+    if len(parts) <= most:
+        return parts
+    shown = max(1, most - 1)
+    return (*parts[:shown], (f"and {len(parts) - shown} more", "below"))

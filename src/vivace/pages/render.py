@@ -30,7 +30,7 @@ _FILTERS = (
 
 def render(template: Path, answer: Answer, **values: object) -> str:
     """The page of `template`, which extends ``base.html.jinja``, opened by `answer`. Values are escaped."""
-    parts = shown_parts(answer.parts)
+    parts = shown_parts(answer)
     return _template(template).render(answer=answer, parts=parts, charts=charts, words=words, **values)
 
 
@@ -39,7 +39,7 @@ def card(answer: Answer) -> str:
     script, a style sheet or a link, in the notebook's own colours. Escaped.
     """
     template, colour = _template(_TEMPLATES / "card.html.jinja"), _COLOURS[answer.tone]
-    return template.render(answer=answer, parts=shown_parts(answer.parts), colour=colour)
+    return template.render(answer=answer, parts=shown_parts(answer), colour=colour)
 
 
 def _template(path: Path) -> jinja2.Template:
