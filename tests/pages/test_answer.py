@@ -102,7 +102,10 @@ def test_the_first_screen_counts_the_parts_that_it_leaves_out():
     assert shown_parts(many)[-1] == ("and 5 more", "below")
     noted = dataclasses.replace(many, notes=("a note",) * 4)
     assert (len(shown_parts(noted)), shown_parts(noted)[-1]) == (7, ("and 6 more", "below"))
-    assert shown_parts(dataclasses.replace(few, notes=("a note",) * 20)) == (parts[0], ("and 7 more", "below"))
+    assert shown_parts(dataclasses.replace(few, notes=("a note",) * 20)) == (
+        parts[0],
+        ("and 7 more", "below"),
+    )
 
 
 @pytest.mark.parametrize(

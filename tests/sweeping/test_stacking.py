@@ -213,8 +213,8 @@ def test_a_proof_leaves_the_stack_as_it_was(jobs, opened):
 def test_rows_leave_and_others_take_their_places(jobs, opened):
     """A row that stays is not touched by those that come and go; one that comes begins at its beginning."""
     rows = opened(jobs.job, *[{"lr": lr, "optimizer": "adam"} for lr in (0.1, 0.2, 0.3)])
-    (late,) = opened(jobs.job, {"lr": 0.2, "optimizer": "adam"})
-    late.number = 7
+    late, later = opened(jobs.job, *[{"lr": 0.2, "optimizer": "adam"}] * 2)
+    late.number, later.number = 7, 8
     whole = copy.deepcopy([row.model.state_dict() for row in rows])
     stack = stacked(rows)
     epoch = list(stack.feed.epoch(stack.rows))
@@ -223,16 +223,19 @@ def test_rows_leave_and_others_take_their_places(jobs, opened):
     first = [row.model.state_dict()["0.weight"].clone() for row in rows]
     assert not torch.equal(first[1], whole[1]["0.weight"])
     stack.feed.enter(late)
-    stack.replace(0, late)
+    stack.feed.enter(later)
+    stack.replace({0: late})
     stack.remove([2])
-    assert [row.number for row in stack.rows] == [7, 1]
+    stack.add([later])
+    assert [row.number for row in stack.rows] == [7, 1, 8]
     assert torch.equal(rows[0].model.state_dict()["0.weight"], first[0])
-    assert all(isinstance(one, Proof) for one in prove(stack, [late], Tightest()).values())
+    assert all(isinstance(one, Proof) for one in prove(stack, [late, later], Tightest()).values())
     assert torch.equal(rows[1].model.state_dict()["0.weight"], first[1])
     for leaves in stack.feed.epoch(stack.rows):
         stack.step(leaves)
-    # Late has now been trained as row 1 was in its first epoch: equal parameters, equal seed.
-    torch.testing.assert_close(late.model.state_dict()["0.weight"], first[1], rtol=1e-4, atol=1e-5)
+    # Both have now been trained as row 1 was in its first epoch: equal parameters, equal seed.
+    for row in (late, later):
+        torch.testing.assert_close(row.model.state_dict()["0.weight"], first[1], rtol=1e-4, atol=1e-5)
 
 
 def test_what_draws_otherwise_is_refused(jobs, opened):

@@ -363,22 +363,56 @@ def test_a_search_of_shapes_comes_to_most_of_them(tmp_path, monkeypatch):
 
 
 def test_a_stack_goes_on_while_the_search_comes_to_its_shape(tmp_path):
+    """Places that stood empty while another shape had its turn are filled again, and no draw is lost."""
+
+    def heard(ended, refused=()):
+        rows = [
+            {
+                "number": number,
+                "epoch": 1,
+                "metric": 0.5,
+                "ended": number in ended,
+                "error": None,
+                "num_parameters": 1,
+            }
+            for number in fused._members
+            if number not in refused
+        ]
+        told = {"fused": True, "sameness": "", "alone_step_seconds": 0.001}
+        question = {"rows": rows, "seconds": 0.1, "fused": len(rows), "decision": told, "failed": {}}
+        answer = fused.heard({**question, "refused": dict.fromkeys(map(str, refused), "it is another")})
+        return [one["number"] for one in answer["join"] if one["parameters"]["width"] == 32]
+
     space = {"lr": FloatDistribution(1e-4, 0.1, log=True), "width": CategoricalDistribution([32, 64])}
+    shape, other = (("width", 32),), (("width", 64),)
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         study = Study(folder.journal, Setting("job", to_dict(space), {}, 8, 1), space)
         given = {"packing": Packing(1, 1), "tell": lambda *_: None, "shaping": ["width"]}
         runs = Runs(study, folder, Source(JobFunction(f"{JOBS}:job")), Plan(), **given)
-        runs.wanted = 60
-        fused = Fused(runs, [study.ask({"width": 32})], (("width", 32),), 2)
-        followed = fused._following(2)
-        while more := fused._following(1):
-            followed += more
-        assert len(followed) > 2
-        assert len(followed) % 2 == 0
-        assert {asked.parameters["width"] for asked in followed} == {32}
-        assert fused._following(1) == []  # while one of the other shape waits
-        assert [asked.parameters["width"] for asked in runs.alike((("width", 64),), 1)] == [64]
-        assert study.num_begun == 1 + len(followed) + 1
+        runs.wanted = 1000
+        first, *others = [study.ask({"width": 32}) for _ in range(3)]
+        fused, joined = Fused(runs, [first, *others], shape, 2), [one.number for one in others]
+        rounds = 0
+        while joined := heard(joined):
+            rounds += 1
+            assert len(joined) == 2
+        assert rounds
+        assert [runs._shape_of(one) for one in runs._waiting] == [other]
+        while not joined:
+            runs.alike(other, 1)  # which has had its turn
+            joined = heard([])
+        assert len(joined) == 2
+        fused._left = 10
+        fused.draw()
+        drawn = [one.number for one in fused._drawn]
+        assert len(drawn) == 2
+        assert heard([], refused=joined[1:]) == []  # who was refused leaves no place
+        assert heard(joined[:1]) == drawn[:1]
+        fused.draw()
+        drawn = [first.number, drawn[0], *(one.number for one in fused._drawn)]
+        assert len(drawn) == 3
+        fused.end({"decision": {"fused": True}, "refused": {}, "failed": {}})
+        assert {*drawn, joined[1]} <= {one.number for one in runs._waiting}
 
 
 @pytest.mark.fault(37)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from vivace.errors import printable

@@ -185,12 +185,19 @@ class Child:
         return self.converse(command, timeout, None, **arguments)
 
     def converse(
-        self, command: str, timeout: float, reply: Callable[[Any], Any] | None, /, **arguments: object
+        self,
+        command: str,
+        timeout: float,
+        reply: Callable[[Any], Any] | None,
+        meanwhile: Callable[[], None] = lambda: None,
+        /,
+        **arguments: object,
     ) -> Any:
         """Send one command and wait for its answer. Errors of the child are raised here under their own
         class.
 
-        `reply` answers what the child asks meanwhile (`ask_parent`), in JSON types.
+        `reply` answers what the child asks (`ask_parent`), in JSON types. `meanwhile` is called each time
+        when it has been answered and goes on.
 
         Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer,
         or ask, within `timeout` seconds.
@@ -199,12 +206,14 @@ class Child:
         turn = self.say(told, command, timeout)
         while "question" in turn:
             assert reply is not None, "nobody answers what the child asks"
-            turn = self.say(reply(turn["question"]), command, timeout)
+            turn = self.say(reply(turn["question"]), command, timeout, meanwhile)
         if "error" not in turn:
             return turn["answer"]
         raise VivaceError.from_dict(turn["error"])
 
-    def say(self, message: object, command: str, timeout: float) -> dict[str, Any]:
+    def say(
+        self, message: object, command: str, timeout: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """One turn of `converse`: send the command itself, or what a question was answered, and wait for
         the next message, which has one key: ``question``, ``answer`` or ``error``.
 
@@ -213,6 +222,7 @@ class Child:
         deadline = time.monotonic() + timeout
         try:
             self._send(message, deadline)
+            meanwhile()
             found: dict[str, Any] = json.loads(self._line(deadline))
         except TimeoutError:
             self._kill()

@@ -29,6 +29,9 @@ class Fused:
         self._most: dict[int, int] = {}
         self._enter(together)
         self._left = self._further = further
+        self._places = 0  # in the stack, when it has begun; whoever is refused leaves none
+        self._drawn: list[Asked] = []  # that follow next
+        self._joined = 0  # as many, the last time
 
     def told(self, asked: Asked) -> dict[str, Any]:
         """A trial as the child takes it."""
@@ -39,43 +42,56 @@ class Fused:
     def heard(self, question: dict[str, Any]) -> dict[str, Any]:
         """What an epoch brought; returns which trials are pruned, and which ones take free places."""
         self.owner.decided(question["decision"], self.shape)
-        free, pruned = 0, []
+        self._places = self._places - len(question["refused"]) if self._places else question["fused"]
+        pruned = []
         for one in question["rows"]:
             number = one["number"]
             self._seconds[number] += question["seconds"]
             self._most[number] = max(self._most[number], question["fused"])
             if one["error"] is not None:
                 self._fail(number, VivaceError.from_dict(one["error"]))
-                free += 1
                 continue
             self._curves[number][one["epoch"]] = one["metric"]
             stop = self.owner.study.report(number, one["epoch"], one["metric"]) and not one["ended"]
             if stop or one["ended"]:
                 self._end(number, one, question["decision"], pruned=stop)
-                free += 1
             pruned += [number] if stop else []
         self._apart(question)
-        return {"prune": pruned, "join": [self.told(asked) for asked in self._following(free)]}
+        return {"prune": pruned, "join": [self.told(asked) for asked in self._following()]}
 
     def end(self, answer: dict[str, Any]) -> None:
         """The child has come to its end; whoever has not is run alone."""
         self.owner.decided(answer["decision"], self.shape)
         self._apart(answer)
-        self.owner.run_alone(list(self._members.values()))
+        self._give_back()
 
     def broken(self, error: VivaceError) -> None:
         """The process of the stack died: that is no fault of any one trial, and all are run alone."""
         reason = f"its process failed: {error}"
         self.owner.decided({"fused": False, "reason": reason, "rows": len(self._members)}, self.shape)
-        self.owner.run_alone(list(self._members.values()))
+        self._give_back()
 
-    def _following(self, free: int) -> list[Asked]:
+    def _give_back(self) -> None:
+        self.owner.run_alone(list(self._members.values()))
+        self.owner.wait(self._drawn)
+
+    def draw(self) -> None:
+        """Draw what is to follow next, while the child trains: else it would wait for that."""
+        wanted = self._joined if self._left is None else min(self._joined, self._left)
+        while len(self._drawn) < wanted and (found := self.owner.alike(self.shape, 1)):
+            self._drawn += found
+
+    def _following(self) -> list[Asked]:
+        """Those that take the places that are free, also the ones that stood empty for a while."""
+        free = self._places - len(self._members)
         if self._left is not None:
             if free > self._left and self.owner.goes_on(self.shape):
                 self._left += self._further or 0
             free = min(free, self._left)
             self._left -= free
-        joining = self.owner.alike(self.shape, free)
+        joining, self._drawn = self._drawn[:free], self._drawn[free:]
+        joining += self.owner.alike(self.shape, free - len(joining))
+        self._joined = len(joining)
         self._enter(joining)
         return joining
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MOST_FAILURES = 5  # at the beginning, without one result
 
 MOST_ROWS = 32  # of a stack
+MOST_FOLLOWING = 8  # times as many take their places before another shape may have its turn
 GENERATIONS = 4  # of stacks, at least, in a sweep
 STACKS_A_SHAPE = 2  # as many at least, if their shapes were drawn evenly
 
@@ -228,6 +229,11 @@ class Runs:
         """These trials are to be run in processes of their own."""
         with self._lock:
             self._alone |= {one.number for one in asked}
+            self.wait(asked)
+
+    def wait(self, asked: Sequence[Asked]) -> None:
+        """These trials are to be run when their turn comes."""
+        with self._lock:
             self._waiting += asked
 
     def decided(self, decision: dict[str, Any], shape: Shape) -> None:
@@ -259,7 +265,7 @@ class Runs:
         shapes = size_of({name: self.study.space[name] for name in self.shaping})
         share = max(2, int(self.wanted // max(GENERATIONS, STACKS_A_SHAPE * shapes)))
         rows = max(2, min(MOST_ROWS, -(-share // 2)))
-        return rows, min(rows, share - rows)
+        return rows, min(MOST_FOLLOWING * rows, share - rows)
 
     def _side_by_side(self, following: Callable[[], Work | None]) -> None:
         """Do one piece of work after another, `workers` at once; Ctrl-C and errors end all of them."""
@@ -321,6 +327,7 @@ class Runs:
                     "train",
                     SILENCE_SECONDS,
                     fused.heard,
+                    fused.draw,
                     trials=[fused.told(asked) for asked in together],
                     known=self._known(shape),
                 )

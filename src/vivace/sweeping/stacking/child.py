@@ -196,17 +196,18 @@ class StackedTrials:
         self._change(stack, leaving, self._opened(answer["join"]))
 
     def _change(self, stack: Stack, leaving: Sequence[int], joining: list[Row]) -> None:
-        """Rows leave, and others take their places."""
-        waiting = list(joining)
-        for slot, row in enumerate(stack.rows):
-            if row.number in leaving and waiting:
-                self._forget(row)
-                stack.replace(slot, waiting.pop(0))
+        """Rows leave, and others take their places, or those that stood empty."""
+        free = [slot for slot, row in enumerate(stack.rows) if row.number in leaving]
+        others = dict(zip(free, joining, strict=False))
+        for slot in others:
+            self._forget(stack.rows[slot])
+        if others:
+            stack.replace(others)
         self._leave(stack, leaving)
-        for row in waiting:
-            self.refused[row.number] = "no place was free"
+        if further := joining[len(others) :]:
+            stack.add(further)
         if joining:
-            self._prove(stack, [row for row in joining if row in stack.rows])
+            self._prove(stack, joining)
 
     def _ended_epoch(self, stack: Stack, slot: int, loss: float) -> dict[str, Any]:
         """What a row reached; the order of evaluation and schedule is that of `train`."""

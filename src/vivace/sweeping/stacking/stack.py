@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,16 +109,29 @@ class Stack:
                 raise Refused(f"'{name.removeprefix(_MODEL)}' takes no part in the loss")
         return losses.detach(), torch.cat([g.reshape(len(g), -1) for g in found if g is not None], dim=1)
 
-    def replace(self, slot: int, row: Row) -> None:
-        """Another row takes the place of one that leaves."""
-        self._detach(self.rows[slot])
-        self.weights[slot] = _flat(row, self._layout)
-        own = {f"{_MODEL}{name}": tensor for name, tensor in _held(row, self._layout)}
-        for name, tensor in self.buffers.items():
-            tensor[slot] = own[name]
-        self.rows[slot] = row
-        self.rule.forget(slot)
-        self._take_states(slot)
+    def replace(self, others: Mapping[int, Row]) -> None:
+        """Other rows take the places, by slot, of those that leave."""
+        for slot, row in others.items():
+            self._detach(self.rows[slot])
+            self.weights[slot] = _flat(row, self._layout)
+            own = {f"{_MODEL}{name}": tensor for name, tensor in _held(row, self._layout)}
+            for name, tensor in self.buffers.items():
+                tensor[slot] = own[name]
+            self.rows[slot] = row
+            self.rule.forget(slot)
+            self._take_states(slot)
+        self._point()
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Further rows, behind those that are there."""
+        begin = len(self.rows)
+        self.rows += rows
+        self.weights = torch.cat([self.weights, *(_flat(row, self._layout)[None] for row in rows)])
+        further = _stacked_buffers(rows, self._layout)
+        self.buffers = {name: torch.cat([tensor, further[name]]) for name, tensor in self.buffers.items()}
+        self.rule.extend(len(rows))
+        for slot in range(begin, len(self.rows)):
+            self._take_states(slot)
         self._point()
 
     def remove(self, slots: Sequence[int]) -> None:

@@ -60,6 +60,15 @@ class Rule(abc.ABC):
         for state in self.state.values():
             state[slot] = 0.0
 
+    def extend(self, count: int) -> None:
+        """So many new rows stand behind the others."""
+        self.steps += [0] * count
+        self.state = {
+            name: torch.cat([state, state.new_zeros(count, len(self.groups))])
+            for name, state in self.state.items()
+        }
+        self._settings = {}
+
     def select(self, slots: Sequence[int]) -> None:
         """Keep these rows alone, in this order."""
         self.steps = [self.steps[slot] for slot in slots]
