@@ -26,13 +26,14 @@ def stat(computed, nice=0.0):
 def looked(monkeypatch):
     """What is decided where the cores computed for these shares of the time in which it looks."""
 
-    def found(share, nice=0.0):
+    def found(share, nice=0.0, priority=0):
         clock, own = iter([0.0, 10.0]), iter([0.0, 0.0])
         texts = iter([stat(0.0), stat(10 * share, 10 * nice)])
         monkeypatch.setattr(Path, "read_text", lambda self, encoding: next(texts))
         monkeypatch.setattr(waiting.time, "monotonic", lambda: next(clock))
         monkeypatch.setattr(waiting.time, "process_time", lambda: next(own))
         monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(os, "getpriority", lambda which, who: priority)
         return waiting.waiting()
 
     for name in waiting.OWN:
@@ -41,10 +42,17 @@ def looked(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("share", "nice", "short"), [(0.0, 0.0, False), (0.2, 0.0, False), (0.5, 0.0, True), (0.1, 0.9, False)]
+    ("share", "nice", "priority", "short"),
+    [
+        (0.0, 0.0, 0, False),
+        (0.2, 0.0, 0, False),
+        (0.5, 0.0, 0, True),
+        (0.1, 0.9, 0, False),
+        (0.1, 0.9, 10, True),
+    ],
 )
-def test_threads_sleep_soon_where_others_compute_at_our_priority(looked, share, nice, short):
-    assert looked(share, nice) == (SHORT if short else {})
+def test_threads_sleep_soon_where_others_compute_at_our_priority(looked, share, nice, priority, short):
+    assert looked(share, nice, priority) == (SHORT if short else {})
 
 
 @pytest.mark.parametrize("name", waiting.OWN)

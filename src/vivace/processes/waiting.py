@@ -32,12 +32,14 @@ def waiting() -> dict[str, str]:
 
 
 def _computed() -> float:
-    """Seconds that the cores which we may use computed for processes of normal priority or above."""
+    """Seconds that the cores which we may use computed for processes of our priority or above."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0) > 0
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = 0
     with contextlib.suppress(OSError):
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             name, *fields = line.split()
             if name in names:
-                ticks += int(fields[0]) + int(fields[2])  # user and system; what is nice steps back for us
+                user, lower, system, *_ = map(int, fields)
+                ticks += user + system + (lower if nice else 0)  # what is nice steps back for what is not
     return ticks / os.sysconf("SC_CLK_TCK")
