@@ -1,5 +1,5 @@
-"""Every technique in pairs against the contract, and alone where no file of its own does that; new ones are covered
-as they appear.
+"""Every technique in pairs against the contract, and alone where no file of its own does that; new ones are
+covered as they appear.
 """
 
 import itertools
