@@ -294,7 +294,9 @@ class Bench:
         if brief:
             known = best.ratio.counts if best is not None and best.ratio is not None else None
             with contextlib.suppress(Unsteady):
-                look = compare(self._reference, server, seconds=LOOK_SECONDS, target=known)
+                look = compare(
+                    self._reference, server, seconds=LOOK_SECONDS, tolerance=LOOK_TOLERANCE, target=known
+                )
                 if look.ratio.width < LOOK_TOLERANCE or beaten(look.ratio, best):
                     return look
         return compare(self._reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
