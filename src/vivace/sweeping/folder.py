@@ -70,7 +70,8 @@ class SweepFolder:
 
 def lighten(run: Path, *, model: bool) -> None:
     """Remove what an ended run needs no longer: checkpoints, event files and, unless kept, weights."""
-    for name in ("checkpoints", "tensorboard"):
+    there = {path.name for path in run.iterdir()} if run.exists() else set[str]()
+    for name in there & {"checkpoints", "tensorboard"}:
         shutil.rmtree(run / name, ignore_errors=True)
-    if not model:
+    if not model and "model.pt" in there:
         (run / "model.pt").unlink(missing_ok=True)

@@ -78,8 +78,7 @@ class Fused:
     def draw(self) -> None:
         """Draw what is to follow next, while the child trains: else it would wait for that."""
         wanted = self._joined if self._left is None else min(self._joined, self._left)
-        while len(self._drawn) < wanted and (found := self.owner.alike(self.shape, 1)):
-            self._drawn += found
+        self._drawn += self.owner.alike(self.shape, max(0, wanted - len(self._drawn)))
 
     def _following(self) -> list[Asked]:
         """Those that take the places that are free, also the ones that stood empty for a while."""

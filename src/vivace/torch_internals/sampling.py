@@ -26,7 +26,6 @@ for _name in (
     "_build_parzen_estimator",
     "_compare",
     "_compute_acquisition_func",
-    "_get_internal_repr",
     "_get_params",
     "_n_ei_candidates",
     "_parzen_estimator_cls",
@@ -36,6 +35,7 @@ for _name in (
     attribute(TPESampler, _name, lost=_SLOWER)
 _brackets = attribute(HyperbandPruner, "_pruners", lost=_SLOWER)
 attribute(HyperbandPruner, "_get_bracket_id", lost=_SLOWER)
+attribute(HyperbandPruner, "_create_bracket_study", lost=_SLOWER)
 _can_share = all(touch.is_there() for touch in TOUCHES if touch.lost == _SLOWER)
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -45,13 +45,14 @@ _Values = tuple[list[int], dict[str, Any]]  # numbers of trials, and arrays of t
 
 @dataclasses.dataclass
 class Shared:
-    """What samplers of one study share: of these ended trials, the density of the good ones and the values of
-    the others.
+    """What samplers of one study share: of so many ended trials, the density of the good ones and the values
+    of the others; and by number the values of each trial that has all parameters.
     """
 
-    ended: list[int] = dataclasses.field(default_factory=list)
+    num_ended: int = 0
     good: Any = None
     others: _Values = dataclasses.field(default_factory=lambda: ([], {}))
+    by_number: dict[int, list[float]] = dataclasses.field(default_factory=dict)
 
 
 class Sampler(TPESampler):
@@ -76,10 +77,10 @@ class Sampler(TPESampler):
             return super()._sample(study, trial, search_space)
         trials, known = _trials_of(study)(deepcopy=False), self._shared
         ended = [one for one in trials if one.state in _ENDED]
-        if (numbers := [one.number for one in ended]) != known.ended:
+        if known.good is None or len(ended) != known.num_ended:
             good, others = _split(study, ended, _num_good(len(ended)))
             known.good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
-            known.ended, known.others = numbers, self._values(study, others)
+            known.num_ended, known.others = len(ended), self._values(study, others)
         running = [one for one in trials if one.state == TrialState.RUNNING and one.number != trial.number]
         values = _merged(known.others, self._values(study, running))
         others_density = self._parzen_estimator_cls(values, search_space, self._parzen_estimator_parameters)
@@ -89,8 +90,13 @@ class Sampler(TPESampler):
 
     def _values(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> _Values:
         """Those of the trials that have all parameters."""
-        whole = [one for one in trials if self._told.keys() <= self._get_params(one, study).keys()]
-        return [one.number for one in whole], self._get_internal_repr(whole, self._told, study)
+        known, numbers = self._shared.by_number, [one.number for one in trials]
+        for number, one in zip(numbers, trials, strict=True):
+            if number not in known and self._told.keys() <= (params := self._get_params(one, study)).keys():
+                known[number] = [space.to_internal_repr(params[name]) for name, space in self._told.items()]
+        numbers = [number for number in numbers if number in known]
+        table = numpy.array([known[number] for number in numbers]).reshape(-1, len(self._told))
+        return numbers, dict(zip(self._told, numpy.ascontiguousarray(table.T), strict=True))
 
 
 def _merged(some: _Values, more: _Values) -> dict[str, Any]:
@@ -113,3 +119,26 @@ class Pruner(HyperbandPruner):
         if number not in self._bracket_of:
             self._bracket_of[number] = super()._get_bracket_id(study, trial)
         return self._bracket_of[number]
+
+    def _create_bracket_study(self, study: optuna.Study, bracket_id: int) -> Any:
+        return (
+            _Bracket(study, self, bracket_id)
+            if _can_share
+            else super()._create_bracket_study(study, bracket_id)
+        )
+
+
+class _Bracket:
+    """A study, of which the pruner of a bracket sees the trials of this bracket alone."""
+
+    def __init__(self, study: optuna.Study, pruner: Pruner, bracket_id: int) -> None:
+        self._study, self._pruner, self._bracket_id = study, pruner, bracket_id
+
+    def get_trials(self, deepcopy: bool = True) -> list[FrozenTrial]:
+        """Those of the bracket, as the study has them."""
+        bracket_of, study = self._pruner._get_bracket_id, self._study
+        trials = study.get_trials(deepcopy=deepcopy)
+        return [one for one in trials if bracket_of(study, one) == self._bracket_id]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
