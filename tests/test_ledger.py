@@ -52,6 +52,14 @@ def test_a_trial_of_an_older_ledger_has_no_code():
     assert Trial.from_dict(document).code is Code.NONE
 
 
+def test_a_technique_that_is_the_whole_plan_is_not_named_again_beside_it():
+    fault = {"status": "refused", "technique": "channels_last", "reason": "channels_last: no convolution"}
+    both = {**BASE, "techniques": {"channels_last": {}, "compile": {}}}
+    assert Trial(**BASE, **fault).why == "no convolution"
+    assert Trial(**both, **fault).why == fault["reason"]
+    assert Trial(**BASE, **{**fault, "reason": "the model is frozen"}).why == "the model is frozen"
+
+
 def test_what_another_version_wrote_is_read_as_far_as_it_is_known(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     for more in ({"later": 1}, {"code": "of a later version"}, {"ratio": {"middle": 2.0}}):
