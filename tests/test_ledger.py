@@ -1,6 +1,8 @@
 """The ledger: what cannot be constructed, what survives the file, and torn lines."""
 
+import dataclasses
 import json
+import math
 import os
 
 import pytest
@@ -50,6 +52,30 @@ def test_a_trial_of_an_older_ledger_has_no_code():
     assert Trial.from_dict(json.loads(json.dumps(coded.to_dict()))) == coded
     del document["code"], document["foreign_share"]
     assert Trial.from_dict(document).code is Code.NONE
+
+
+def test_a_technique_that_is_the_whole_plan_is_not_named_again_beside_it():
+    fault = {"status": "refused", "technique": "channels_last", "reason": "channels_last: no convolution"}
+    both = {**BASE, "techniques": {"channels_last": {}, "compile": {}}}
+    assert Trial(**BASE, **fault).why == "no convolution"
+    assert Trial(**both, **fault).why == fault["reason"]
+    assert Trial(**BASE, **{**fault, "reason": "the model is frozen"}).why == "the model is frozen"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "candidate", "steps"),
+    [
+        (Ratio(2.0, 1.9, 2.1), 0.1, 30.0),
+        (Ratio(0.5, 0.4, 0.6), 0.4, math.inf),
+        (Ratio(1.1, 0.9, 1.3), 0.1, None),  # noise may be all of it
+    ],
+)
+def test_a_warm_up_is_gained_back_after_so_many_steps(ratio, candidate, steps):
+    """By the middle of the differences within pairs: a machine that slows down changes both of a pair."""
+    pairs = ((0.2, candidate), (2.2, 2.0 + candidate), (4.2, 4.0 + candidate))
+    trial = dataclasses.replace(MEASURED, ratio=ratio, pairs=pairs, warmup_seconds=3.0)
+    assert trial.break_even_steps == (steps if steps is None else pytest.approx(steps))
+    assert dataclasses.replace(trial, warmup_seconds=None).break_even_steps is None
 
 
 def test_what_another_version_wrote_is_read_as_far_as_it_is_known(tmp_path):

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import enum
 import json
+import math
 import os
+import statistics
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,9 +179,22 @@ class Trial:
             raise AssertionError("a trial that was not measured needs its reason")
 
     @property
+    def why(self) -> str:
+        """The reason as it is told beside the plan: it names no technique again that the plan consists of."""
+        return self.reason.removeprefix(f"{self.technique}: ") if len(self.techniques) == 1 else self.reason
+
+    @property
     def evaluating(self) -> float:
         """How many times as long as under the reference an evaluation takes; 1 where that was not timed."""
         return self.evaluations[1] / self.evaluations[0] if self.evaluations else 1.0
+
+    @property
+    def break_even_steps(self) -> float | None:
+        """Steps until the warm-up is gained back; infinite for a slower trial, None where noise hides it."""
+        if self.warmup_seconds is None or self.ratio is None or self.ratio.low <= 1.0 <= self.ratio.high:
+            return None
+        saved = statistics.median(reference - candidate for reference, candidate in self.pairs)
+        return self.warmup_seconds / saved if saved > 0 else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON types."""

@@ -118,13 +118,15 @@ def test_compress_says_so(kind, tmp_path, trained, capsys):
 
 
 def test_a_script_on_the_processor_says_so_at_its_end(kind):
-    conductor = SimpleNamespace(machine=vivace.inspect(), device=torch.device("cpu"), comparison=None)
-    vars(conductor).update(plan=Plan(), plan_steps=0, tried=[], reason="")
-    loop = SimpleNamespace(conductor=conductor, rest="", left_alone="", num_steps=9, problems=[])
+    course = SimpleNamespace(machine=vivace.inspect(), device=torch.device("cpu"), comparison=None)
+    vars(course).update(plan=Plan(), plan_steps=0, tried=[], reason="")
+    loop = SimpleNamespace(
+        conductor=SimpleNamespace(course=course), rest="", left_alone="", num_steps=9, problems=[]
+    )
     loop.spending = SimpleNamespace(elapsed=1.0, own_seconds=0.0, lost=0.0)
     document = document_of(loop)
     searched_on = lines(searched(document | {"report_path": "", "next": "x"}, "x"), 80)
     for told in (said(document, "python train.py"), searched_on):
         assert " ".join(told).replace("vivace: ", "").count(SENTENCES[kind]) == 1
-    conductor.device = torch.device(kind)
+    course.device = torch.device(kind)
     assert not any("processor" in line for line in said(document_of(loop), "python train.py"))

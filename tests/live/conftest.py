@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from vivace.live import conductor, kept, spending
+from vivace.live import conductor, course, kept, spending
 from vivace.live import loop as loop_module
 from vivace.live.ending import tell
 from vivace.live.errand import Errand
@@ -53,8 +53,8 @@ def led(tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(spending, "SHARE", 1e9)
     monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
-    monkeypatch.setattr(conductor, "HOPELESS", 0.0)
-    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(course, "HOPELESS", 0.0)
+    monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.0)
 
     def run(train, *favoured, plan=None):
         watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), tell=tell)

@@ -63,7 +63,7 @@ def test_the_call_is_compiled_once_and_only_for_the_batches_that_were_proven(
 
     loop, model, document = led(train, "compile", plan=document["plan"])  # the next time
     assert list(document["plan"]) == ["compile"]
-    assert loop.conductor.plan_steps > 60
+    assert loop.conductor.course.plan_steps > 60
     assert compiler["stats"]["unique_graphs"] == 1
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
 from vivace.ledger import Ratio
-from vivace.live import candidates, conductor, loop, spending
+from vivace.live import candidates, conductor, course, loop, spending
 from vivace.live.candidates import additions
 from vivace.live.ending import document_of, tell
 from vivace.live.errand import Errand
@@ -81,7 +81,7 @@ def timed(tmp_path, monkeypatch, one_thread, turned):
     monkeypatch.setattr(Hosted, "__init__", begin)
     monkeypatch.setattr(Hosted, "close", end)
     monkeypatch.setattr(
-        conductor, "additions", lambda *_: [[technique] for technique in Plan.from_dict(GAIN).techniques]
+        course, "additions", lambda *_: [[technique] for technique in Plan.from_dict(GAIN).techniques]
     )
 
     def run(train, seconds=0.01, gain=lambda step: 1.0, plan=None):
@@ -148,13 +148,13 @@ def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
     share = spending.SHARE + spending.HOPED_SHARE * spending.CLOSE
     assert Timed.turned.current.now - alone <= share * alone + start
     assert Timed.turned.current.now <= alone * (1 + share + 1.2 / spending.PATIENCE) + 0.01
-    assert watching.conductor is None or not watching.conductor.plan.techniques
+    assert watching.conductor is None or not watching.conductor.course.plan.techniques
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.2])
 def test_what_gains_is_found_and_pays(timed, seconds):
     watching = timed(plain(1500), seconds, lambda step: 1.5)
-    assert watching.conductor.plan.names == tuple(GAIN)
+    assert watching.conductor.course.plan.names == tuple(GAIN)
     assert Timed.turned.current.now < 0.9 * 1500 * seconds
 
 
@@ -194,7 +194,7 @@ def test_what_is_said_to_come_need_not_be_waited_for(timed):
     began = {}
     trains = {"pass": in_passes(1, 1500), "range": plain(1500), "open": without_a_range(1500)}
     for name, train in trains.items():
-        began[name] = timed(train, 0.01, lambda step: 1.5).conductor.tried[0]["step"]
+        began[name] = timed(train, 0.01, lambda step: 1.5).conductor.course.tried[0]["step"]
     assert began["pass"] < 300
     assert began["range"] < 300
     assert 400 < began["open"] < 900
@@ -260,7 +260,7 @@ def test_once_nothing_is_faster_no_hook_is_left(timed):
         after.extend(getattr(owner, name) for owner, name in names)
 
     watching = timed(watched, 0.01)
-    assert watching.conductor.tried[-1]["answer"] == "not_faster"
+    assert watching.conductor.course.tried[-1]["answer"] == "not_faster"
     assert after == before
     assert len(found) == len(known) + 2 * 10, found  # torch's two hooks of an update, which now do nothing
 
@@ -279,8 +279,8 @@ def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
 def test_passes_shorter_than_a_segment_do_not_keep_it_from_deciding(timed):
     """A segment goes on over passes and evaluations, whose own steps are left out."""
     watching = timed(in_passes(230, 5), 0.01, lambda step: 1.5)
-    assert watching.conductor.plan.names == tuple(GAIN)
-    assert len(watching.conductor.verdicts) >= 2  # watched, too
+    assert watching.conductor.course.plan.names == tuple(GAIN)
+    assert len(watching.conductor.course.verdicts) >= 2  # watched, too
 
 
 def test_a_script_that_begins_anew_at_each_step_is_left_alone(timed):
@@ -292,7 +292,7 @@ def test_a_script_that_begins_anew_at_each_step_is_left_alone(timed):
 def test_what_becomes_slower_is_taken_back_over_short_passes(timed, monkeypatch):
     monkeypatch.setattr(spending, "PATIENCE", 1.0)
     watching = timed(in_passes(240, 5), 0.01, lambda step: 1.5 if step < 400 else 0.7)
-    assert "it became slower" in watching.conductor.reason
+    assert "it became slower" in watching.conductor.course.reason
     assert Timed.acting == 0
 
 
@@ -300,22 +300,22 @@ def test_a_gain_that_the_hooks_eat_up_is_none(timed, monkeypatch, turned):
     monkeypatch.setattr(spending, "PATIENCE", 1.0)
     of_a_step = 2 * turned.LOOK  # what the clock says of a hook that looks at it three times
     monkeypatch.setattr(conductor, "HOOKS", 0.0)
-    assert timed(plain(300), 0.01, lambda step: 1.05).conductor.plan.techniques
+    assert timed(plain(300), 0.01, lambda step: 1.05).conductor.course.plan.techniques
     monkeypatch.setattr(conductor, "HOOKS", 0.001 / of_a_step)
     watching = timed(plain(300), 0.01, lambda step: 1.05)
-    assert watching.conductor.tried[-1]["answer"] == "not_faster"
+    assert watching.conductor.course.tried[-1]["answer"] == "not_faster"
 
 
 def test_watching_stays_within_its_share(timed):
     watching = timed(plain(3000), 0.3, lambda step: 1.3)
-    assert watching.conductor.plan.techniques
-    assert len(watching.conductor.verdicts) >= 2
+    assert watching.conductor.course.plan.techniques
+    assert len(watching.conductor.course.verdicts) >= 2
     assert watching.spending.waited <= watching.spending.allowed(0.3) * 1.1
 
 
 def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pairs(timed, monkeypatch):
     """Copies of the step may be faster than the steps themselves."""
-    stepped = conductor.Proof._stepped
+    stepped = course.Proof._stepped
 
     def quick(self, *arguments, **keywords):
         before, Timed.seconds = Timed.seconds, 0.001
@@ -324,10 +324,10 @@ def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pair
         finally:
             Timed.seconds = before
 
-    monkeypatch.setattr(conductor.Proof, "_stepped", quick)
-    monkeypatch.setattr(conductor, "HOPELESS", 0.0)
+    monkeypatch.setattr(course.Proof, "_stepped", quick)
+    monkeypatch.setattr(course, "HOPELESS", 0.0)
     watching = timed(plain(1600), 0.01, lambda step: 0.2)
-    assert watching.conductor.tried[-1]["answer"] == "much slower on the script's own steps"
+    assert watching.conductor.course.tried[-1]["answer"] == "much slower on the script's own steps"
     assert watching.spending.lost < 2.5
 
 
@@ -383,8 +383,8 @@ def test_what_a_plan_makes_the_first_time_does_not_count_against_it(timed):
         return 0.2 if len(ran) == 1 else 1.5
 
     watching = timed(plain(1500), 0.05, gain)
-    assert watching.conductor.plan.names == tuple(GAIN), watching.conductor.tried
-    (ranked,) = watching.conductor.ledger.read("ranked")
+    assert watching.conductor.course.plan.names == tuple(GAIN), watching.conductor.course.tried
+    (ranked,) = watching.conductor.course.ledger.read("ranked")
     assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
 
 
@@ -392,25 +392,25 @@ def test_what_a_plan_makes_the_first_time_does_not_count_against_it(timed):
 def test_what_promises_too_little_for_the_steps_that_are_left_is_not_tried(
     timed, monkeypatch, gain, steps_are_taken
 ):
-    monkeypatch.setattr(conductor.Proof, "expected_seconds", lambda self, plan: 4.0)
+    monkeypatch.setattr(course.Proof, "expected_seconds", lambda self, plan: 4.0)
     watching = timed(plain(600), 0.1, lambda step: gain)
-    assert any("verdict" in entry for entry in watching.conductor.tried) is steps_are_taken
+    assert any("verdict" in entry for entry in watching.conductor.course.tried) is steps_are_taken
     if not steps_are_taken:
-        assert "too little for the steps that are left" in watching.conductor.tried[-1]["answer"]
-        assert watching.conductor.reason == conductor.NOTHING_PROMISED
-        assert watching.conductor.is_settled
+        assert "too little for the steps that are left" in watching.conductor.course.tried[-1]["answer"]
+        assert watching.conductor.course.reason == course.NOTHING_PROMISED
+        assert watching.conductor.course.is_settled
 
 
 @pytest.mark.parametrize(("gain", "soon"), [(1.05, True), (1.5, False)])
 def test_a_small_gain_is_timed_again_soon(timed, gain, soon):
     watching = timed(plain(3000), 0.01, lambda step: gain)
-    adopted, again = (watching.conductor.ledger.read(kind)[0]["step"] for kind in ("adopted", "timed"))
-    assert (again - adopted < conductor.WATCH_STEPS) is soon
+    adopted, again = (watching.conductor.course.ledger.read(kind)[0]["step"] for kind in ("adopted", "timed"))
+    assert (again - adopted < course.WATCH_STEPS) is soon
 
 
 def test_a_plan_whose_later_steps_are_not_faster_is_taken_back(timed, monkeypatch):
     """They are slower, though not beyond noise, in as many pairs as are ever timed at once."""
-    adopted, adopt, seen = [], conductor.Conductor._adopt, []
+    adopted, adopt, seen = [], course.Course._adopt, []
 
     def adopting(self, plan, comparison):
         adopted.append(plan)
@@ -424,12 +424,12 @@ def test_a_plan_whose_later_steps_are_not_faster_is_taken_back(timed, monkeypatc
         ratio = Ratio(0.99, 0.9, 1.09)
         return dataclasses.replace(found, wall=ratio, cpu=ratio)
 
-    monkeypatch.setattr(conductor.Conductor, "_adopt", adopting)
-    monkeypatch.setattr(conductor, "compared", noisy)
+    monkeypatch.setattr(course.Course, "_adopt", adopting)
+    monkeypatch.setattr(course, "compared", noisy)
     watching = timed(plain(2500), 0.01, lambda step: 1.08)
     assert adopted
-    assert "its later steps are not faster" in watching.conductor.reason
-    assert max(seen) == conductor.WATCHED_PAIRS
+    assert "its later steps are not faster" in watching.conductor.course.reason
+    assert max(seen) == course.WATCHED_PAIRS
     assert Timed.acting == 0
 
 
@@ -444,7 +444,7 @@ def test_the_processors_clock_may_show_a_gain_that_the_walls_does_not(wall, cpu,
 
 def test_turns_without_a_plan_that_acts_are_counted_as_lost(timed):
     watching = timed(plain(6000), 0.01, lambda step: 1.5)
-    assert watching.conductor.ledger.read("timed")
+    assert watching.conductor.course.ledger.read("timed")
     assert watching.spending.lost > 3 * 2 * 0.01 * (1 - 1 / 1.5)
 
 
@@ -507,7 +507,7 @@ def test_a_fault_while_giving_up_leaves_no_hook(monkeypatch, tmp_path):
 
 def test_copies_that_are_only_timed_are_made_once(timed, monkeypatch):
     """Of a large model to copy it takes as long as a step."""
-    made, copies, times = [], Kept.copies, conductor.times_on_copies
+    made, copies, times = [], Kept.copies, course.times_on_copies
 
     def counted(proof, plans, rounds):
         monkeypatch.setattr(Kept, "copies", lambda self: made.append(1) or copies(self))
@@ -516,32 +516,32 @@ def test_copies_that_are_only_timed_are_made_once(timed, monkeypatch):
         assert rounds == 2
         return found
 
-    monkeypatch.setattr(conductor, "times_on_copies", counted)
+    monkeypatch.setattr(course, "times_on_copies", counted)
     watching = timed(plain(900), 0.05, lambda step: 1.5)
-    (ranked,) = watching.conductor.ledger.read("ranked")
+    (ranked,) = watching.conductor.course.ledger.read("ranked")
     assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
     assert made == [1]
 
 
 def test_a_plans_copies_follow_each_other(timed, monkeypatch):
     """oneDNN keeps 1,024 kernels: plans in turn would make theirs anew each time."""
-    ran, times = [], conductor.Proof.times
+    ran, times = [], course.Proof.times
 
     def noted(self, plan, things):
         ran.append(plan.names)
         return times(self, plan, things)
 
-    monkeypatch.setattr(conductor.Proof, "times", noted)
+    monkeypatch.setattr(course.Proof, "times", noted)
     other = type("Other", (PlantedGain,), {"name": "planted_other"})
     monkeypatch.setitem(registry._registered, other.name, other)
-    monkeypatch.setattr(conductor, "additions", lambda *_: [[PlantedGain()], [other()]])
+    monkeypatch.setattr(course, "additions", lambda *_: [[PlantedGain()], [other()]])
     timed(plain(900), 0.05, lambda step: 1.0)
     assert ran == [("planted_gain",)] * 2 + [("planted_other",)] * 2 + [()] * 2
 
 
 def test_kernels_of_convolutions_are_made_before_copies_are_timed(timed, monkeypatch):
     """Also where their memory order is the script's own and no other is tried."""
-    asked, times = [], conductor.times_on_copies
+    asked, times = [], course.times_on_copies
 
     def train():
         model = nn.Sequential(Timed(), nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
@@ -552,14 +552,14 @@ def test_kernels_of_convolutions_are_made_before_copies_are_timed(timed, monkeyp
             model(torch.ones(2, 3, 5, 5)).mean().backward()
             optimizer.step()
 
-    monkeypatch.setattr(conductor, "additions", additions)
+    monkeypatch.setattr(course, "additions", additions)
     monkeypatch.setattr(
-        conductor,
+        course,
         "times_on_copies",
         lambda proof, plans, rounds: asked.append(rounds) or times(proof, plans, rounds),
     )
     watching = timed(train, 0.3)
-    assert "channels_last" in watching.conductor.own
+    assert "channels_last" in watching.conductor.course.own
     assert asked == [2]
 
 
@@ -571,14 +571,14 @@ def test_kernels_of_convolutions_are_made_before_copies_are_timed(timed, monkeyp
     ],
 )
 def test_copies_that_fail_without_a_plan_are_no_fault_of_ours(timed, monkeypatch, tmp_path, fault, said):
-    times = conductor.Proof.times
+    times = course.Proof.times
 
     def failing(self, plan, things):
         if not plan.techniques:
             raise RuntimeError(fault)
         return times(self, plan, things)
 
-    monkeypatch.setattr(conductor.Proof, "times", failing)
+    monkeypatch.setattr(course.Proof, "times", failing)
     watching = timed(plain(900), 0.1)
     assert not watching.problems
     told = json.loads((tmp_path / "run.json").read_text())
@@ -587,48 +587,48 @@ def test_copies_that_fail_without_a_plan_are_no_fault_of_ours(timed, monkeypatch
 
 def test_of_what_acts_on_the_process_alone_no_copies_are_timed(timed, monkeypatch):
     """Only the script's own steps can tell; and to give its memory back and take it again is not free."""
-    monkeypatch.setattr(conductor, "additions", lambda *_: [[registry.find("host_allocator")()]])
-    asked, times = [], conductor.times_on_copies
+    monkeypatch.setattr(course, "additions", lambda *_: [[registry.find("host_allocator")()]])
+    asked, times = [], course.times_on_copies
     monkeypatch.setattr(
-        conductor,
+        course,
         "times_on_copies",
         lambda proof, plans, rounds: asked.append(list(plans)) or times(proof, plans, rounds),
     )
     watching = timed(plain(1500), 0.01, lambda step: 1.3)
     assert asked == [[]]
-    assert watching.conductor.plan.names == ("host_allocator",)
+    assert watching.conductor.course.plan.names == ("host_allocator",)
 
 
 @pytest.mark.parametrize(("megabytes", "is_tried"), [(0, False), (4, True)])
 def test_where_no_memory_is_taken_anew_nothing_is_done_to_keep_it(timed, monkeypatch, megabytes, is_tried):
     """Taken by mappings of its own, however the C library keeps its memory."""
     monkeypatch.setattr(candidates, "FEWEST_FAULTS", 256)
-    monkeypatch.setattr(conductor, "additions", additions)
+    monkeypatch.setattr(course, "additions", additions)
 
     def take(step):
         if megabytes:
             with mmap.mmap(-1, megabytes * 2**20) as taken:
                 taken.write(bytes(len(taken)))
 
-    inspect = conductor.inspect
+    inspect = course.inspect
 
     def inspecting():
         with mmap.mmap(-1, 64 * 2**20) as taken:  # as imports do
             taken.write(bytes(len(taken)))
         return inspect()
 
-    monkeypatch.setattr(conductor, "inspect", inspecting)
+    monkeypatch.setattr(course, "inspect", inspecting)
     watching = timed(plain(400, take), 0.1, lambda step: 1.0)
-    why = [entry["answer"] for entry in watching.conductor.tried if "host_allocator" in entry["plan"]]
+    why = [entry["answer"] for entry in watching.conductor.course.tried if "host_allocator" in entry["plan"]]
     assert why
     assert any("hardly any memory anew" in reason for reason in why) is not is_tried
 
 
 @pytest.mark.parametrize(("name", "on_a_copy"), [("host_allocator", False), ("planted_gain", True)])
 def test_what_was_not_timed_on_a_copy_is_not_told_to_be(timed, monkeypatch, name, on_a_copy):
-    monkeypatch.setattr(conductor, "additions", lambda *_: [[registry.find(name)()]])
-    monkeypatch.setattr(conductor.Proof, "expected_seconds", lambda self, plan: 40.0)
-    (entry,) = timed(plain(600), 0.1, lambda step: 1.0).conductor.tried
+    monkeypatch.setattr(course, "additions", lambda *_: [[registry.find(name)()]])
+    monkeypatch.setattr(course.Proof, "expected_seconds", lambda self, plan: 40.0)
+    (entry,) = timed(plain(600), 0.1, lambda step: 1.0).conductor.course.tried
     assert entry["answer"].endswith("too little for the steps that are left")
     assert ("on a copy of a step" in entry["answer"]) is on_a_copy
 
@@ -650,4 +650,4 @@ def test_a_gradient_that_finds_no_room_is_told_after_the_scripts_own_step(monkey
     assert model.weight.grad is not None
     kept.end()
     with pytest.raises(CannotKeep, match="does not hold its model a second time"):
-        conductor.Proof(kept, conductor.inspect(), None)
+        course.Proof(kept, course.inspect(), None)

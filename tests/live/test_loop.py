@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vivace.live import candidates, conductor, kept, spending
+from vivace.live import candidates, conductor, course, kept, spending
 from vivace.live import loop as loop_module
 from vivace.live.conductor import Conductor
+from vivace.live.course import Course
 from vivace.live.ending import tell
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
@@ -120,7 +121,7 @@ def only(monkeypatch):
     """``only(technique, ...)``: nothing else is tried."""
 
     def choose(*techniques):
-        monkeypatch.setattr(conductor, "additions", lambda *_: [[technique] for technique in techniques])
+        monkeypatch.setattr(course, "additions", lambda *_: [[technique] for technique in techniques])
 
     return choose
 
@@ -132,7 +133,7 @@ def document(tmp_path):
 def test_what_is_faster_and_the_same_is_adopted_and_watched(
     watched, only, register, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(conductor, "WATCH_STEPS", 10)
+    monkeypatch.setattr(course, "WATCH_STEPS", 10)
     register(Hurry)
     only(Hurry())
     _, loop = watched(lambda: train(120))
@@ -150,7 +151,7 @@ def test_what_is_faster_and_the_same_is_adopted_and_watched(
 
 
 def test_a_training_of_short_epochs_is_timed_too(watched, only, register, tmp_path, monkeypatch):
-    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.02)
+    monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.02)
     register(Hurry)
     only(Hurry())
 
@@ -174,7 +175,7 @@ def test_a_wrong_candidate_never_acts(watched, only, register, tmp_path):
     only(Hurry(wrong=0.01))
     mine, loop = watched(lambda: train(30))
     assert document(tmp_path)["outcome"] == "not_faster"
-    assert loop.conductor.tried[0]["answer"] == "not_kept"
+    assert loop.conductor.course.tried[0]["answer"] == "not_kept"
     assert same_weights(mine, train(30))
     assert not (tmp_path / "plan.toml").exists()
 
@@ -200,7 +201,7 @@ def test_what_one_rounding_turned_over_is_no_fault_and_what_each_does_is_one(
     only(Hurry())
     _, loop = watched(lambda: train(120))
     assert not left
-    assert (loop.conductor.tried[0]["answer"] != "not_kept") is kept
+    assert (loop.conductor.course.tried[0]["answer"] != "not_kept") is kept
     assert (document(tmp_path)["outcome"] == "faster") is kept
 
 
@@ -219,7 +220,7 @@ def test_a_model_that_fails_where_it_is_rounded_refuses_the_plan_alone(
     only(Hurry(wrong=0.01), Hurry())
     _, loop = watched(lambda: train(120))
     assert not loop.problems
-    answers = {entry["plan"]["hurry"].get("wrong", 0.0): entry for entry in loop.conductor.tried}
+    answers = {entry["plan"]["hurry"].get("wrong", 0.0): entry for entry in loop.conductor.course.tried}
     assert "can't allocate memory" in answers[0.01]["verdict"]["reason"]
     assert document(tmp_path)["outcome"] == "faster"
 
@@ -235,14 +236,14 @@ def test_a_given_plan_is_proven_before_it_acts(watched, register, tmp_path):
 
 
 def test_a_plan_that_becomes_slower_is_taken_back(watched, only, register, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(conductor, "WATCH_STEPS", 10)
-    monkeypatch.setattr(conductor, "WATCHED_PAIRS", 3)
+    monkeypatch.setattr(course, "WATCH_STEPS", 10)
+    monkeypatch.setattr(course, "WATCHED_PAIRS", 3)
     register(Hurry)
     only(Hurry())
     wall = conductor.Timing
 
     def slower(seconds, cpu):  # once it acts, its segments are timed as slow ones
-        late = any(entry["answer"] == "faster" for entry in loops[-1].conductor.tried)
+        late = any(entry["answer"] == "faster" for entry in loops[-1].conductor.course.tried)
         acts = loops[-1].conductor._acting is not None
         return wall(1.0, 1.0) if late and acts else wall(seconds, cpu)
 
@@ -349,8 +350,8 @@ def test_nothing_changes_where_only_exact_plans_may_act(watched, tmp_path):
     theirs, other = exact()
     assert same_weights(mine, theirs)
     assert torch.equal(drawn, other)
-    tried = {name for entry in loop.conductor.tried for name in entry["plan"]}
-    assert tried == {"host_allocator"}, (loop.left_alone, loop.problems, loop.conductor.reason)
+    tried = {name for entry in loop.conductor.course.tried for name in entry["plan"]}
+    assert tried == {"host_allocator"}, (loop.left_alone, loop.problems, loop.conductor.course.reason)
 
 
 def test_the_scripts_own_objects_are_as_they_were(watched, register, only, tmp_path):
@@ -565,10 +566,11 @@ PLANTED = [
     (Conductor, "updated"),
     (Conductor, "_act"),
     (Conductor, "_answer"),
-    (Conductor, "_search"),
-    (Conductor, "_compare"),
-    (Conductor, "_note"),
-    (Conductor, "_watch"),
+    (Course, "__init__"),
+    (Course, "_search"),
+    (Course, "_compare"),
+    (Course, "_note"),
+    (Course, "_watch"),
     (Kept, "__init__"),
     (KeptCall, "returned"),
     (KeptCall, "end"),
@@ -586,7 +588,7 @@ def test_a_fault_of_ours_does_not_reach_the_script(watched, only, register, monk
 
     register(Hurry)
     only()
-    monkeypatch.setattr(conductor, "WATCH_STEPS", 5)
+    monkeypatch.setattr(course, "WATCH_STEPS", 5)
     plan = {"hurry": {}} if name in ("_watch", "close") else None
     monkeypatch.setattr(owner, name, fails)
     mine, _ = watched(lambda: train(40), plan)
@@ -674,7 +676,7 @@ def test_outputs_that_are_made_of_each_other_count_once(watched, only):
 
     _, loop = watched(encode)
     assert not loop.left_alone
-    assert loop.conductor.tried[0]["verdict"]["kept"]
+    assert loop.conductor.course.tried[0]["verdict"]["kept"]
 
 
 def test_evaluation_between_steps_runs_as_it_is(watched, only):
@@ -768,7 +770,8 @@ def test_a_model_whose_update_alone_is_led_is_let_go_too(watched):
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):
     only(*Plan.from_dict({"micro_batches": {"num": 2}}).techniques)
     _, loop = watched(lambda: train(20, slow=False))
-    assert "no seam" in loop.conductor.tried[0]["answer"] or "own step" in loop.conductor.tried[0]["answer"]
+    answer = loop.conductor.course.tried[0]["answer"]
+    assert "no seam" in answer or "own step" in answer
 
 
 def test_units_for_bfloat16_are_those_of_the_models_device():

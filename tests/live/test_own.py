@@ -12,7 +12,7 @@ from torch import nn
 
 from vivace import words
 from vivace.ledger import Ratio
-from vivace.live import answering, candidates, conductor, ending, proof
+from vivace.live import answering, candidates, course, ending, proof
 from vivace.live.hosted import Hosted
 
 STEPS = 150
@@ -46,7 +46,7 @@ def train_with(precision=contextlib.nullcontext, scaler=None, model_of=lambda mo
 
 
 def answers(watching):
-    return {tuple(entry["plan"]): entry["answer"] for entry in watching.conductor.tried}
+    return {tuple(entry["plan"]): entry["answer"] for entry in watching.conductor.course.tried}
 
 
 def bf16():
@@ -240,7 +240,7 @@ def test_why_a_script_of_several_models_is_left_is_said_whole(led, monkeypatch):
 
     monkeypatch.setattr(candidates, "FEWEST_FAULTS", float("inf"))  # the allocator has nothing to act on
     _, _, told = led(train)
-    assert told["reason"] == conductor.NOTHING_TO_TRY
+    assert told["reason"] == course.NOTHING_TO_TRY
     said = " ".join(line.removeprefix(ending.PREFIX) for line in ending.said(told, "python train.py"))
     assert "as they were: it trains several models, or calls parts of one (Linear, Sequential)." in said
 

@@ -198,7 +198,7 @@ def test_a_script_without_training_is_told_so(tmp_path):
 def test_what_a_search_needs_is_not_read_before_one_begins(tmp_path):
     program = (
         "import sys, torch\n"
-        "early = {'vivace.plan', 'vivace.live.conductor', 'vivace.live.page', 'pydantic', 'jinja2'}\n"
+        "early = {'vivace.plan', 'vivace.live.course', 'vivace.live.page', 'pydantic', 'jinja2'}\n"
         "sys.exit(' '.join(sorted(early & set(sys.modules))) or ('vivace.live.loop' not in sys.modules))\n"
     )
     vivace_run("--", sys.executable, "-c", program, cwd=tmp_path, code=0)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.errors import InputError
-from vivace.live import conductor, spending
+from vivace.live import course, spending
 from vivace.training.checkpoints import kept_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,10 +93,10 @@ def tuned(tmp_path, monkeypatch, register):
     register(Idle)
     monkeypatch.setattr(spending, "PATIENCE", 0.0)
     monkeypatch.setattr(spending, "PAYS", 0.0)
-    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.02)
+    monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.02)
 
     def train(*techniques, out="run", **more):
-        monkeypatch.setattr(conductor, "additions", lambda *_: [[technique] for technique in techniques])
+        monkeypatch.setattr(course, "additions", lambda *_: [[technique] for technique in techniques])
         arguments = {"tune": True} | more
         return vivace.train(arguments.pop("job", job()), out=tmp_path / out, **arguments)
 
@@ -188,7 +188,7 @@ def test_a_fault_of_the_engine_does_not_reach_the_run(tuned, plain, tmp_path, mo
     def fail(*_):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(conductor, "Proof", fail)
+    monkeypatch.setattr(course, "Proof", fail)
     run = tuned(Hurry())
     assert run.plan == {}
     assert "planted" in run.found["reason"]

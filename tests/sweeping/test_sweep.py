@@ -25,6 +25,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.sweeping import packing, searching, trial
 from vivace.sweeping import runs as runs_module
+from vivace.sweeping.answering import answer
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.fused import Fused
 from vivace.sweeping.packing import Packing
@@ -529,6 +530,8 @@ def test_a_resumed_sweep_trains_and_measures_nothing_again(swept, tmp_path, monk
     )
     assert [one.spread for one in more.finalists] == [one.spread for one in found.finalists]
     assert not [event for event in heard if event.kind == EventKind.SWEPT]
+    for one, is_told in ((found, True), (more, False)):
+        assert ("trials at a time" in dict(answer(one).facts)) is is_told
 
 
 def test_other_seeds_are_trained_as_one_and_each_is_the_run_alone(tmp_path, jobs, monkeypatch):

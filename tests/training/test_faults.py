@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vivace.training import loop
+from vivace.training import keeping
 from vivace.training.progress import Progress
 from vivace.training.training import train
 
@@ -135,7 +135,7 @@ def test_a_save_that_is_slower_than_the_grace_costs_only_itself(launch, tmp_path
 
 @pytest.mark.fault(8)
 def test_a_save_that_takes_longer_than_torchruns_grace_is_told_once(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "GRACE_SECONDS", 0.0)
     assert train(tiny.job, out=tmp_path / "alone").notices == ()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     (notice,) = train(tiny.job, out=tmp_path / "run", checkpoint_every_steps=5).notices

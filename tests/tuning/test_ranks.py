@@ -23,7 +23,7 @@ from vivace.reporting.content import Content
 from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.training.crew import GRACE_SECONDS
-from vivace.tuning.candidates import Candidate
+from vivace.tuning.candidates import Candidate, candidates
 from vivace.tuning.objective import ONE
 from vivace.tuning.ranks import needed_by, of_ranks, require_allowed, require_searchable
 from vivace.tuning.requests import Confirm, LeaveOut, Measure, Verify
@@ -157,6 +157,23 @@ def test_the_profile_of_ranks_knows_their_exchange(profile):
     threads = find("cpu_threads").candidates(found, machine)
     assert [one.num_threads for one in threads] == [4, 2]  # two of the ranks share the eight cores
     assert find("gradient_compression").gain(found, machine)[1] == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("memory", [None, 2**30])
+def test_what_acts_between_ranks_is_not_tried_in_one_process(profile, memory):
+    machine = Machine.from_dict(_machine())
+    (device,) = (one for one in machine.devices if one.kind == "cpu")
+    for devices, hinted in (((device,), set()), ((device, device), {"ddp"})):  # which says how to use both
+        alone = dataclasses.replace(machine, devices=devices)
+        offered, ruled_out = candidates(profile, alone, allow=Numerics.SEMANTICS, memory=memory)
+        between = {"ddp", "gradient_compression"}
+        assert between & {one.technique.name for one in offered} == hinted
+        assert between & {one.technique.name for one in ruled_out} == between - hinted
+    ranks = dataclasses.replace(
+        profile, features={**profile.features, "ranks": 2}, shares={"communication": 0.5}
+    )
+    offered, _ = candidates(ranks, machine, allow=Numerics.SEMANTICS, memory=memory)
+    assert {one.technique.name for one in offered} >= between
 
 
 def _machine():

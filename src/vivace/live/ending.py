@@ -21,7 +21,7 @@ from vivace.live.spending import least_seconds
 from vivace.pages.answer import in_letters, lines
 
 if TYPE_CHECKING:
-    from vivace.live.conductor import Conductor
+    from vivace.live.course import Course
 
 PREFIX = "vivace: "  # before every line on a stream that is the script's
 
@@ -32,7 +32,7 @@ def tell(loop: Loop) -> None:
     document = document_of(loop)
     if document["steps"] and not document["plan"]:
         document["next"] = f"vivace profile -- {loop.errand.command}"
-    records = loop.conductor.ledger.read() if loop.conductor is not None else []
+    records = loop.conductor.course.ledger.read() if loop.conductor is not None else []
     try:
         if document["tried"]:
             from vivace.live.page import page
@@ -56,7 +56,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
     """Outcome, steps, seconds, what it saved, or, below 0, cost the run in all, and, where a plan acted, its
     ratio and how it was watched.
     """
-    conductor = loop.conductor
+    course = loop.conductor.course if loop.conductor is not None else None
     cost = loop.spending.own_seconds + loop.spending.lost
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
@@ -72,50 +72,50 @@ def document_of(loop: Loop) -> dict[str, Any]:
         "plan": {},
         "tried": [],
     }
-    if conductor is None:
+    if course is None:
         if loop.num_steps and not found["reason"]:
             found["reason"] = _first_write() or _too_short(loop)
         return found
-    found["tried"] = conductor.tried
-    found["passed_over"] = conductor.machine.idle_gpu if conductor.device.type == "cpu" else ""
-    found["reason"] = conductor.reason or found["reason"]
-    acted = conductor.comparison is not None and (conductor.plan_steps or conductor.plan.techniques)
+    found["tried"] = course.tried
+    found["passed_over"] = course.machine.idle_gpu if course.device.type == "cpu" else ""
+    found["reason"] = course.reason or found["reason"]
+    acted = course.comparison is not None and (course.plan_steps or course.plan.techniques)
     if acted:
-        found |= _acted(conductor, cost)
+        found |= _acted(course, cost)
     if found["tried"]:
         found["page"] = str(Path(loop.errand.shown) / PAGE)
-    if conductor.plan.techniques:
-        found |= {"outcome": "faster", "plan": conductor.plan.to_dict(), "reason": ""}
+    if course.plan.techniques:
+        found |= {"outcome": "faster", "plan": course.plan.to_dict(), "reason": ""}
         plan = shlex.quote(str(Path(loop.errand.shown) / PLAN))
         found["next"] = f"vivace run --plan {plan} -- {loop.errand.command}"
         found["in_your_code"] = f"vivace export --plan {plan}"
     elif acted:
         found["outcome"] = "taken_back"
-    elif conductor.tried:
+    elif course.tried:
         found["outcome"] = "not_faster"
     if not found["plan"] and not found["reason"]:
         found["reason"] = _first_write() or "it ended before anything was decided"
     return found
 
 
-def _acted(conductor: Conductor, cost: float) -> dict[str, Any]:
+def _acted(course: Course, cost: float) -> dict[str, Any]:
     """What a plan brought that acted, less `cost` seconds, and how it was watched."""
     from vivace.live.proof import LIMIT
 
-    comparison = conductor.comparison
+    comparison = course.comparison
     assert comparison is not None
     ratio, wall = comparison.ratio, comparison.wall
-    saved = conductor.plan_seconds * (wall.low - 1.0) if wall.low > 1.0 else None  # at least
-    if conductor.saved_before:
-        saved = conductor.saved_before + (saved or 0.0)
+    saved = course.plan_seconds * (wall.low - 1.0) if wall.low > 1.0 else None  # at least
+    if course.saved_before:
+        saved = course.saved_before + (saved or 0.0)
     return {
         "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
         "clock": comparison.clock,
         "saved_seconds": None if saved is None else saved - cost,
-        "plan_steps": conductor.plan_steps,
-        "watched": len(conductor.verdicts),
+        "plan_steps": course.plan_steps,
+        "watched": len(course.verdicts),
         "limit": LIMIT,
-        "worst": max((v.score for v in conductor.verdicts), default=0.0),
+        "worst": max((v.score for v in course.verdicts), default=0.0),
     }
 
 

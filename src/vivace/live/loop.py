@@ -315,7 +315,7 @@ class Loop:
         spent = self.clock.wall() - begin
         self.spending.waited += spent
         if conductor is not None and not busy:
-            conductor.hook_seconds = spent
+            conductor.passed(spent)
             self.spending.around_calls += 0.0 if self.rest else spent
 
     def _is_recorded(self, optimizer: torch.optim.Optimizer) -> bool:

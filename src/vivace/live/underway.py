@@ -102,7 +102,7 @@ class Underway:
         if conductor is None:
             return None
         conductor.pause()
-        return conductor.plan if conductor.plan.techniques else None
+        return conductor.course.plan if conductor.course.plan.techniques else None
 
     def end(self) -> None:
         """The run is over."""
@@ -157,7 +157,7 @@ class Underway:
             }
 
     def _is_over(self, led: Loop) -> bool:
-        return led.guard.off or (led.conductor is not None and led.conductor.is_settled)
+        return led.guard.off or (led.conductor is not None and led.conductor.course.is_settled)
 
     def _conclude(self, position: Position) -> None:
         """The search has ended. Raises Better where it has found a plan."""
@@ -189,7 +189,7 @@ class Underway:
             plan = shlex.quote(str(self.folder / PLAN))
             self.document["next"] = f"vivace train {shlex.quote(self.job)} --plan {plan}"
             self.document["in_your_code"] = f"vivace export --plan {plan}"
-        self._records = led.conductor.ledger.read() if led.conductor is not None else []
+        self._records = led.conductor.course.ledger.read() if led.conductor is not None else []
         self._write()
 
     def _write(self) -> None:

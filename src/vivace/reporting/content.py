@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -108,10 +106,9 @@ class Content:
         return sorted(rows, key=lambda row: row.ratio.counts, reverse=True)
 
     def _row(self, trial: Trial, ratio: Ratio) -> Row:
-        kept = trial is self.final
-        told = self.result.get("break_even_steps") if kept else None
+        after = None if trial.role.startswith("baseline") else trial.break_even_steps
         name = phrases.plan_name(trial.techniques, trial.role)
-        return Row(name, trial, ratio, told if told is not None else _break_even(trial), kept)
+        return Row(name, trial, ratio, after, trial is self.final)
 
     @cached_property
     def final(self) -> Trial | None:
@@ -138,7 +135,7 @@ class Content:
         said: dict[tuple[str, str], list[str]] = {}
         for trial in self.trials:
             if trial.status != "measured":
-                names = said.setdefault((trial.status, trial.reason), [])
+                names = said.setdefault((trial.status, trial.why), [])
                 names.append(phrases.plan_name(trial.techniques, trial.role))
         return [(list(dict.fromkeys(names)), *why) for why, names in said.items()]
 
@@ -321,13 +318,3 @@ def ratio_of(document: object) -> Ratio | None:
     values = [words.real(document.get(key)) for key in ("estimate", "low", "high")]
     estimate, low, high = values
     return Ratio(estimate, low, high) if None not in values else None  # type: ignore[arg-type]
-
-
-def _break_even(trial: Trial) -> float | None:
-    """Steps until the warm-up is gained back; infinite for a slower trial, None where noise hides it."""
-    if trial.warmup_seconds is None or trial.ratio is None or trial.role.startswith("baseline"):
-        return None
-    if trial.ratio.low <= 1 <= trial.ratio.high:
-        return None
-    saved = statistics.median(reference - candidate for reference, candidate in trial.pairs)
-    return trial.warmup_seconds / saved if saved > 0 else math.inf

@@ -98,13 +98,14 @@ def cost_told(name: str, cost: float | None) -> str:
 
 
 def _facts(found: Swept) -> list[tuple[str, str]]:
+    at_once = f"{words.number(found.workers)} on {words.count(found.threads, 'thread')} each"
     return [
         ("trials ended", words.number(len(found.complete))),
         ("pruned", words.number(len(found.pruned))),
         ("failed", words.number(len(found.failed))),
         ("in all", words.duration(found.seconds)),
         ("saved by pruning, run one after another", words.duration(found.pruned_seconds_saved)),
-        ("trials at a time", f"{words.number(found.workers)} on {words.count(found.threads, 'thread')} each"),
+        *([("trials at a time", at_once)] if found.workers else []),
     ]
 
 

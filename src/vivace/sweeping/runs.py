@@ -79,7 +79,7 @@ class Runs:
             cluster.begin(child_side.ENTRY, source)
         self.best: tuple[float, int] | None = None
         self.decisions: list[dict[str, Any]] = []
-        self.wanted = 0
+        self.wanted = self.at_once = 0  # trials in all; runs at a time, once there is one
         self._waiting: list[Asked] = []
         self._alone: set[int] = set()  # trials that no stack takes
         self._apart: set[Shape] = set()  # shapes whose runs are not faster, or not the same, as one
@@ -275,6 +275,7 @@ class Runs:
                 while True:
                     while len(running) < self.packing.workers and (work := following()) is not None:
                         running.add(pool.submit(work))
+                        self.at_once = self.packing.workers
                     if not running:
                         return
                     done, running = wait(running, return_when=FIRST_COMPLETED)

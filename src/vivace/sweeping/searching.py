@@ -319,7 +319,7 @@ def _concluded(
         sampler=study.sampler_name,
         pruner=study.pruner_name,
         seed=setting.seed,
-        workers=runs.packing.workers,
+        workers=runs.at_once,
         threads=runs.packing.threads,
         packing=runs.packing.to_dict(),
         plan=runs.plan.to_dict(),

@@ -12,7 +12,7 @@ from pydantic import Field
 from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
-from vivace.machine import Machine
+from vivace.machine import Device, Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -86,9 +86,11 @@ class DDP(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """In a search on several ranks, which have it in any case: sizes that make other buckets."""
+        """In a search on several ranks, which have it in any case: sizes that make other buckets. In one
+        process itself, which says how to use all devices, where there are several.
+        """
         if profile.features.get("ranks", 1) == 1:
-            return [cls()]
+            return [cls()] if len(_alike(machine)) > 1 else []
         mib = profile.parameter_bytes / 2**20
         return [
             cls(bucket_mib=n) for n in BUCKETS_MIB if math.ceil(mib / n) != math.ceil(mib / cls.bucket_mib)
@@ -101,5 +103,9 @@ class DDP(Technique):
         """
         if profile.features.get("ranks", 1) > 1:
             return (0.9, 1 / max(0.05, 1 - profile.shares["communication"]))
-        devices = [d for d in machine.devices if d.kind == machine.device.kind]
-        return (0.5, float(len(devices)))
+        return (0.5, float(len(_alike(machine))))
+
+
+def _alike(machine: Machine) -> list[Device]:
+    """The devices of the kind on which the job runs."""
+    return [device for device in machine.devices if device.kind == machine.device.kind]

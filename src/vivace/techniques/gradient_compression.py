@@ -82,8 +82,8 @@ class GradientCompression(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """bfloat16 first, then low rank."""
-        return [cls(), cls(method="powersgd")]
+        """Between ranks: bfloat16 first, then low rank."""
+        return [cls(), cls(method="powersgd")] if profile.features.get("ranks", 1) > 1 else []
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

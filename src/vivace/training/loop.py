@@ -1,10 +1,8 @@
-"""The training loop: steps, epochs, looks at the loss, checkpoints, and the agreement of ranks on them."""
+"""The training loop: epochs, looks at the loss, and the agreement of ranks on when to save and to stop."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
 import time
 import warnings
 from pathlib import Path
@@ -17,35 +15,20 @@ from vivace import words
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, Refused, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
-from vivace.pictures import PICTURES
 from vivace.plan import Plan
-from vivace.session.opening import reopened, require_one_number, schedulers_of, seed_everything
+from vivace.session.opening import reopened, require_one_number, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
 from vivace.tensors.loaders import known_length
-from vivace.tensors.randomness import capture, derive, to_plain
-from vivace.training.checkpoints import Checkpoints, Found, Position
-from vivace.training.course import Fresh, course_of, doubt_of_schedule
+from vivace.training.checkpoints import Found
 from vivace.training.evaluation import Evaluation
-from vivace.training.feed import Feed
-from vivace.training.finite import FAR, LOST, are_finite
-from vivace.training.folder import LEDGER
+from vivace.training.finite import FAR, LOST
+from vivace.training.keeping import Keeping
 from vivace.training.options import Options
 from vivace.training.pace import Pace
-from vivace.training.progress import Progress
 from vivace.training.ranks import Ranks, Stranded
-from vivace.training.resuming import (
-    compare,
-    facts_of,
-    load_into,
-    load_streams,
-    schedule_of,
-    state_of,
-    whole_state_of,
-)
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
-from vivace.training.strides import Strides
 from vivace.training.survival import Smaller
 from vivace.training.verdict import DATA_ENDED
 from vivace.training.watch import Better, Broken, Watch
@@ -53,12 +36,11 @@ from vivace.training.watch import Better, Broken, Watch
 _LOOK_SECONDS, _MAX_BAD_LOOKS = 0.5, 3
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
-GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
 _SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
 
 
-class Loop(Strides):
-    """One run in this process: the objects, the position, and the loop."""
+class Loop(Keeping):
+    """One run in this process, from its newest checkpoint or its beginning to where something ends it."""
 
     def __init__(
         self,
@@ -70,53 +52,17 @@ class Loop(Strides):
         on_event: OnEvent | None,
         watch: Watch,
     ) -> None:
-        super().__init__(session, ranks, watch)
-        self.job, self.path, self.options = job, path, options
-        self.device = session.build.device
-        changed, seed = options.changed == "ok", options.seed
-        self.feed = Feed(job, ranks, seed, path, lambda text: self.progress.notice(text), changed=changed)
-        self.damage = self.feed.damage
-        self.scheduler = schedule_of(job, session.optimizer)
-        if ranks.rank:
-            seed_everything(derive(options.seed, "rank", ranks.rank))
-        facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
-        facts["course"] |= course_of(job, session.optimizers or session.optimizer, self.scheduler)
-        self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
-        found = self.checkpoints.newest()
-        notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
-        self.resumed_from_step = found.position.step if found is not None else None
-        self.saved, self.seconds_before = Position(), 0.0
-        self.held = (found.manifest["held"], not notice) if found is not None else (None, False)
-        self.lost_streams: list[int] = []
-        if found is not None:
-            self._take_up(found)
-        else:
-            self.damage.before = 0
-            for name in ("run.json", "model.pt", "damaged.jsonl", PICTURES) if ranks.writes else ():
-                (path / name).unlink(missing_ok=True)
-        if ranks.writes:
-            session.plan.save(path / "plan.toml")
-        where = path if ranks.writes else None
-        log_bytes, on_gpus = self.position.log_bytes, self.device.type == "cuda"
-        self.progress = Progress(where, self.position.step, log_bytes, on_event, on_gpus=on_gpus)
-        if found is not None:
-            self.progress.tell(EventKind.RESUME, step=self.position.step)
-        for reason in found.skipped if found is not None else ():
-            self.progress.notice(f"skipped a checkpoint: {reason}")
-        for text in filter(None, (notice, self._lost(), doubt_of_schedule(job, self.scheduler))):
-            self.progress.notice(text)
+        super().__init__(job, session, ranks, path, options, on_event, watch)
         self.evaluation = Evaluation(job, session, options.seed)
-        self.begin()
         self.pace, self.memory = Pace(), FullMemory(self.device)
         if ranks.watch is not None:
             ranks.watch.told_to(path, self.progress.notice)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
-        self.between_steps = True  # not in one that has changed what cannot be put back
-        self.bad_looks = self.seen_samples = 0
-        self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
+        self.seen_samples = 0
+        self.stepping_seconds = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
-        self.looked_at = self.saved_at = self.started_at = time.monotonic()
+        self.looked_at = self.started_at
 
     def repeat(self, why: str, resumed_from_step: int | None, notices: list[str]) -> None:
         """Take again what ended in numbers that are not finite, and look at each before it counts."""
@@ -142,9 +88,9 @@ class Loop(Strides):
                 self._take_up_the_watch()
                 self._train()
             except Stranded:
-                raise leave(self.ranks, self.position.step, self.survival.inexact, self._save_alone) from None
+                raise leave(self.ranks, self.position.step, self.survival.inexact, self.save_alone) from None
             except JobError as error:
-                if kept := self._kept():
+                if kept := self.keep_what_was_trained():
                     error.args = (f"{error}; {kept}",)
                 raise
 
@@ -169,18 +115,12 @@ class Loop(Strides):
                 self._end_epoch()
             self._require_health()
             if self.position != self.saved:
-                self._save()
+                self.save()
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
             self._wake()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
-
-    def _lost(self) -> str:
-        if not self.lost_streams:
-            return ""
-        ranks = ", ".join(map(str, self.lost_streams))
-        return f"resumed, not bit-exact: the random streams of rank {ranks} were lost with it, and begin anew"
 
     def _in_one_step(self) -> bool:
         return len(set(self.ranks.gather(self.position.step))) == 1
@@ -290,11 +230,12 @@ class Loop(Strides):
             raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
         self.session = self.evaluation.session = session
         if anew is not None:
-            self._take_up(anew)
+            self.take_up(anew)
             self.survival.keep_streams()
         self.survival.resume(session)
         self.progress.notice(f"step {self.position.step + 1}: {why}")
-        self._save()
+        self.save()
+        self._mark()
 
     def _go_over_to(self, better: Better) -> None:
         """Train on under a plan that was found, or as before where it cannot act on the whole step."""
@@ -306,7 +247,7 @@ class Loop(Strides):
     def _stopped_before(self, broken: Broken) -> PromiseBroken:
         """Keep the state before a broken step, marked as such, and say so."""
         self.checkpoints.facts |= broken.facts
-        self._save()
+        self.save()
         return PromiseBroken(
             f"{broken}: training stopped; step_{self.position.step} in '{self.checkpoints.folder}' is the "
             "state before it, from which --resume --on-broken fallback goes on under the reference"
@@ -355,8 +296,8 @@ class Loop(Strides):
         mine = _REASONS.index(self.stop.signal_name or (DEADLINE if self._is_nearly_over() else ""))
         stop, save = self.ranks.largest(mine, late and self.ranks.writes)
         self.stopped_by = _REASONS[int(stop)]
-        if (save or due) and not self.stopped_by and self._is_healthy():
-            self._save()
+        if (save or due) and not self.stopped_by and self.is_healthy():
+            self.save()
             self._ask_for_order()
 
     def _is_nearly_over(self) -> bool:
@@ -418,13 +359,8 @@ class Loop(Strides):
         self.looked_at, self.looked_at_step = time.monotonic(), self.position.step
         self.seen_samples = self.samples
 
-    def _is_healthy(self) -> bool:
-        """Are the loss and all trained weights finite? Frozen ones may be a mask of -inf."""
-        weights = [p for m in self.session.build.models for p in m.parameters() if p.requires_grad]
-        return self.bad_looks == 0 and all(are_finite(weights, self.session.build.shards))
-
     def _require_health(self) -> None:
-        if not self._is_healthy():
+        if not self.is_healthy():
             raise self._diverged("the loss or a weight is not finite", may_pass=True)
 
     def _diverged(self, what: str, where: str = "at", *, may_pass: bool = False) -> Diverged:
@@ -483,117 +419,3 @@ class Loop(Strides):
             text = f"{technique} leaves the validation data as they are: {reason}"
             if text not in self.progress.notices:
                 self.progress.notice(text)
-
-    def _save(self) -> None:
-        began = time.monotonic()
-        self._keep(self.watch.aside() or self.session.plan)
-        self.checkpoints.facts["held"] = self.watch.holds(self.session, self.position)
-        self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
-        streams = self.ranks.gather(to_plain(capture(self.device)))
-        self.position.log_bytes, self.position.seconds = self.progress.num_bytes, round(self.seconds, 3)
-        model, state = self.model_state(), self._state(streams)
-        with self.ranks.together():
-            if self.ranks.writes:
-                path = self.checkpoints.save(self.position, model, state)
-                seconds = time.monotonic() - began
-                self.progress.tell(
-                    EventKind.CHECKPOINT, step=self.position.step, path=str(path), seconds=seconds
-                )
-        self.saved = dataclasses.replace(self.position)
-        self.saved_at = time.monotonic()
-        seconds = self.saved_at - began
-        if "TORCHELASTIC_RUN_ID" in os.environ and seconds > GRACE_SECONDS >= self.slowest_save:
-            self.progress.notice(
-                f"a checkpoint took {seconds:.0f} s, and torchrun kills a rank {GRACE_SECONDS:.0f} s after "
-                "it was asked to stop: give the run a --deadline, or a stop costs the steps since then"
-            )
-        self.slowest_save = max(self.slowest_save, seconds)
-        self._mark()
-
-    def _keep(self, plan: Plan) -> None:
-        """From here on the run, if it is resumed, goes on under this plan."""
-        if plan.id == self.checkpoints.facts["plan_id"]:
-            return
-        self.checkpoints.facts |= {"plan_id": plan.id, "plan": plan.dumps()}
-        if self.ranks.writes:
-            plan.save(self.path / "plan.toml")
-
-    @property
-    def seconds(self) -> float:
-        """That the run has taken, in earlier processes too."""
-        return self.seconds_before + time.monotonic() - self.started_at
-
-    @property
-    def plan(self) -> Plan:
-        """Under which the run goes on from its newest checkpoint."""
-        return Plan.loads(self.checkpoints.facts["plan"])
-
-    def model_state(self) -> Any:
-        """The state of what the Job's model() returned, whole on rank 0. All ranks call it together."""
-        return whole_state_of(self.session.built, self.session.build.shards, self.ranks)
-
-    def _state(self, streams: list[Any]) -> dict[str, Any]:
-        return {
-            "optimizer": whole_state_of(self.session.optimizer, self.session.build.shards, self.ranks),
-            "scheduler": state_of(self.scheduler),
-            "techniques": state_of(self.session.build.kept),
-            "streams": streams,
-            "data": self.feed.state(self.session, self.position),
-        }
-
-    def _kept(self) -> str:
-        """Keep the steps before one of the Job's functions failed; returns where, or an empty string.
-
-        Of several ranks where all fail alike; where one does, the others do so once their exchange breaks.
-        """
-        if not self.between_steps:
-            return ""
-        try:
-            path = self._save_alone() if self.ranks.world_size == 1 else self._save_at_the_end()
-        except (RuntimeError, FolderError, Stranded):  # the device, the disk or a rank fails as well
-            return ""
-        where = f"{path.name} in '{path.parent}'" if path is not None else ""
-        return f"{where} was kept: once mended, go on with --resume --changed ok" if where else ""
-
-    def _save_at_the_end(self) -> Path | None:
-        """A checkpoint of all ranks, where all of them fail at one place."""
-        position = self.position
-        place = f"step {position.step}, batch {position.batch} of epoch {position.epoch}"
-        if not position.step or not self.ranks.all_end_at(place) or not self._is_healthy():
-            return None
-        if position != self.saved:
-            self._save()
-        return self.checkpoints.folder / f"step_{position.step}"
-
-    def _save_alone(self) -> Path | None:
-        """A checkpoint without the other ranks, whose random streams this one knows where they run here."""
-        position = self.position
-        if self.session.build.shards is not None or not position.step or not self._is_healthy():
-            return None  # the other parts of weights were lost with the ranks that held them
-        if position == self.saved:
-            return self.checkpoints.folder / f"step_{position.step}"
-        log = self.path / "metrics.jsonl"
-        position.log_bytes = log.stat().st_size if log.is_file() else 0
-        position.seconds = round(self.seconds, 3)
-        streams = [self.survival.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
-        streams[self.ranks.rank] = to_plain(capture(self.device))
-        self.checkpoints.facts["held"] = self.watch.holds(self.session, position)
-        return self.checkpoints.save(position, self.model_state(), self._state(streams))
-
-    def _take_up(self, found: Found) -> None:
-        """Go on where a checkpoint stands."""
-        state = found.state
-        fresh = Fresh(self.session.optimizers or self.session.optimizer, self.scheduler)
-        shards = self.session.build.shards
-        load_into(self.session.built, found.model, "the model", shards)
-        load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
-        load_into(self.scheduler, state["scheduler"], "the scheduler")
-        fresh.take(found.manifest["course"], self.checkpoints.facts["course"])
-        load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
-        self.feed.place = state.get("data")
-        streams = state["streams"]
-        if self.ranks.rank < len(streams) and streams[self.ranks.rank] is not None:
-            load_streams(streams[self.ranks.rank], self.device)
-        self.lost_streams = [rank for rank, one in enumerate(streams) if one is None]
-        self.position, self.seconds_before = found.position, found.position.seconds
-        self.saved = dataclasses.replace(self.position)

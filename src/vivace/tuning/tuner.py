@@ -64,7 +64,7 @@ from vivace.tuning.times import (
 from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
 from vivace.verifying.verifier import Verifier
-from vivace.words import size
+from vivace.words import real, size
 
 SEMANTICS_SEEDS = 3
 LONG_PLAN = "plan-long.toml"
@@ -457,6 +457,7 @@ class _Tuning:
             _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
         chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
         warmups = [trial.warmup_seconds or 0.0 for trial in chosen]
+        after = real(chosen[-1].break_even_steps) if chosen else None
         measured = self.search.measured if self.search is not None else {}
         result = Result(
             plan=plan,
@@ -465,7 +466,7 @@ class _Tuning:
             baselines=self.baselines,
             baseline_notes=self.notes,
             verdict=conclusion.verdict,
-            break_even_steps=_break_even(chosen[-1]) if chosen else None,
+            break_even_steps=None if after is None else math.ceil(after),
             warmup_seconds=warmups[-1] if chosen else None,
             cold_warmup_seconds=max(warmups) if chosen else None,
             **self._whole(speedup, chosen[-1] if chosen else None),
@@ -542,13 +543,3 @@ def _run_document(
         "memory_bytes": memory,
         "energy": bench.meter.sources,
     }
-
-
-def _break_even(trial: Trial) -> int | None:
-    """Steps after which a trial's warm-up has paid for itself; None where never."""
-    pairs = trial.pairs
-    reference = sorted(pair[0] for pair in pairs)[len(pairs) // 2]
-    candidate = sorted(pair[1] for pair in pairs)[len(pairs) // 2]
-    if candidate >= reference:
-        return None
-    return int((trial.warmup_seconds or 0.0) / (reference - candidate)) + 1

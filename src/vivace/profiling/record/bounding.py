@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from vivace.profiling.record.shadow import Allowance, Shadow, compare, mapped
+from vivace.profiling.record.shadow import Allowance, Shadow, compare
+from vivace.tensors.trees import map_tensors, tensors
 
 FEW_SECONDS = 100e-6  # a kernel, on average: longer ones are bound by their work
 LARGE_SHARE = 0.2  # of the step
@@ -56,20 +57,12 @@ def _updates_long(document: dict[str, Any]) -> bool:
 
 def doubled(shadow: Shadow) -> Shadow | None:
     """A shadow whose arguments hold every sample twice; None where they have no common first dimension."""
-    sizes = set()
-
-    def look(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.add(tensor.shape[0] if tensor.dim() else 0)
-        return tensor
-
-    mapped((shadow.arguments, shadow.keywords), look)
+    call = shadow.arguments, shadow.keywords
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors(call)}
     if len(sizes) != 1 or sizes == {0}:
         return None
     other = copy.copy(shadow)
-    other.arguments, other.keywords = (
-        mapped(part, lambda tensor: torch.cat([tensor, tensor]))
-        for part in (shadow.arguments, shadow.keywords)
-    )
+    other.arguments, other.keywords = map_tensors(call, lambda tensor: torch.cat([tensor, tensor]))
     return other
 
 

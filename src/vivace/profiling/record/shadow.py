@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from vivace.profiling.record import gpus
+from vivace.profiling.record.hooks import tensors_of
+from vivace.tensors.trees import map_tensors
 from vivace.torch_internals.modules import convert
 
 PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
@@ -25,15 +27,13 @@ class Shadow:
         self, module: nn.Module, call: tuple[Any, Any], autocast: tuple[str, bool, torch.dtype]
     ) -> None:
         self.module = copy.deepcopy(module)
-        self.arguments, self.keywords = (
-            mapped(part, lambda tensor: tensor.detach().clone()) for part in call
-        )
+        self.arguments, self.keywords = map_tensors(call, lambda tensor: tensor.detach().clone())
         self.autocast = autocast
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a function to every weight, buffer and argument."""
         convert(self.module, function)
-        self.arguments, self.keywords = mapped(self.arguments, function), mapped(self.keywords, function)
+        self.arguments, self.keywords = map_tensors((self.arguments, self.keywords), function)
 
     def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
         """Forward and backward once, inside a context."""
@@ -43,7 +43,8 @@ class Shadow:
             with context():
                 with torch.autocast(device, dtype=dtype, enabled=enabled):
                     result = self.module(*self.arguments, **self.keywords)
-                    losses = [t.float().mean() for t in _differentiable(result)]
+                    found = (t for t in tensors_of(result) if t.requires_grad and t.is_floating_point())
+                    losses = [tensor.float().mean() for tensor in found]
                 if losses:
                     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
             self.module.zero_grad(set_to_none=True)
@@ -112,26 +113,3 @@ def same_random_streams() -> Iterator[None]:
         random.setstate(state)
         if numpy_random is not None:
             numpy.random.set_state(numpy_random)
-
-
-def mapped(tree: object, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same tree with a function applied to its tensors."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: mapped(value, function) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(mapped(item, function) for item in tree)
-    return tree
-
-
-def _differentiable(tree: object) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        if tree.requires_grad and tree.is_floating_point():
-            yield tree
-    elif hasattr(tree, "values"):
-        for value in tree.values():
-            yield from _differentiable(value)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _differentiable(item)

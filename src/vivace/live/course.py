@@ -1,0 +1,358 @@
+"""The course of a search on a script's own steps: what is proven, timed, adopted, watched and taken back.
+
+It is a generator of wishes: for segments of steps, for a step to be kept, or for steps to pass. The script's
+objects are touched only where the conductor grants them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from vivace.inspection import inspect
+from vivace.ledger import Ledger
+from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, own_settings
+from vivace.live.compiling import PASSING_SHARE, Compiling
+from vivace.live.errand import LEDGER, PLAN
+from vivace.live.hosted import of_process_alone
+from vivace.live.kept import Kept
+from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, compared, length, middle
+from vivace.live.proof import Proof, Verdict, times_on_copies
+from vivace.live.refusals import device_of
+from vivace.plan import Plan
+from vivace.technique import Technique
+from vivace.tensors.modules import untouched
+from vivace.words import duration
+
+if TYPE_CHECKING:
+    from vivace.live.loop import Loop
+
+SEGMENT_SECONDS = 0.12
+LONG_STEP_SECONDS = (1.0, 0.1)  # with convolutions, without: in shorter ones the making of kernels shows
+HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
+WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
+WATCHED_PAIRS = 12  # of the newest, for the ratio
+SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
+REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
+SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
+NOT_FASTER = "nothing that was tried is faster and trains the same model"
+NOTHING_TO_TRY = "there was nothing to try"
+NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
+KEEP = object()
+Wish = Segment | Pause | object
+Wishes = Generator[Wish, Any, None]
+
+
+class Course:
+    """What has come of a search so far, and what it wishes next; `plan` is the one that is adopted.
+
+    `root` and `rest` as for the conductor, who grants the wishes and counts the steps.
+    """
+
+    def __init__(self, loop: Loop, root: nn.Module, rest: str) -> None:
+        self.loop, self.root = loop, root
+        self.clock, self.spending = loop.clock, loop.spending
+        self.device, self.machine = device_of(root), inspect()
+        self.plan, self.reference = Plan(), Plan()
+        self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
+        self._confirms = True  # is that still to be timed?
+        self.own = own_settings(loop.seen, root, loop.page_faults, rest)
+        self.compiling = Compiling(self.own)
+        self.tried: list[dict[str, Any]] = []
+        self.verdicts: list[Verdict] = []  # on the adopted plan
+        self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
+        self.saved_before = 0.0  # seconds, at least, by parts of that plan
+        self.reason = ""  # why nothing acts
+        self.is_settled = False  # has the search ended?
+        self.ledger = Ledger(Path(loop.errand.folder) / LEDGER)
+        self.seconds_of_hooks = 0.0  # of a step that only passes by
+        self._step_seconds = deque(loop.step_seconds, maxlen=21)
+
+    @property
+    def step_seconds(self) -> float:
+        """The median of the newest steps."""
+        found = sorted(self._step_seconds)
+        return found[len(found) // 2] if found else 0.0
+
+    def stepped(self, seconds: float | None, plan: Plan) -> None:
+        """A step is over that `plan` acted on; None for the seconds of one unlike the others."""
+        if seconds is not None:
+            self._step_seconds.append(seconds)
+        if plan is self.plan and plan.techniques:
+            self.plan_steps += 1
+            self.plan_seconds += self.step_seconds if seconds is None else seconds
+
+    def dropped(self, reason: str) -> None:
+        """Nothing acts any more, for a reason of the script's."""
+        self.reason = reason
+        self._record("dropped", {"plan": self.plan.to_dict(), "reason": reason})
+        self.plan = Plan()
+
+    def wishes(self) -> Wishes:
+        """One after the other, until there is nothing more to do.
+
+        A Segment is answered by its Timing, KEEP by the step that was kept.
+        """
+        cost = yield from self._sought()
+        self.is_settled = True
+        while not self.plan.techniques and self.spending.will_compile(self.compiling.seconds):
+            if self.spending.compiles(self.compiling.seconds):
+                cost = yield from self._compiled()
+            elif self.seconds_of_hooks > PASSING_SHARE * self.step_seconds:
+                return
+            else:
+                yield Pause(self.plan, WATCH_STEPS)
+        if self.plan.techniques:
+            yield from self._watch(cost)
+
+    def _sought(self) -> Generator[Wish, Any, float]:
+        """Adopt what is given or found; returns about the seconds of a proof."""
+        given = self.loop.errand.plan
+        kept: Kept = yield KEEP
+        with untouched(self.root):
+            proof = Proof(kept, self.machine, self.clock)
+        plan = (yield from self._search(proof)) if given is None else self._given(proof, given)
+        if given is None:
+            self.compiling.foretell(proof, self.spending)
+        if not plan.techniques:
+            return 0.0
+        cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
+        del proof, kept
+        if self._confirms:
+            yield from self._confirmed(plan)
+        return cost
+
+    def _afforded(self, seconds: float) -> Wishes:
+        """Let steps pass until so much may be spent."""
+        while not self.spending.affords(seconds, self.step_seconds):
+            yield self._until(seconds)
+
+    def _until(self, seconds: float) -> Pause:
+        return Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
+
+    def _worth(self, plan: Plan, ratio: float | None, seconds: float) -> Generator[Wish, Any, bool]:
+        """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast,
+        where that is known; False as soon as too few are left for that to pay.
+        """
+        while self.spending.promises(ratio or 1.0, seconds, self.loop.seconds_left):
+            if self.spending.affords(seconds, self.step_seconds):
+                return True
+            yield self._until(seconds)
+        shown = f"{ratio:.2f}x as fast on a copy of a step, " if ratio else ""
+        self._note(plan, f"{shown}too little for the steps that are left")
+        return False
+
+    def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
+        plan = Plan.from_dict(given)
+        proof.may_compile = True
+        verdict = proof.judge(plan)
+        self.spending.compiling += verdict.seconds if plan.compiles else 0.0
+        self._note(plan, "given", verdict)
+        self.reason = "" if verdict.kept else f"the plan is not kept here: {verdict.reason}"
+        self.verdicts = [verdict] if verdict.kept else []
+        return plan if verdict.kept else Plan()
+
+    def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
+        """Add what makes it faster, the most promising first."""
+        base = Plan()
+        done = {base}
+        groups = additions(self.root, self.machine, self.own)
+        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)] else 2
+        yield from self._afforded((1 + len(groups)) * rounds * self.step_seconds)
+        for group, ratio in self._ranked(proof, groups, rounds):
+            plan = adding(base, group)
+            if plan in done:
+                continue
+            done.add(plan)
+            if not (yield from self._worth(adding(Plan(), group), ratio, proof.expected_seconds(plan))):
+                continue
+            base = yield from self._tried(base, plan, proof.judge(plan))
+        self.spending.hoped = 0.0
+        if not base.techniques:
+            judged = any("verdict" in entry for entry in self.tried)
+            self.reason = NOT_FASTER if judged else NOTHING_PROMISED if groups else NOTHING_TO_TRY
+        return base
+
+    def _tried(self, base: Plan, plan: Plan, verdict: Verdict) -> Generator[Wish, Any, Plan]:
+        """Adopt a plan that is proven and, beside `base`, faster; returns which of both acts then."""
+        if not verdict.kept:
+            self._note(plan, "not_kept", verdict)
+            return base
+        comparison = yield from self._compare(base, plan)
+        if comparison is None:
+            self._note(plan, "much slower on the script's own steps", verdict)
+            return base
+        self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
+        if not comparison.faster:
+            return base
+        self._confirms, self.verdicts = bool(base.techniques), [verdict]
+        self.comparison = self.comparison or comparison  # of the first addition, until confirmed
+        self._adopt(plan, comparison)
+        return plan
+
+    def _compiled(self) -> Generator[Wish, Any, float]:
+        """Compile the model's call, and keep that where it is faster; about the seconds of a proof."""
+        about, base, plan = self.compiling.seconds, self.plan, self.compiling.taken(self.plan)
+        kept: Kept = yield KEEP
+        begin = self.clock.wall()
+        self.loop.say(f"compiling a copy of the model, once, for about {duration(about)}")
+        with untouched(self.root):
+            proof = Proof(kept, self.machine, self.clock)
+        proof.may_compile = True
+        verdict = proof.judge(plan)
+        cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
+        del proof, kept
+        self.spending.compiling += self.clock.wall() - begin
+        if (yield from self._tried(base, plan, verdict)) == plan and self._confirms:
+            yield from self._confirmed(plan)
+        return cost
+
+    def _ranked(
+        self, proof: Proof, groups: list[list[Technique]], rounds: int
+    ) -> list[tuple[list[Technique], float | None]]:
+        """The groups that can act, and how many times as fast copies of the step are under each, where copies
+        can tell; the fastest first, without what is much slower.
+        """
+        for name, why in self.own.items():
+            self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
+        plans = {adding(Plan(), group): group for group in groups}
+        alone = list(filter(of_process_alone, plans))  # only the script's own steps can tell
+        times, refused = times_on_copies(proof, [plan for plan in plans if plan not in alone], rounds)
+        for plan, reason in refused.items():
+            self._note(plan, reason)
+        for plan, ratio in times.items():
+            if ratio < HOPELESS:
+                self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
+        hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS] + alone
+        hopeful.sort(key=lambda p: -times.get(p, 1.0) / (1.0 + PRECISION_COSTS * bool(p.precision)))
+        ranked = [{"plan": plan.to_dict(), "ratio": times.get(plan)} for plan in hopeful]
+        self._record("ranked", {"step": self.loop.num_steps, "on_copies": ranked})
+        return [(plans[plan], times.get(plan)) for plan in hopeful]
+
+    def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
+        """Let both take turns; None where the plan is so slow that this was stopped."""
+        steps = length(self.step_seconds, SEGMENT_SECONDS)
+        pairs: list[Pair] = []
+        before = yield Segment(base, steps)
+        while True:
+            settling = 1 if pairs else 2
+            here = yield Segment(plan, steps, settling)
+            after = yield Segment(base, steps)
+            pairs.append(pair := Pair(middle(before, after), here))
+            before = after
+            sign = -1 if plan == self.plan else 1  # of a plan that acts the other turns are what costs
+            self.spending.lost += max(0.0, sign * (here.wall - pair.reference.wall)) * (steps + settling)
+            if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
+                return None
+            if len(pairs) in LOOKS:
+                found = compared(pairs, by_processor=self.device.type == "cpu")
+                if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
+                    return found
+            if len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds):
+                yield from self._afforded(0.0)
+                before = yield Segment(base, steps)
+
+    def _adopt(self, plan: Plan, comparison: Comparison) -> None:
+        if plan != self.plan:
+            self._count_saved()
+        self.plan = plan
+        plan.save(Path(self.loop.errand.folder) / PLAN)
+        self._record("adopted", {"plan": plan.to_dict(), "step": self.loop.num_steps, **comparison.to_dict()})
+
+    def _count_saved(self) -> None:
+        """What the plan has saved so far, before it becomes another."""
+        if self.plan.techniques and self.comparison is not None:
+            self.saved_before += self.plan_seconds * max(0.0, self.comparison.wall.low - 1.0)
+            self.plan_seconds = 0.0
+
+    def _confirmed(self, plan: Plan) -> Wishes:
+        """Time a plan that was put together, or given, beside the script as it is."""
+        comparison = yield from self._compare(self.reference, plan)
+        self.comparison = comparison or self.comparison
+        if comparison is not None and self.loop.errand.plan is not None:
+            self.tried[0] |= comparison.to_dict()  # which was "given"
+        if comparison is not None and comparison.faster:
+            self._adopt(plan, comparison)
+            return
+        shown = "much slower" if comparison is None else comparison.shown
+        self._take_back(f"{plan} was not faster than the run as it is ({shown})")
+
+    def _watch(self, cost: float) -> Wishes:
+        """Let it act; from time to time prove it and time it again, and take it back where either fails.
+
+        `cost`: seconds of a proof, about.
+        """
+        wait = SEARCHED_STEPS if self.spending.is_free else WATCH_STEPS
+        if not self.spending.is_free and self.comparison is not None and self.comparison.wall.low < SURE:
+            yield Pause(self.plan, SOON_STEPS)  # the first of several timings that says yes flatters
+            yield from self._time_again()
+        while self.plan.techniques:
+            yield Pause(self.plan, wait)
+            yield from self._afforded(cost)
+            wait = min(2 * wait, MOST_WATCH_STEPS)
+            before = self.spending.waited
+            kept = yield KEEP
+            begin = self.clock.wall()
+            verdict = Proof(kept, self.machine, self.clock).judge(self.plan)
+            cost = self.spending.waited - before + self.clock.wall() - begin
+            del kept
+            self.verdicts.append(verdict)
+            self._record("watched", {"step": self.loop.num_steps, **verdict.to_dict()})
+            if not verdict.kept:
+                self._take_back(f"its step is no longer the same: {verdict.reason}")
+                return
+            yield from self._time_again()
+            if self.plan.techniques and self.spending.compiles(self.compiling.seconds):
+                cost = yield from self._compiled()
+            if self.spending.is_free:
+                return
+
+    def _time_again(self) -> Wishes:
+        """Three pairs, and more where these say that it is slower: the new ones alone decide on that."""
+        steps = length(self.step_seconds, 2 * SEGMENT_SECONDS)
+        assert self.comparison is not None
+        by_processor = self.comparison.by_processor
+        pairs: list[Pair] = []
+        before = yield Segment(self.reference, steps)
+        while True:
+            here = yield Segment(self.plan, steps)
+            after = yield Segment(self.reference, steps)
+            pairs.append(pair := Pair(middle(before, after), here))
+            before = after
+            self.spending.lost += max(0.0, pair.reference.wall - here.wall) * (steps + 1)
+            if len(pairs) < 3:
+                continue
+            found = compared(pairs, by_processor=by_processor)
+            if found.slower or found.wall.estimate >= 1.0 or len(pairs) == WATCHED_PAIRS:
+                break
+        every = [*self.comparison.pairs, *pairs]
+        self.comparison = compared(every[-WATCHED_PAIRS:], by_processor=by_processor)
+        self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
+        if found.slower:
+            self._take_back(f"it became slower ({found.shown})")
+        elif len(pairs) == WATCHED_PAIRS and found.gains_nothing:
+            self._take_back(f"its later steps are not faster ({found.shown})")
+
+    def _take_back(self, reason: str) -> None:
+        self.reason = reason
+        self._record("taken_back", {"plan": self.plan.to_dict(), "reason": reason})
+        if self.loop.errand.plan is None:  # a given plan is the person's
+            (Path(self.loop.errand.folder) / PLAN).unlink(missing_ok=True)
+        self.plan = Plan()
+
+    def _note(
+        self, plan: Plan, answer: str, verdict: Verdict | None = None, comparison: Comparison | None = None
+    ) -> None:
+        told = comparison.to_dict() if comparison is not None else {}
+        entry = {"plan": plan.to_dict(), "answer": answer, "step": self.loop.num_steps, **told}
+        entry |= {"verdict": verdict.to_dict()} if verdict is not None else {}
+        self.tried.append(entry)
+        self._record("tried", entry)
+
+    def _record(self, kind: str, document: dict[str, Any]) -> None:
+        self.ledger.append(kind, {"process": os.getpid(), **document})
