@@ -138,6 +138,12 @@ def test_what_is_the_same_in_another_way_is_kept(edited, original):
     assert verdict.kept, verdict.reason
 
 
+def test_that_a_metric_could_not_be_compared_is_told():
+    verdict = judged("measured_in_turn", "measured_in_turn")
+    assert verdict.kept, verdict.reason
+    assert "the metric was not compared: the original's says otherwise each time" in verdict.reason
+
+
 def test_lost_clipping_shows_in_the_update():
     verdict = judged("clipping_lost")
     assert verdict.kept is False

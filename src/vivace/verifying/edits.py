@@ -60,6 +60,7 @@ LONG_SECONDS = 10.0  # for further steps, where all of the course was equal
 LATE = 2.0**-10  # relative difference of losses: after one fp32 step from equal weights it is far smaller
 COMPILED_PREFIX = "_orig_mod."
 WHOSE = "the original"
+CHANGING_METRIC = "the original's says otherwise each time of the same weights on the same batches"
 StatesByName = dict[str, dict[str, Any]]  # what optimizers keep of each parameter
 Readings = dict[str, list[Pass]]  # of the Job's data and validation
 
@@ -163,6 +164,7 @@ class Original(Side):
         self.pairs: list[Pair] | None = None  # of gradients, once they were asked for
         self.handed: list[Pair] | None = []  # under the edited training's masks; None where these do not fit
         self.evaluates = OwnMetric(self.job) if self.job.metric is not None else None
+        self.metric_note = ""
         self.standing.lived = None
         # Both trainings read alone, one after the other: each has half of the time.
         self.reach = Reach(self.feeding_seconds / EPOCHS, self.stream_seconds / 2)
@@ -222,7 +224,7 @@ class Original(Side):
         """How much of the data was compared and looked at, as a verdict's fields."""
         fed = {field: compared(found.readings[field], own) for field, own in self.readings.items()}
         left_out = unseen(self.lives)
-        notes = [*left_out.told] if document["kept"] else []
+        notes = [self.metric_note, *left_out.told] if document["kept"] else []
         for field, own in self.readings.items():
             limit = limit_of(not own[0].is_stream, self.reach.stream if own[0].is_stream else self.reach.each)
             if all(map(in_one_order, found.readings[field], own)):
@@ -289,7 +291,9 @@ class Original(Side):
             return False
         state = self.snapshots[-1].state
         again = [self.measure(state, seed) for seed in (0, 1)]
-        return all(one is not None and one.value == self.measured.value for one in again)
+        repeats = all(one is not None and one.value == self.measured.value for one in again)
+        self.metric_note = "" if repeats else f"the metric was not compared: {CHANGING_METRIC}"
+        return repeats
 
     def _metric_checks(self, found: Answer, roundoff: float) -> list[dict[str, Any]]:
         if not self._is_measured(found):
