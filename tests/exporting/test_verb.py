@@ -44,7 +44,7 @@ def test_the_file_is_the_model(trained, tmp_path, to):
     assert found.kept, found.reason
     assert found.exit_code == 0
     assert found.samples == 70
-    assert found.batches == (1, 2, 3, 8, 10, 32)
+    assert found.batches == (1, 2, 3, 8, 10, 32, 33)
     assert found.checks[0]["envelopes"] < 1.0
     card = json.loads((tmp_path / "model_card.json").read_text())
     assert card["hashes"].keys() == {p.name for p in tmp_path.glob("model.*")} | {"weights.safetensors"}
@@ -55,6 +55,13 @@ def test_the_file_is_the_model(trained, tmp_path, to):
     stored = load_file(tmp_path / "weights.safetensors")
     assert all(torch.equal(stored[name], tensor) for name, tensor in weights.items())
     assert "Same model: yes" in answer(found).same
+
+
+def test_what_a_model_keeps_for_its_largest_batch_is_no_constant_unseen(trained, tmp_path):
+    _, run = trained("growing")
+    with pytest.raises(ChildFailed, match="cannot serve"):
+        vivace.export(run, to="onnx", out=tmp_path)
+    assert not list(tmp_path.glob("model*"))
 
 
 def test_a_model_of_a_mapping_and_a_keyword(trained, tmp_path):

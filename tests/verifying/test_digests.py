@@ -64,7 +64,7 @@ def test_the_order_of_what_is_not_read_is_known_and_not_loaded():
 @pytest.mark.parametrize(("first", "batch"), [(160, 20), (SAMPLES - BATCH, 39)])
 def test_another_order_late_in_an_epoch_is_found(first, batch):
     text, number = first_other([in_turn(sampler=Backwards(first))], [in_turn()], "data")
-    assert text == f"batch {batch} of epoch 1 of the data has other samples, or in another order"
+    assert text == f"batch {batch} of epoch 1 of the data has other samples, or in another order, than"
     assert number == batch
 
 
@@ -78,7 +78,7 @@ def test_equal_batches_under_other_indices_are_the_same_data():
     assert not in_one_order(mine, theirs)
     ended = torch.stack([Counted()[i][0] + (i == SAMPLES - 1) for i in range(SAMPLES)])
     other = reading(lambda: DataLoader(TensorDataset(ended), batch_size=BATCH, sampler=named))
-    assert first_other([other], [theirs], "data")[0] == "epoch 1 of the data ends with other batches"
+    assert first_other([other], [theirs], "data")[0] == "epoch 1 of the data ends with other batches than"
 
 
 def test_data_of_another_length_are_other_data():

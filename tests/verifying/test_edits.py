@@ -93,6 +93,57 @@ def test_a_harmless_edit_lives_the_same_life(edited, original, promise):
     assert verdict.promise == promise
 
 
+@pytest.mark.parametrize(
+    ("edited", "original", "quantity", "layer", "words"),
+    [
+        ("falling_sooner", "falling", "schedule", None, "after 201 steps of its schedule lr is"),
+        ("copied", "stacked", "initial value", "blocks.1.weight", "the very numbers of blocks.0.weight"),
+        ("unpadded", "stacked", "initial value", "first.weight", "row 0 of first.weight begins drawn"),
+        ("one_mask", "stacked", "random numbers drawn", None, "at 1 instead of 2 places"),
+        (
+            "mask_of_units",
+            "stacked",
+            "random numbers drawn",
+            None,
+            "draws 16 random numbers, and 256 are due",
+        ),
+        ("measured_but_the_last", "measured", "metric of the same weights", None, "on the same 6 batches"),
+        ("noise_cached", "noisy", "data", None, "of epoch 2 of the data"),
+        ("seeded_itself", "job", "initial value", "first.weight", "the same numbers under every seed"),
+        ("norm_detached", "job", "gradient scale", "norm.weight", "norm.weight gets no gradient"),
+        ("rewritten_without_decay", "job", "weight_decay", "first.weight", ""),
+    ],
+)
+def test_what_few_steps_do_not_show_is_compared_by_itself(edited, original, quantity, layer, words):
+    verdict = judged(edited, original)
+    assert verdict.kept is False
+    broken = {check["quantity"] for check in verdict.checks if check["kept"] is False}
+    assert verdict.first["quantity"] == quantity or quantity in broken, verdict.reason
+    assert verdict.first["layer"] == layer or quantity in broken
+    assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("edited", "original"),
+    [
+        ("falling_by_hand", "falling"),
+        ("drawn_anew", "stacked"),
+        ("masks_at_once", "stacked"),
+        ("measured_and_reordered", "measured"),
+        ("rewritten", "job"),
+    ],
+)
+def test_what_is_the_same_in_another_way_is_kept(edited, original):
+    verdict = judged(edited, original)
+    assert verdict.kept, verdict.reason
+
+
+def test_that_a_metric_could_not_be_compared_is_told():
+    verdict = judged("measured_in_turn", "measured_in_turn")
+    assert verdict.kept, verdict.reason
+    assert "the metric was not compared: the original's says otherwise each time" in verdict.reason
+
+
 def test_lost_clipping_shows_in_the_update():
     verdict = judged("clipping_lost")
     assert verdict.kept is False

@@ -50,7 +50,7 @@ def test_such_a_job_can_be_verified():
     ruler.prepare(seconds=10)
     verdict = ruler.judge({"bf16_autocast": {}})
     assert verdict["kept"], verdict["reason"]
-    assert ruler.evaluation.whole is False
+    assert ruler.evaluation.way == (False, False)
 
 
 def test_batchnorm_and_dropout_are_evaluated_there_too():
@@ -66,6 +66,72 @@ def test_batchnorm_and_dropout_are_evaluated_there_too():
         state.buffers["body.1.running_var"] *= 4
         assert not torch.allclose(outputs, evaluation(session, state))
         assert all(module.training for module in model.modules())
+
+
+def penalised(model, batch):
+    """As in a Wasserstein GAN, or where a network must fulfil a differential equation."""
+    inputs = batch[0].clone().requires_grad_()
+    outputs = model(inputs)
+    (slopes,) = torch.autograd.grad(outputs.square().sum(), inputs, create_graph=True)
+    return F.cross_entropy(outputs, batch[1]) + 0.1 * slopes.square().mean()
+
+
+def test_a_loss_that_differentiates_by_itself_is_evaluated():
+    job = dataclasses.replace(jobs.cnn(), loss=penalised)
+    ruler = Ruler(job, MACHINE)
+    ruler.prepare(seconds=10)
+    verdict = ruler.judge({"fused_optimizer": {}})
+    assert verdict["kept"], verdict["reason"]
+    assert ruler.evaluation.way == (True, True)
+
+
+PADDING = -100
+
+
+class Padded(nn.Module):
+    """A number for each of several places; `at_padding`: what it says of places that hold nothing."""
+
+    def __init__(self, at_padding=0.0):
+        super().__init__()
+        self.head, self.at_padding = nn.Linear(3, 4), at_padding
+
+    def forward(self, inputs, labels):
+        return torch.where((labels == PADDING)[..., None], self.at_padding, self.head(inputs))
+
+
+def padded(loss):
+    inputs = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0))
+    labels = inputs.argmax(2).masked_fill(torch.arange(5) >= torch.arange(1, 9)[:, None], PADDING)
+    return vivace.Job(
+        model=Padded,
+        data=lambda: [(inputs, labels)] * 8,
+        loss=lambda model, batch: loss(model(*batch), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+def test_what_no_loss_reads_of_the_outputs_is_not_compared():
+    job = padded(lambda outputs, labels: F.cross_entropy(outputs.flatten(0, 1), labels.flatten()))
+    ruler = Ruler(job, MACHINE)
+    ruler.prepare(seconds=10)
+    (unread,) = ruler.evaluation.unread
+    (_, labels) = next(iter(job.data()))
+    assert torch.equal(unread.view(8, 5, 4).all(2), labels == PADDING)
+    state, model = state_of(ruler.session), ruler.session.build.model
+    plain = ruler.evaluation(ruler.session, state)
+    model.at_padding = 5.0
+    other = ruler.evaluation(ruler.session, state)
+    assert [check["kept"] for check in checks_of([other], [plain], 2.0**-16)] == [False]
+    assert [check["kept"] for check in checks_of([other], [plain], 2.0**-16, "", [unread])] == [True]
+    assert [check["kept"] for check in checks_of([plain * 1.1], [plain], 2.0**-16, "", [unread])] == [False]
+
+
+def test_outputs_without_a_slope_count_where_the_loss_reads_them():
+    """A hinge has no slope where a sample is right, and one if it were not."""
+    job = padded(lambda outputs, labels: (1.0 - 99.0 * outputs).relu().mean())
+    ruler = Ruler(job, MACHINE)
+    ruler.prepare(seconds=10)
+    assert ruler.evaluation.unread == [None]
 
 
 def test_an_error_of_the_loss_itself_is_not_hidden():
@@ -102,7 +168,7 @@ def test_looking_at_outputs_does_not_replace_them():
         batch = next(iter(job.data()))
         evaluation = Evaluation(job, batch)
         assert len(evaluation(session, state_of(session))) == len(batch[1]) * 4
-        assert evaluation.whole
+        assert evaluation.way == (True, False)
 
 
 def validated(validation=None):

@@ -4,17 +4,30 @@ from types import SimpleNamespace
 
 import torch
 
-from vivace.verifying.rehearsal import DictatedLoss, _Schedule
+from vivace.verifying.rehearsal import DictatedLoss
+from vivace.verifying.schedules import Schedule, WholeSchedule, first_other
 from vivace.verifying.states import averages_of
 
 
 def test_a_job_may_leave_an_optimizer_without_a_schedule():
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
     for built in (None, [None, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]):
-        job = SimpleNamespace(scheduler=lambda _, built=built: built, scheduler_every="step", epochs=1)
-        schedule = _Schedule(job, SimpleNamespace(optimizer=optimizer))
-        schedule.step(0)
+        job = SimpleNamespace(scheduler=lambda _, built=built: built)
+        Schedule(job, SimpleNamespace(optimizer=optimizer)).step()
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_two_schedules_are_the_same_whatever_their_groups_and_last_bits():
+    """What has fallen to nothing beside what it was may be any nothing."""
+    mine = WholeSchedule([{"lr": 1.0}], [(3, 0, "lr", 0.5), (9, 0, "lr", 1e-17)], {"w": 0, "b": 0}, 10)
+    apart = [(3, 0, "lr", 0.5), (3, 1, "lr", 0.5), (9, 0, "lr", 0.0), (9, 1, "lr", 0.0)]
+    theirs = WholeSchedule([{"lr": 1.0}, {"lr": 1.0}], apart, {"w": 1, "b": 0}, 10)
+    assert first_other(mine, theirs, "the original") == ("", 0)
+    theirs.changes[1] = (4, 1, "lr", 0.5)
+    text = "after 3 steps of its schedule lr is 0.5, and 1 in the original"
+    assert first_other(mine, theirs, "the original") == (text, 3)
+    theirs.begin[0]["lr"] = 2.0
+    assert first_other(mine, theirs, "the original")[1] == 0
 
 
 def test_counts_that_an_optimizer_keeps_of_each_number_are_no_averages():

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import CheckpointError, ChildFailed, InputError, Refused
+from vivace.errors import CheckpointError, ChildFailed, InputError, JobError, Refused
 from vivace.exporting.page import render
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
@@ -117,7 +117,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
             file = _file(subject, maker, folder, scratch)
             maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
             width = maker.ask("envelope", TIMEOUT, numbers="fp32" if form.exact else "bf16")
-            asked = pieces(calls)
+            asked = [*pieces(calls), *_larger(calls, maker, scratch)]
             expected = scratch / "expected.npz"
             maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
             layers = _layers(subject, maker, file, facts["threads"], scratch)
@@ -155,6 +155,23 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         versions={k: v for k, v in versions.items() if k != "of_the_job"},
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _larger(calls: Calls, maker: Child, scratch: Path) -> list[list[Any]]:
+    """A call on one sample more than the metric has ever put together: what a model keeps for the batches
+    that it has seen, such as numbers of rows, may stand in the file as a constant.
+
+    None where samples differ in length, or the model itself takes no more.
+    """
+    if calls.ragged:
+        return []
+    asked = [calls.sample(max(calls.rows) + 1)]
+    try:
+        larger = {"calls": _written(asked, scratch, "larger.npz"), "path": str(scratch / "of_larger.npz")}
+        maker.ask("answer", TIMEOUT, **larger)
+    except (ChildFailed, JobError, Refused):
+        return []
+    return asked
 
 
 def _file(subject: Subject, maker: Child, folder: Path, scratch: Path) -> Path:

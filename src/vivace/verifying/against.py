@@ -50,7 +50,7 @@ def judge_edit(
             elif wanted == "gradients":
                 for number in range(document["count"]):
                     step = {"number": number, "path": str(Path(folder, "gradient"))}
-                    mine.ask("gradient", TIMEOUT_SECONDS, **step)
+                    mine.ask("gradient", TIMEOUT_SECONDS, **step, apart=document["apart"])
                     theirs.ask("pair", TIMEOUT_SECONDS, **step)
             else:
                 for child, path in zip((mine, theirs), drawn, strict=True):

@@ -9,10 +9,8 @@ from itertools import zip_longest
 from typing import Any
 from zlib import crc32
 
-from vivace.data.damage import Damage
-from vivace.data.order import ordered, tickets
+from vivace.data.order import tickets
 from vivace.job import Job
-from vivace.session.opening import call
 from vivace.tensors.trees import Digest, digest
 from vivace.verifying.feeding import LAST_BATCHES, Loaders, Reach, Read, has_index
 
@@ -48,8 +46,9 @@ def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach) -> list[Pas
     `reach` allows.
     """
     passes, begin = [], time.perf_counter()
+    loaders = Loaders(job, field)  # one, as in a training: what a dataset keeps of an epoch is in the next
     for epoch in range(num_epochs):
-        loader = ordered(call(job, field), seed=0, epoch=epoch, damage=Damage.of(job))
+        loader = loaders.epoch(epoch)
         spent, further = time.perf_counter() - begin, num_epochs - 1 - epoch
         indexed = has_index(loader)
         found = read(loader, reach.of_pass(indexed, spent, further), least=8)
@@ -90,7 +89,8 @@ def _other_order(mine: Pass, theirs: Pass) -> int | None:
 
 
 def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tuple[str, int]:
-    """Where two readings part, as a sentence and the number of the batch; empty where they do not.
+    """Where two readings part, as a sentence that ends with whose the second is, and the number of the batch;
+    empty where they do not.
 
     What only one of them had the time to read is not compared.
     """
@@ -98,18 +98,21 @@ def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tupl
         pairs = zip(ours.batches, others.batches, strict=False)
         for number, (a, b) in enumerate(pairs):
             if a != b:
-                names = [str(i) for i, pair in enumerate(zip(a, b, strict=False), 1) if pair[0] != pair[1]]
-                which = f"tensor {' and '.join(names)} of it" if len(a) == len(b) else f"{len(a)} tensors"
-                return f"batch {number} of epoch {epoch} of the {what} is another one: {which}", number
+                which = f"batch {number} of epoch {epoch} of the {what}"
+                if len(a) != len(b):
+                    return f"{which} holds {len(a)} tensors, and {len(b)}", number
+                names = [str(i) for i, pair in enumerate(zip(a, b, strict=True), 1) if pair[0] != pair[1]]
+                others = f"tensor{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+                return f"{which} is another one, in its {others}, than", number
         counts = len(ours.batches), len(others.batches)
         shorter_is_whole = ours.whole if counts[0] < counts[1] else others.whole
         if counts[0] != counts[1] and shorter_is_whole:
             return f"epoch {epoch} of the {what} has {counts[0]} batches, and {counts[1]}", min(counts)
         if (other := _other_order(ours, others)) is not None:
             return (
-                f"batch {other} of epoch {epoch} of the {what} has other samples, or in another order",
+                f"batch {other} of epoch {epoch} of the {what} has other samples, or in another order, than",
                 other,
             )
         if ours.last and others.last and ours.last != others.last:
-            return f"epoch {epoch} of the {what} ends with other batches", max(counts)
+            return f"epoch {epoch} of the {what} ends with other batches than", max(counts)
     return "", 0

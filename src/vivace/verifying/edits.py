@@ -8,7 +8,8 @@ Parameters are matched by name, without what `torch.compile` puts before it.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
+import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +20,47 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
-from vivace.tensors.trees import bytes_of, map_tensors
+from vivace.tensors.loaders import known_length
+from vivace.tensors.trees import Digest, bytes_of, map_tensors
 from vivace.torch_internals import compiler
-from vivace.verifying import beginnings
+from vivace.verifying import beginnings, masks, measured, schedules
 from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
 from vivace.verifying.digests import Pass, compared, first_other, in_one_order, read_epochs
 from vivace.verifying.displacement import State, Tensors, different_states, identical
 from vivace.verifying.effort import Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference
-from vivace.verifying.feeding import LAST_BATCHES, Reach, limit_of, unread
+from vivace.verifying.feeding import LAST_BATCHES, Loaders, Reach, limit_of, unread
 from vivace.verifying.figures import Quantity
 from vivace.verifying.ground import Ran
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import outright, unknown
 from vivace.verifying.life import Course, Life, OwnMetric, unseen
+from vivace.verifying.masks import Counted, Drawn, Handed, Kept, Unlike
+from vivace.verifying.measured import Measured, OwnMeasure, other
 from vivace.verifying.rehearsal import fault_of, same_rehearsals
 from vivace.verifying.resumed import resume
 from vivace.verifying.ruler import (
     MOST_RESUMED_BYTES,
+    OTHER_PAIRS_STREAM,
     OTHER_STREAMS,
     Ruler,
     same_streams,
 )
-from vivace.verifying.runner import PAIRS_STREAM
-from vivace.verifying.shadow import FINEST_ROUNDOFF
+from vivace.verifying.runner import AGAIN_STREAM, PAIRS_STREAM, PROBE_STREAM
+from vivace.verifying.schedules import WholeSchedule, whole_schedule
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import Snapshot, clone, parameter_names, restore, state_of
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
+SCHEDULE_SECONDS = 5.0
+MEASURING_SECONDS = 2.0  # of reading what a metric is evaluated on, and of as many steps
 LONG_SECONDS = 10.0  # for further steps, where all of the course was equal
 LATE = 2.0**-10  # relative difference of losses: after one fp32 step from equal weights it is far smaller
 COMPILED_PREFIX = "_orig_mod."
 WHOSE = "the original"
+CHANGING_METRIC = "the original's says otherwise each time of the same weights on the same batches"
 StatesByName = dict[str, dict[str, Any]]  # what optimizers keep of each parameter
 Readings = dict[str, list[Pass]]  # of the Job's data and validation
 
@@ -68,28 +77,56 @@ class Loan:
     curve: list[float]
     lives: Course
     reach: Reach
+    measured: Measured | None
 
 
 @dataclasses.dataclass
 class Answer:
-    """What the edited training did, under the names that the original has. `means`: over random streams.
-    `resumes_otherwise`: what first differs where it goes on from a checkpoint.
+    """What the edited training did, under the names that the original has. `means`: over random streams,
+    and then `draws` is what a step drew. `untrained`: a parameter that gets no gradient. `resumes_otherwise`:
+    what first differs where it goes on from a checkpoint. `measured`: its metric of the weights late in the
+    original's run.
     """
 
     ran: Ran
     facts: Facts
     modules: Facts
     beginning: State
+    built_again: dict[str, Digest]
+    untrained: str
     readings: Readings
     halves: dict[Place, list[bool]]
     strides: list[tuple[int, ...]]
     kept_otherwise: str
     resumes_otherwise: str
+    schedule: WholeSchedule
+    measured: Measured | None
     means: bool = False
+    draws: tuple[Counted, Counted] | None = None
+
+
+@dataclasses.dataclass
+class Steps:
+    """What the edited training sends of one batch: the gradient of a step and, where random numbers differ,
+    that of another one under others, and the masks that the first one drew.
+    """
+
+    first: Gradient
+    again: Gradient | None = None
+    masks: list[Drawn] = dataclasses.field(default_factory=list)
 
 
 class Side(Ruler):
     """What the original and the edited training both do."""
+
+    def _whole_schedule(self, readings: Readings) -> WholeSchedule:
+        """The schedule of the whole training, alone."""
+        restore(self.session, self.snapshots[0])
+        first = readings["data"][0]
+        known = known_length(Loaders(self.job).epoch(0)) or (len(first.batches) if first.whole else None)
+        found = whole_schedule(self.job, self.session, known, SCHEDULE_SECONDS)
+        restore(self.session, self.snapshots[0])
+        return found
 
     def _resumes_otherwise(self, plain: Life) -> str:
         """What first differs in a life whose last epoch begins from a checkpoint, beside a `plain` one; empty
@@ -125,16 +162,22 @@ class Original(Side):
     def lend(self, path: str) -> None:
         """Write the `Loan`. The life of both trainings is one in which their own metric evaluates."""
         self.pairs: list[Pair] | None = None  # of gradients, once they were asked for
+        self.handed: list[Pair] | None = []  # under the edited training's masks; None where these do not fit
         self.evaluates = OwnMetric(self.job) if self.job.metric is not None else None
+        self.metric_note = ""
         self.standing.lived = None
         # Both trainings read alone, one after the other: each has half of the time.
         self.reach = Reach(self.feeding_seconds / EPOCHS, self.stream_seconds / 2)
         self.readings = _readings(self.job, self.reach)
         snapshots = [(s.state, _by_name(self.session, s.optimizers), s.position) for s in self.snapshots]
         rehearsed = self.standing.rehearsal is not None
-        curve = self.standing.curve
-        lent = self.effort, snapshots, self.batches, self.slopes, rehearsed, curve, self.lives, self.reach
-        torch.save(Loan(*lent), path)
+        curve, lives, reach = self.standing.curve, self.lives, self.reach
+        self.schedule = self._whole_schedule(self.readings)
+        most = int(MEASURING_SECONDS / max(1e-6, self.step_seconds))
+        self.measure = OwnMeasure(self.job, self.session, most, MEASURING_SECONDS)
+        self.measured = self.measure(self.snapshots[-1].state)
+        lent = self.effort, snapshots, self.batches, self.slopes, rehearsed, curve, lives, reach
+        torch.save(Loan(*lent, self.measured), path)
 
     def draw(self, path: str) -> None:
         """Write draws of the initial weights."""
@@ -142,15 +185,29 @@ class Original(Side):
 
     def pair(self, number: int, path: str) -> None:
         """Take the own gradient of the batch of this number beside the edited training's, and note what both
-        have in common.
+        have in common; where random numbers differ, also under others and under the very masks of that.
         """
-        mine: Gradient = _read(path, self.session.build.device)
+        mine: Steps = _read(path, self.session.build.device)
 
-        def own(_: int) -> Gradient:
-            return self._gradient(self.session, PAIRS_STREAM, number, nullcontext())
+        def own(stream: int, around: AbstractContextManager[Any] | None = None) -> Gradient:
+            return self._gradient(self.session, stream, number, around or nullcontext())
+
+        def others(_: int) -> tuple[Gradient, Gradient]:
+            assert mine.again is not None
+            return mine.again, own(PROBE_STREAM)
 
         with self._standing_on(repeats=self.repeats, ordered=False):
-            self.pairs = [*(self.pairs or []), *pairs_of(lambda _: mine, own, None, 1)]
+            apart = others if mine.again is not None else None
+            found = pairs_of(lambda _: mine.first, lambda _: own(PAIRS_STREAM), apart, 1)
+            self.pairs = [*(self.pairs or []), *found]
+            if mine.masks and self.handed is not None:
+                handed = Handed([mine.masks])
+                try:
+                    found = pairs_of(lambda _: mine.first, lambda _: own(PAIRS_STREAM, handed), None, 1)
+                    fits = handed.num_drawn == len(mine.masks)
+                except Unlike:
+                    fits = False
+                self.handed = [*self.handed, *found] if fits else None
 
     def weigh(self, answer: str, roundoff: float, drawn: list[str] | None = None) -> dict[str, Any]:
         """Return the verdict's document; or under ``ask`` what is missing for one.
@@ -167,7 +224,7 @@ class Original(Side):
         """How much of the data was compared and looked at, as a verdict's fields."""
         fed = {field: compared(found.readings[field], own) for field, own in self.readings.items()}
         left_out = unseen(self.lives)
-        notes = [*left_out.told] if document["kept"] else []
+        notes = [self.metric_note, *left_out.told] if document["kept"] else []
         for field, own in self.readings.items():
             limit = limit_of(not own[0].is_stream, self.reach.stream if own[0].is_stream else self.reach.each)
             if all(map(in_one_order, found.readings[field], own)):
@@ -192,10 +249,14 @@ class Original(Side):
         if fault := self._plain_fault(found):
             return document | fault
         begun, note = [], ""
-        if different_states(found.beginning, self.snapshots[0].state):
+        alike = not different_states(found.beginning, self.snapshots[0].state)
+        if not alike or found.built_again != beginnings.build_again(self.job):
             if drawn is None:
                 return {"ask": "draws"}
-            begun = beginnings.checks_of(*(_read(path, torch.device("cpu")) for path in drawn))
+            draws = [_read(path, torch.device("cpu")) for path in drawn]
+            if fault := beginnings.first_fault(*draws, WHOSE):
+                return document | _fault(fault.text, Quantity.INITIAL, fault.layer)
+            begun = beginnings.checks_of(*draws)
             note = "initial weights are other draws: both were compared from the original's"
         if any(r.drew and not o.drew for o, r in zip(ran.outcomes, standing.references, strict=True)):
             reason = "it draws no random numbers where the original draws some: dropout or noise is off"
@@ -203,23 +264,51 @@ class Original(Side):
         if not found.means and not self._has_same_streams(found):
             return {"ask": "means"}
         ran.same_streams = not found.means
+        if found.draws is not None:
+            theirs = self._counted_draws(self.session)
+            text = masks.fault_of(found.draws[0], theirs[0], "it")
+            if text := text or masks.shared_by_samples(found.draws, theirs, "it"):
+                return document | outright(False, text, Quantity.DRAWS)
         for outcome in ran.outcomes:
             outcome.outputs = self.evaluation(self.session, outcome.after)
         if not begun and ran.same_streams and self._is_identical(ran):
+            if self._is_measured(found) and (text := other(found.measured, self.measured, WHOSE)):
+                return document | _fault(text, Quantity.METRIC, None)
             return document | self._gone_on_with(ran)
-        count = self._num_pairs(ran) if ran.same_streams else 0
+        count = self._num_pairs(ran)
         if count and self.pairs is None:
-            return {"ask": "gradients", "count": count}
+            return {"ask": "gradients", "count": count, "apart": found.means}
         ran.biases, ran.num_pairs = estimates(self.pairs or []), len(self.pairs or [])
-        why = self._why_no_bias(ran) if ran.same_streams else f"it draws other random numbers than {WHOSE}"
-        document["bias"] = {"pairs": ran.num_pairs, "not_tested": why}
+        ran.handed = estimates(self.handed or [])
+        document["bias"] = {"pairs": ran.num_pairs, "not_tested": self._why_no_bias(ran)}
+        begun += self._metric_checks(found, max(roundoff, FINEST_ROUNDOFF))
         self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
         return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
+
+    def _is_measured(self, found: Answer) -> bool:
+        """Do both have a metric, and does the original's depend on nothing but weights and batches?"""
+        if found.measured is None or self.measured is None:
+            return False
+        state = self.snapshots[-1].state
+        again = [self.measure(state, seed) for seed in (0, 1)]
+        repeats = all(one is not None and one.value == self.measured.value for one in again)
+        self.metric_note = "" if repeats else f"the metric was not compared: {CHANGING_METRIC}"
+        return repeats
+
+    def _metric_checks(self, found: Answer, roundoff: float) -> list[dict[str, Any]]:
+        if not self._is_measured(found):
+            return []
+        assert found.measured is not None
+        assert self.measured is not None
+        state = self.snapshots[-1].state
+        noises = (Rounding(roundoff, seed=49_000 + seed, halves={}) for seed in range(measured.SHADOWS))
+        shadows = [self.measure(state, around=noise) for noise in noises]
+        return [measured.check_of(found.measured, self.measured, [one for one in shadows if one is not None])]
 
     def _plain_fault(self, found: Answer) -> dict[str, Any]:
         """What is plainly otherwise, and needs no envelope, as a verdict's fields."""
         for mine, theirs, only_shared in (
-            (found.facts, self.facts | facts_of_job(self.job), False),
+            (found.facts, _known_to(found.facts, self.facts | facts_of_job(self.job)), False),
             (found.modules, self.modules or {}, True),
         ):
             name = first_difference(mine, theirs, only_shared=only_shared)
@@ -234,9 +323,15 @@ class Original(Side):
             if first_other(_readings(self.job, self.reach)[field], reading, field)[0]:
                 return unknown(f"the {field} come otherwise each time that they are read: a seed is missing")
             return _fault(f"{text} in {WHOSE}", field, None, number)
+        text, number = schedules.first_other(found.schedule, self.schedule, WHOSE)
+        if text:
+            return _fault(text, "schedule", None, number)
         ours, others = found.ran.rehearsal, self.standing.rehearsal
         if ours is not None and others is not None and (text := fault_of(ours, others)):
             return _fault(text, "rehearsal", None)
+        if found.untrained:
+            text = f"{found.untrained} gets no gradient, and in {WHOSE} it does"
+            return _fault(text, Quantity.GRADIENT_SCALE, found.untrained)
         if found.resumes_otherwise and not self._resumes_otherwise(self._live(self.session)):
             text = f"gone on from a checkpoint it trains on otherwise, as {WHOSE} does not"
             return _fault(f"{text}: {found.resumes_otherwise}", "resume", None)
@@ -292,6 +387,7 @@ class Edited(Side):
             shaped=map_tensors(lent.lives.shaped, torch.Tensor.cpu),
         )
         self.evaluates = OwnMetric(self.job) if self.job.metric is not None else None
+        self.untrained = ""
         facts = facts_of_session(session)
         _require_same_parameters(facts, lent)
         beginning = state_of(session)
@@ -307,9 +403,13 @@ class Edited(Side):
             otherwise = self._resumes_otherwise(ran.life) if ran.life is not None else ""
         facts |= facts_of_job(self.job)
         modules, readings = self.tap.modules or {}, _readings(self.job, lent.reach)
-        self.answer = Answer(
-            ran, facts, modules, beginning, readings, halves, _strides(session), kept_otherwise, otherwise
-        )
+        begun = beginning, beginnings.build_again(self.job), self.untrained
+        found = facts, modules, *begun, readings, halves, _strides(session), kept_otherwise, otherwise
+        lately = None
+        if lent.measured is not None:
+            measure = OwnMeasure(self.job, session, lent.measured.batches, math.inf)
+            lately = measure(self.snapshots[-1].state)
+        self.answer = Answer(ran, *found, self._whole_schedule(readings), lately)
         self._write(path)
 
     def run_means(self, path: str) -> None:
@@ -322,12 +422,21 @@ class Edited(Side):
             assert ran.life is not None
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
         self.answer.means = True
+        self.answer.draws = self._counted_draws(session) if self.job.loss is not None else None
         self._write(path)
 
-    def gradient(self, number: int, path: str) -> None:
-        """Write the gradient of a step on the batch of this number, from the middle of the original's run."""
+    def gradient(self, number: int, path: str, apart: bool) -> None:
+        """Write the gradient of a step on the batch of this number, from the middle of the original's run;
+        `apart`, where random numbers differ, under two streams, and with the masks of the first.
+        """
+        session, kept = self.session, Kept()
         with compiler.equal_random_numbers():
-            found = self._gradient(self.session, PAIRS_STREAM, number, nullcontext())
+            if apart:
+                found = Steps(self._gradient(session, OTHER_PAIRS_STREAM, number, kept))
+                found.again = self._gradient(session, AGAIN_STREAM, number, nullcontext())
+                found.masks = [] if kept.hidden else kept.pieces[0]
+            else:
+                found = Steps(self._gradient(session, PAIRS_STREAM, number, nullcontext()))
         torch.save(renamed(found, _inverse(self.names)), path)
 
     def draw(self, path: str) -> None:
@@ -352,11 +461,22 @@ class Edited(Side):
         return ran
 
     def _keeps_otherwise(self, lent: Loan) -> str:
-        """Why an optimizer cannot go on from what the original's has kept; empty where it can."""
+        """Why an optimizer cannot go on from what the original's has kept; empty where it can.
+
+        What of that it keeps nothing of after the same batches, though of others it does, is `untrained`.
+        """
+        _, kept_by, position = lent.snapshots[-1]
         restore(self.session, self.snapshots[0])
-        checked_step(self.session, clone(self.batches[0]))
-        mine = _by_name(self.session, [o.state_dict() for o in self.session.optimizers])
-        for name, theirs in lent.snapshots[-1][1].items():
+        mine: StatesByName = {}
+        for batch in self.batches[: max(1, position)]:
+            checked_step(self.session, clone(batch))
+            mine = _by_name(self.session, [o.state_dict() for o in self.session.optimizers])
+            if all(mine.get(name) for name, theirs in kept_by.items() if theirs):
+                break
+        alike = any(set(mine.get(name, {})) == set(theirs) for name, theirs in kept_by.items() if theirs)
+        for name, theirs in kept_by.items():
+            if alike and theirs and not mine.get(name):
+                self.untrained = name
             if set(mine.get(name, {})) != set(theirs):
                 kept = [", ".join(sorted(keys)) or "nothing" for keys in (mine.get(name, {}), theirs)]
                 return (
@@ -371,6 +491,14 @@ class Edited(Side):
         with noted:
             self._step(self.session, 0)
         return noted.places()
+
+
+def _known_to(mine: Facts, theirs: Facts) -> Facts:
+    """Those of `theirs` of which anything of `mine` speaks: an optimizer of another class may have no
+    `amsgrad` at all. What its updates are shows in the rehearsal and in steps.
+    """
+    known = {name.partition(" of ")[0] for name in mine}
+    return {name: value for name, value in theirs.items() if name.partition(" of ")[0] in known}
 
 
 def facts_of_job(job: Job) -> Facts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import map_tensors, tensors
 from vivace.verifying.displacement import State, output_distance, spread_of
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.figures import Measure, Quantity
@@ -20,6 +20,21 @@ from vivace.verifying.judgement import LIMIT, check
 from vivace.verifying.states import clone, load_state, state_of
 
 HELD_OUT, HELD_OUT_FACTOR = "validation batch ", 2.0
+CHANGES, FAR = (
+    2,
+    10.0,
+)  # times what the loss may not read is changed, and by so many times the outputs' spread
+
+
+class Way(NamedTuple):
+    """Are all modules put into evaluation mode, or torch's own alone; and are gradients on?"""
+
+    whole: bool
+    gradients: bool
+
+
+# The first that a job's loss bears.
+WAYS = (Way(True, False), Way(True, True), Way(False, False), Way(False, True))
 
 
 class Evaluation:
@@ -28,28 +43,52 @@ class Evaluation:
     Some models put out something else in that mode than their loss takes: torchvision's detectors return
     boxes, as many as they find, instead of losses, and GoogLeNet leaves auxiliary outputs away. For these,
     which the first evaluation tells, only torch's own modules are put into that mode (what BatchNorm and
-    Dropout do is what a plan could spoil), and the outputs are those with which the model trains.
+    Dropout do is what a plan could spoil), and the outputs are those with which the model trains. A loss that
+    differentiates by itself, as a gradient penalty does, is evaluated with gradients on.
     """
 
     def __init__(self, job: Job, batch: Batch) -> None:
         self.job = job
         self.batch = batch
         self.held_out: list[Any] = []
-        self.whole: bool | None = None
+        self.way: Way | None = None
+        self.unread: list[torch.Tensor | None] = []
 
     def hold_out(self, session: Session, batches: Sequence[Batch]) -> None:
-        """Look from now on also at such of these, validation data as they are loaded, as the loss can take.
+        """Look from now on also at such of these, validation data as they are loaded, as the loss can take,
+        and leave out what the loss does not read of the outputs, such as those of padding (`unread`).
 
         Nobody promised that it takes any; and those that are not finite say nothing.
         """
         self(session, state_of(session))
-        for batch in batches if self.whole is not None else ():
+        for batch in batches if self.way is not None else ():
             try:
                 placed = session.place(batch)
-                outputs = self._outputs(session, bool(self.whole), placed)
+                outputs = self._outputs(session, self.way or WAYS[0], placed)
             except Exception:  # a person's code on other data than it was made for
                 continue
             self.held_out += [placed] if outputs.isfinite().all() else []
+        if self.way is not None:
+            self.unread = [self._unread(session, self.way, b) for b in (self.batch, *self.held_out)]
+
+    def _unread(self, session: Session, way: Way, batch: Batch) -> torch.Tensor | None:
+        """Which numbers of the outputs the loss does not read: it has no gradient there, and is the same bit
+        for bit whatever they are. None where it reads all, or has no gradients in evaluation.
+        """
+        changed = _Changed()
+        try:
+            slopes = changed.slopes(lambda: self._loss(session, way._replace(gradients=True), batch, changed))
+            if not any(bool((slope == 0).any()) for slope in slopes):
+                return None
+            unread = [slope == 0 for slope in slopes]
+            plain = self._loss(session, way, batch, changed)
+            for seed in range(CHANGES):
+                changed.where, changed.seed = unread, seed
+                if not torch.equal(self._loss(session, way, batch, changed).detach(), plain.detach()):
+                    return None
+        except Exception:  # whatever a person's model puts out
+            return None
+        return torch.cat([where.flatten() for where in unread])
 
     def everywhere(self, session: Session, state: State) -> list[torch.Tensor]:
         """Of the batch and of each that is held out, all floating-point outputs with the weights and buffers
@@ -64,54 +103,100 @@ class Evaluation:
         load_state(session, state)
         if self.job.loss is None:
             return torch.zeros(1)
-        if self.whole is not None:
-            return self._outputs(session, self.whole, self.batch)
-        try:
-            outputs = self._outputs(session, True, self.batch)
-            self.whole = True
-        except Exception as error:
-            if ran_out_of_memory(error):
-                raise
-            outputs = self._outputs(session, False, self.batch)
-            self.whole = False
-        return outputs
+        if self.way is not None:
+            return self._outputs(session, self.way, self.batch)
+        for way in WAYS:
+            try:
+                outputs = self._outputs(session, way, self.batch)
+            except Exception as error:
+                if ran_out_of_memory(error) or way == WAYS[-1]:
+                    raise
+                continue
+            self.way = way
+            return outputs
+        raise AssertionError
 
     def as_it_is(self, session: Session) -> list[torch.Tensor]:
         """As `everywhere` of the session's weights as they are, under random streams that go on as before."""
-        if self.job.loss is None or self.whole is None:
+        if self.job.loss is None or self.way is None:
             return [torch.zeros(1)]
         with Streams(0, session.build.device):
-            return [self._outputs(session, self.whole, self.batch), *self._of_held_out(session)]
+            return [self._outputs(session, self.way, self.batch), *self._of_held_out(session)]
 
     def _of_held_out(self, session: Session) -> list[torch.Tensor]:
-        return [self._outputs(session, bool(self.whole), batch) for batch in self.held_out]
+        return [self._outputs(session, self.way or WAYS[0], batch) for batch in self.held_out]
 
-    def _outputs(self, session: Session, whole: bool, batch: Batch) -> torch.Tensor:
-        assert self.job.loss is not None
+    def _outputs(self, session: Session, way: Way, batch: Batch) -> torch.Tensor:
         outputs: list[torch.Tensor] = []
+        self._loss(session, way, batch, _keep(outputs))
+        return torch.cat(outputs) if outputs else torch.zeros(1)
+
+    def _loss(self, session: Session, way: Way, batch: Batch, at_outputs: Callable[..., Any]) -> torch.Tensor:
+        assert self.job.loss is not None
         (model,) = session.build.models
         modes = [(module, module.training) for module in model.modules()]
-        hook = model.register_forward_hook(_keep(outputs))
+        hook = model.register_forward_hook(at_outputs)
         try:
-            if whole:
+            if way.whole:
                 model.eval()
             else:
                 for module in filter(_of_torch, model.modules()):
                     module.training = False
             torch.manual_seed(2)
-            with session.whole(), torch.no_grad(), LogicalDraws():
-                self.job.loss(model, clone(batch))
+            with session.whole(), torch.set_grad_enabled(way.gradients), LogicalDraws():
+                loss: torch.Tensor = self.job.loss(model, clone(batch))
+                return loss
         finally:
             for module, mode in modes:
                 module.training = mode
             hook.remove()
-        return torch.cat(outputs) if outputs else torch.zeros(1)
+
+
+class _Changed:
+    """A forward hook that keeps outputs, and puts other numbers in their place `where` that is said."""
+
+    def __init__(self) -> None:
+        self.where: list[torch.Tensor] = []
+        self.seed = 0
+        self._kept: list[torch.Tensor] = []
+
+    def slopes(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        """The gradient of a loss for each tensor that was put out; ones where it reads nothing of it, so that
+        a tensor counts as a whole or by its numbers.
+        """
+        value = loss()
+        found = torch.autograd.grad(value, self._kept, allow_unused=True)
+        return [
+            torch.ones_like(t) if g is None or not g.any() else g
+            for t, g in zip(self._kept, found, strict=True)
+        ]
+
+    def __call__(self, module: nn.Module, arguments: object, output: object) -> Any:
+        """Keep them, and give what stands in their place."""
+        numbers = torch.Generator().manual_seed(self.seed)
+        if not self.where:
+            self._kept += [t for t in tensors(output) if t.is_floating_point()]
+            return None
+        waiting = iter(self.where)
+
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            noise = torch.randn(tensor.shape, generator=numbers).to(tensor)
+            return torch.where(next(waiting), tensor + FAR * spread_of(tensor) * noise, tensor)
+
+        return map_tensors(output, changed)
 
 
 def checks_of(
-    mine: Sequence[torch.Tensor], plain: Sequence[torch.Tensor], roundoff: float, when: str = ""
+    mine: Sequence[torch.Tensor],
+    plain: Sequence[torch.Tensor],
+    roundoff: float,
+    when: str = "",
+    unread: Sequence[torch.Tensor | None] = (),
 ) -> list[dict[str, Any]]:
-    """The figures of evaluations under a plan, beside the plain model's with the same weights.
+    """The figures of evaluations under a plan, beside the plain model's with the same weights; but for what
+    is `unread`.
 
     The least spread of outputs is that of the first ones: few samples of validation data may give all but
     the same. Few of them also round unevenly, so twice the limit holds. What is not finite in the plain model
@@ -121,6 +206,9 @@ def checks_of(
     for number, (ours, theirs) in enumerate(zip(mine, plain, strict=False)):
         if number and not theirs.isfinite().all():
             continue
+        left_out = unread[number] if number < len(unread) else None
+        if left_out is not None and left_out.shape == ours.shape == theirs.shape:
+            ours, theirs = ours[~left_out], theirs[~left_out]
         apart = output_distance(ours, theirs, least)
         least = spread_of(theirs) if not number else least
         measure, limit = Measure(Quantity.EVALUATION_UNDER_PLAN), LIMIT * (HELD_OUT_FACTOR if number else 1)

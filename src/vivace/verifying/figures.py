@@ -37,6 +37,7 @@ class Quantity(enum.StrEnum):
     GRADIENT_NOISE = "gradient noise"
     GRADIENT_SPREAD = "gradient spread"
     INITIAL = "initial value"
+    METRIC = "metric of the same weights"
 
 
 LOSSES = (Quantity.LOSS, Quantity.LOSS_CURVE)

@@ -32,6 +32,17 @@ class Drawn(NamedTuple):
     numbers: torch.Tensor
 
 
+class Counted(NamedTuple):
+    """How many numbers a step drew, place by place.
+
+    `repeats`: the same numbers twice, where chance does not? `hidden`: inside of a kernel, and so unseen?
+    """
+
+    places: tuple[int, ...]
+    repeats: bool
+    hidden: bool
+
+
 class Kept(OperatorMode):  # type: ignore[no-untyped-call]
     """While a step runs, keeps what its random operators draw, piece by piece of the batch.
 
@@ -68,17 +79,12 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
         return found
 
     @property
-    def num_drawn(self) -> int:
-        """How many times the step drew."""
-        return sum(map(len, self.pieces))
+    def counted(self) -> Counted:
+        """How much the step drew."""
+        places = tuple(drawn.numbers.numel() for piece in self.pieces for drawn in piece)
+        return Counted(places, self._repeats(), bool(self.hidden))
 
-    @property
-    def num_numbers(self) -> int:
-        """How many numbers that were."""
-        return sum(drawn.numbers.numel() for piece in self.pieces for drawn in piece)
-
-    @property
-    def repeats(self) -> bool:
+    def _repeats(self) -> bool:
         """Did it draw the same numbers twice, where chance does not?"""
         seen = set()
         for drawn in (drawn for piece in self.pieces for drawn in piece if _varied(drawn.numbers)):
@@ -89,15 +95,29 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
         return False
 
 
-def fault_of(mine: Kept, theirs: Kept) -> str:
+def fault_of(mine: Counted, theirs: Counted, whose: str = "the plan") -> str:
     """What is wrong with how a step draws, beside how the reference's does; empty where nothing is."""
     if mine.hidden or theirs.hidden:
         return ""
-    if mine.num_drawn < theirs.num_drawn and mine.num_numbers < theirs.num_numbers:
-        places = f"{mine.num_drawn} instead of {theirs.num_drawn} places of a step"
-        return f"the plan draws random numbers at {places}: some dropout or noise is off"
+    if len(mine.places) < len(theirs.places) and sum(mine.places) < sum(theirs.places):
+        places = f"{len(mine.places)} instead of {len(theirs.places)} places of a step"
+        return f"{whose} draws random numbers at {places}: some dropout or noise is off, or shares its masks"
     if mine.repeats and not theirs.repeats:
-        return "the plan draws the same random numbers twice in a step: parts of it share their masks"
+        return f"{whose} draws the same random numbers twice in a step: parts of it share their masks"
+    return ""
+
+
+def shared_by_samples(
+    mine: tuple[Counted, Counted], theirs: tuple[Counted, Counted], whose: str = "the plan"
+) -> str:
+    """Do samples share what the reference draws for each? Both of a whole batch and of half of one: where the
+    reference draws less for that, and this draws as much, and less than the reference. Empty where not.
+    """
+    if any(each.hidden for each in (*mine, *theirs)) or len({len(e.places) for e in (*mine, *theirs)}) > 1:
+        return ""
+    for whole, half, due, of_half in zip(*(each.places for each in (*mine, *theirs)), strict=True):
+        if of_half < due and half == whole < due:
+            return f"{whose} draws {whole} random numbers, and {due} are due: samples share their masks"
     return ""
 
 

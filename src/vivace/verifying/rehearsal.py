@@ -8,17 +8,17 @@ more steps, for the price of the update.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from vivace.job import Batch, Job
-from vivace.session.opening import call, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
@@ -26,6 +26,7 @@ from vivace.verifying.displacement import Tensors, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
+from vivace.verifying.schedules import Schedule
 from vivace.verifying.states import Snapshot, averages_of, clone, parameter_names, restore, state_of
 from vivace.verifying.tap import Tap, same_data
 
@@ -117,12 +118,12 @@ def rehearse(
 
     `share` is what the session gets of a batch.
 
-    A schedule by the epoch is stepped every few steps; half-way the learning rate is halved, which a plan
-    must follow as it follows a scheduler.
+    A schedule by the epoch is stepped every few steps; from half-way on each step is taken at half of the
+    learning rate, which a plan must follow as it follows a scheduler.
     """
     restore(session, start)
     torch.manual_seed(1)
-    schedule = _Schedule(job, session)
+    schedule = _Epochs(job, session)
     found = Rehearsal([], [], _groups(session), {}, {})
     tap.dictated, tap.asked, dictate.shards = dictate, False, session.build.shards
     session.forget()  # what was captured holds the job's own loss
@@ -132,12 +133,11 @@ def rehearse(
             tap.pieces = []
             dictate.begin(step)
             before = averages_of(session) if step == steps - 1 else {}
-            found.losses.append(float(torch.as_tensor(session.step(clone(batch))).detach()))
+            with _halved(session) if step > steps // 2 else nullcontext():
+                found.losses.append(float(torch.as_tensor(session.step(clone(batch))).detach()))
             if tap.pieces and not found.fault and not same_data(tap.pieces, batch, roundoff):
                 found.fault = f"other data than the loader's reached the loss in step {step}"
             schedule.step(step)
-            if step == steps // 2:
-                _halve(session)
             found.settings.append([settings_of(g) for o in session.optimizers for g in o.param_groups])
             if step == min(EARLY, steps) - 1:
                 found.early = state_of(session).parameters
@@ -245,38 +245,39 @@ def _groups(session: Session) -> dict[str, int]:
     return {names[id(p)]: i for i, g in enumerate(groups) for p in g["params"] if id(p) in names}
 
 
-def _halve(session: Session) -> None:
-    for optimizer in session.optimizers:
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].mul_(0.5)
-            else:
-                group["lr"] *= 0.5
+@contextmanager
+def _halved(session: Session) -> Iterator[None]:
+    """Inside, learning rates are half of what they are. A scheduler does not see it: of two that are the same
+    one computes the next rate from the last one, and another from the step's number.
+    """
+    groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
+    before = [copy.deepcopy(group["lr"]) for group in groups]
+    _set_rates(groups, [rate / 2 for rate in before])
+    try:
+        yield
+    finally:
+        _set_rates(groups, before)
 
 
-class _Schedule:
-    """The job's schedulers on a session's optimizer, for as many steps as they know."""
+def _set_rates(groups: list[dict[str, Any]], rates: list[Any]) -> None:
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].copy_(rate)
+        else:
+            group["lr"] = rate
+
+
+class _Epochs:
+    """The job's schedule in a rehearsal, in which an epoch is a few steps long."""
 
     def __init__(self, job: Job, session: Session) -> None:
         self.every = SCHEDULE_EVERY if job.scheduler_every == "epoch" else 1
         self.left = job.epochs if job.scheduler_every == "epoch" else None
-        built: Any = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if job.scheduler is not None and session.optimizer is not None:
-                built = call(job, "scheduler", session.optimizer)
-        self.schedulers = schedulers_of(built)
+        self.schedule = Schedule(job, session)
 
     def step(self, number: int) -> None:
-        """After a training step; one that has come to its end (OneCycleLR raises then) stays where it is."""
-        if (number + 1) % self.every or not self.schedulers or self.left == 0:
+        """After a training step."""
+        if (number + 1) % self.every or self.left == 0:
             return
         self.left = self.left - 1 if self.left is not None else None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                for scheduler in self.schedulers:
-                    plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-                    scheduler.step(1.0) if plateau else scheduler.step()
-        except ValueError:
-            self.schedulers = []
+        self.schedule.step()

@@ -412,7 +412,7 @@ class Ruler(Runner):
         checks += self._evaluation_checks(ran, roundoff)
         middle = self.snapshots[len(self.snapshots) // 2].position
         checks += bias_checks(ran.biases, ground.biases, middle)
-        checks += bias_checks(ran.handed, ground.biases, middle, ", with the plan's masks")
+        checks += bias_checks(ran.handed, ground.biases, middle, ", with its own masks")
         if ran.life is not None:
             values = self._life_distances(ran.life.outcome, ground.life)
             checks += life_checks(values, ground.life_envelopes, roundoff)
@@ -436,7 +436,7 @@ class Ruler(Runner):
         found = []
         for state, outputs, when in seen:
             plain = self.evaluation.everywhere(self.session, state)
-            found += evaluation_checks(outputs, plain, roundoff, when)
+            found += evaluation_checks(outputs, plain, roundoff, when, self.evaluation.unread)
         return found
 
     def _life_distances(self, outcome: Outcome, reference: Outcome) -> dict[Measure, float]:

@@ -21,7 +21,7 @@ from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors.randomness import derive
-from vivace.tensors.trees import bytes_of, digest, tensors
+from vivace.tensors.trees import batch_size, bytes_of, digest, split, tensors
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
 from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
@@ -30,7 +30,7 @@ from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
 from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
-from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
+from vivace.verifying.masks import Counted, Handed, Kept, Unlike, fault_of, shared_by_samples
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.resumed import resume
 from vivace.verifying.skipping import num_skipped, overflow_fault
@@ -236,10 +236,25 @@ class Runner:
 
     def _fault_of_draws(self, session: Session) -> str:
         """Does a step of the session draw too little, or twice the same?"""
-        kept = {acting: Kept() for acting in (session, self.session)}
-        for acting, around in kept.items():
-            self._gradient(acting, PAIRS_STREAM, 0, around)
-        return fault_of(kept[session], kept[self.session])
+        mine, theirs = self._counted_draws(session), self._counted_draws(self.session)
+        return fault_of(mine[0], theirs[0]) or shared_by_samples(mine, theirs)
+
+    def _counted_draws(self, session: Session) -> tuple[Counted, Counted]:
+        """What steps on a batch and on half of it draw; twice that of the whole where there is no half."""
+
+        def counted(batch: Batch) -> Counted:
+            restore(session, self.snapshots[len(self.snapshots) // 2])
+            self._seed(session, PAIRS_STREAM)
+            with (kept := Kept()):
+                self._step_on(session, clone(batch))
+            return kept.counted
+
+        whole = counted(self.batches[0])
+        try:
+            size = max(1, batch_size(self.batches[0]) // 2)
+            return whole, counted(split(self.batches[0], size)[0])
+        except Exception:  # a person's model may take no other number of samples
+            return whole, whole
 
     def _live(
         self,

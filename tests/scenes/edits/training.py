@@ -221,3 +221,179 @@ gradients_kept = edited(
     on_gradients=None,
     step=lambda model, optimizer, batch: own_step(model, optimizer, batch, False),
 )
+
+
+# ---- what shows in no short stretch of training
+def then_linear(steps):
+    """A job whose learning rate stays for 200 steps, and then falls to zero in so many."""
+    return edited(
+        epochs=100,
+        scheduler_every="step",
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: max(0.0, 1.0 - max(0, step - 200) / steps)
+        ),
+    )
+
+
+falling = then_linear(400)
+falling_sooner = then_linear(360)
+falling_by_hand = dataclasses.replace(
+    falling,
+    scheduler=lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
+            torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=400),
+        ],
+        milestones=[200],
+    ),
+)
+
+
+class Stacked(nn.Module):
+    """Blocks that are alike but for their numbers, behind an embedding of which one row is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Embedding(20, 16, padding_idx=0)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, inputs):
+        hidden = self.first((3 * inputs.abs()).long().clamp(max=19)).mean(1)
+        for block in self.blocks:
+            hidden = hidden + self.mixed(block, hidden)
+        return self.head(hidden)
+
+    def mixed(self, block, hidden):
+        return functional.dropout(torch.tanh(block(hidden)), 0.2, self.training)
+
+
+class DrawnAnew(Stacked):
+    def __init__(self):
+        super().__init__()
+        self.head.reset_parameters()
+
+
+class Copied(Stacked):
+    def __init__(self):
+        super().__init__()
+        self.blocks[1].load_state_dict(self.blocks[0].state_dict())
+
+
+class Unpadded(Stacked):
+    def __init__(self):
+        super().__init__()
+        nn.init.normal_(self.first.weight)
+
+
+class OneMask(Stacked):
+    """All blocks leave out the same units."""
+
+    def mixed(self, block, hidden):
+        if block is self.blocks[0]:
+            self.mask = functional.dropout(torch.ones_like(hidden), 0.2, self.training)
+        return torch.tanh(block(hidden)) * self.mask
+
+
+class MaskOfUnits(Stacked):
+    """All samples leave out the same units."""
+
+    def mixed(self, block, hidden):
+        mask = functional.dropout(torch.ones_like(hidden[0]), 0.2, self.training)
+        return torch.tanh(block(hidden)) * mask
+
+
+class MasksAtOnce(Stacked):
+    """The masks of all blocks are drawn together."""
+
+    def mixed(self, block, hidden):
+        if block is self.blocks[0]:
+            self.masks = functional.dropout(torch.ones(2, *hidden.shape), 0.2, self.training).unbind()
+        return torch.tanh(block(hidden)) * self.masks[0 if block is self.blocks[0] else 1]
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Samples that get other noise each time that they are read; `cached`: the first time alone."""
+
+    def __init__(self, cached):
+        self.samples, self.cached = data().dataset, {} if cached else None
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if self.cached is not None and index in self.cached:
+            return self.cached[index]
+        inputs, label = self.samples[index]
+        found = inputs + 0.1 * torch.randn(FEATURES), label
+        if self.cached is not None:
+            self.cached[index] = found
+        return found
+
+
+noisy = edited(data=lambda: DataLoader(Noisy(False), batch_size=16, shuffle=True))
+noise_cached = edited(data=lambda: DataLoader(Noisy(True), batch_size=16, shuffle=True))
+
+
+class LostScale(Network):
+    """The norm's weight is used, and learns nothing."""
+
+    def forward(self, inputs):
+        norm = functional.layer_norm(self.first(inputs), (32,), self.norm.weight.detach(), self.norm.bias)
+        return self.head(self.dropout(functional.gelu(norm)))
+
+
+class SeededItself(Network):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__()
+
+
+norm_detached = edited(model=LostScale)
+seeded_itself = edited(model=SeededItself)
+stacked = edited(model=Stacked)
+drawn_anew = edited(model=DrawnAnew)
+copied = edited(model=Copied)
+unpadded = edited(model=Unpadded)
+one_mask = edited(model=OneMask)
+mask_of_units = edited(model=MaskOfUnits)
+masks_at_once = edited(model=MasksAtOnce)
+measured_but_the_last = edited(metric=lambda model, batches: accuracy(model, list(batches)[:-1]))
+
+
+def counting():
+    """A metric that depends on how often it was asked."""
+    asked = itertools.count()
+    return lambda model, batches: accuracy(model, batches) + 0.01 * next(asked)
+
+
+measured_in_turn = edited(metric=counting())
+measured_and_reordered = edited(metric=accuracy, model=Reordered)
+
+
+class Rewritten(torch.optim.Optimizer):
+    """AdamW, with no more settings than it needs."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (first, second), rate = group["betas"], group["lr"]
+            for p in group["params"]:
+                kept = self.state[p]
+                if not kept:
+                    kept |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p)}
+                    kept["exp_avg_sq"] = torch.zeros_like(p)
+                kept["step"] += 1
+                p.mul_(1 - rate * group["weight_decay"])
+                mean = kept["exp_avg"].lerp_(p.grad, 1 - first) / (1 - first ** kept["step"].item())
+                square = kept["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+                root = (square / (1 - second ** kept["step"].item())).sqrt() + group["eps"]
+                p.addcdiv_(mean, root, value=-rate)
+
+
+rewritten = edited(optimizer=lambda model: Rewritten(groups(model, False).param_groups))
+rewritten_without_decay = edited(optimizer=lambda model: Rewritten(model.parameters()))
