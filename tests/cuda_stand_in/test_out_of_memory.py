@@ -1,8 +1,11 @@
 """A GPU's memory ends at one allocation after another: each time the error says so."""
 
 import json
+from pathlib import Path
 
 import pytest
+
+from vivace.plan import Plan
 
 ENDS = """
 import json, multiprocessing, os, sys
@@ -54,3 +57,45 @@ def test_a_batch_that_is_brought_ahead_is_not_the_datas_fault(stand_in, tmp_path
     told = json.loads(printed.splitlines()[-1])
     assert any("the GPU's memory does not hold batch" in one for one in told), told
     assert [one for one in told if "the data failed" in one] == []
+
+
+JOB = f"{Path(__file__).with_name('job.py')}:job"
+LOCKING = {"pinned_prefetch": {}, "offload_optimizer": {}, "offload_activations": {"smallest_kib": 1}}
+
+
+@pytest.mark.parametrize("name", LOCKING)
+def test_page_locked_memory_of_the_host_is_not_called_the_gpus(stand_in, tmp_path, name):
+    plan = Plan.from_dict({name: LOCKING[name]})
+    plan.save(tmp_path / "plan.toml")
+    words = ("train", JOB, "--plan", tmp_path / "plan.toml", "--out", tmp_path / "run")
+    done = stand_in.vivace(*words, computes=True, host_full_after=1)
+    told = " ".join(done.stderr.split())
+    assert done.returncode == 1, told
+    assert "the host" in told
+    assert "page-locked" in told
+    assert "the GPU's memory does not hold batch" not in told
+
+
+WITH_PINNING = """
+import dataclasses, sys
+from pathlib import Path
+import vivace
+from torch.utils.data import DataLoader
+from vivace.testing import jobs
+
+def data():
+    samples = jobs.mlp().data().dataset
+    return DataLoader(samples, batch_size=4, pin_memory=True, num_workers=int(sys.argv[2]))
+
+try:
+    vivace.train(dataclasses.replace(jobs.mlp(), data=data), out=Path(sys.argv[1]))
+except vivace.OutOfMemory as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nor_where_a_loader_locks_it(stand_in, tmp_path, workers):
+    told = stand_in.python(WITH_PINNING, tmp_path / "run", workers, computes=True, host_full_after=1)
+    assert told.startswith("the host's memory does not hold batch "), told
+    assert "pin_memory=False" in told

@@ -323,10 +323,10 @@ def _with_ceilings(machine: Machine, device: str) -> Machine:
     from vivace.inspection.ceilings import survey
     from vivace.inspection.store import cached_ceilings, save
 
-    ceilings = cached_ceilings(machine.fingerprint, device)
+    ceilings = cached_ceilings(machine.measured_as, device)
     if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
         found = survey(device, seconds=CEILING_SECONDS)
         ceilings = found.values
         with contextlib.suppress(OSError):  # a home that cannot be written: measured again next time
-            save(machine.fingerprint, device, found)
+            save(machine.measured_as, device, found)
     return dataclasses.replace(machine, ceilings=ceilings)
