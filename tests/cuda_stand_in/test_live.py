@@ -76,3 +76,20 @@ def test_a_step_that_is_recorded_is_left_alone(run):
     told = run(RECORDS)
     assert "left as it is: it records its steps in a CUDA graph" in told
     assert "fault" not in told
+
+
+GROWS = """
+import torch
+from torch import nn
+from vivace.live.kept import _has_room
+
+model = nn.Linear(3200, 3200).cuda()
+for mib in (700, 2900):
+    block = torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    del block
+    print(_has_room(torch.device("cuda", 0), model, [], ()))
+"""
+
+
+def test_room_is_what_a_script_leaves_that_has_grown_since_the_first_look(stand_in):
+    assert stand_in.python(GROWS, gib=3).split()[-2:] == ["True", "False"]

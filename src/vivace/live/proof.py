@@ -63,6 +63,7 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
 NEARLY_EXACT = (Stage.PROCESS, Stage.OPTIMIZER)  # so near to the script's step that no shadow is asked
+REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
 ROUNDED_AGAIN = 2  # steps of a plan that looks broken, which round otherwise
 # Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
 LIMIT = 5.0
@@ -143,6 +144,14 @@ class Proof:
             return self.replay_seconds
         known = self._key(plan) in self._shadows
         return self.replay_seconds * (1 if known else 2 + NOISY_REPLAY * FEW_SHADOWS)
+
+    def end(self, plan: Plan) -> float:
+        """Let go of all that is kept; about the seconds of another proof of a plan."""
+        cost, device = REPLAYS_TO_BEGIN * self.replay_seconds + self.expected_seconds(plan), self.kept.device
+        vars(self.kept).clear()
+        vars(self).clear()
+        apart_on(device)
+        return cost
 
     def replay(
         self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True

@@ -31,6 +31,7 @@ from vivace.errors import (
     ChildFailed,
     Code,
     JobError,
+    OutOfMemory,
     PlanError,
     TimedOut,
     VivaceError,
@@ -365,6 +366,8 @@ def preload(names: list[str]) -> None:
 
 def own_error(error: BaseException) -> VivaceError:
     """An exception as one of Vivace's, which can cross to the parent; exhausted memory is named as such."""
+    if isinstance(error, OutOfMemory):
+        return ChildFailed(str(error), code=Code.OUT_OF_MEMORY)
     cause = error.__cause__ if isinstance(error, JobError) else error
     if cause is not None and ran_out_of_memory(cause):
         text = f"{type(error).__name__}: {error}".strip()
