@@ -40,9 +40,9 @@ class StandIn:
 
     Settings, given as keywords: ``gpus`` (1), ``gib`` of memory (80), ``exclusive`` (a lock file: one process
     at a time may use the GPU), ``hides_mode`` (NVML does not tell so), ``start_error`` (the number with which
-    CUDA fails to start), ``full_after`` (so many allocations of a process succeed), ``host_full_after`` (the
-    same of page-locked memory), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
-    ``nccl_error``: NCCL does not start.
+    CUDA fails to start), ``full_after`` (so many allocations of a process succeed), ``full_for`` (so many of
+    the next fail; all, where it is not given), ``host_full_after`` (the same of page-locked memory),
+    ``nccl_error`` (NCCL does not start), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
     ``computes`` (False): operators compute, on the CPU; Triton's kernels and cuDNN still do not.
 
     Programs are forked from a process that has made their imports (server.py): one of those that compute, and

@@ -190,10 +190,10 @@ static enum cudaMemoryType type_of(const char *place) {
     return type;
 }
 
-// So many allocations of a process succeed.
+// So many allocations of a process succeed; then so many fail, or all.
 static int is_full(const char *name, long *allocations) {
-    long full = setting(name, -1);
-    return full >= 0 && __atomic_add_fetch(allocations, 1, __ATOMIC_RELAXED) > full;
+    long full = setting(name, -1), number = full < 0 ? 0 : __atomic_add_fetch(allocations, 1, __ATOMIC_RELAXED);
+    return full >= 0 && number > full && number - full <= setting("STAND_IN_FULL_FOR", number);
 }
 
 cudaError_t cudaMalloc(void **place, size_t bytes) {

@@ -99,3 +99,63 @@ def test_nor_where_a_loader_locks_it(stand_in, tmp_path, workers):
     told = stand_in.python(WITH_PINNING, tmp_path / "run", workers, computes=True, host_full_after=1)
     assert told.startswith("the host's memory does not hold batch "), told
     assert "pin_memory=False" in told
+
+
+ENDS_LATE = """
+import dataclasses, sys
+from pathlib import Path
+import torch, vivace
+from torch import nn
+from torch.utils.data import DataLoader
+from vivace.testing import jobs
+
+where = sys.argv[2]
+
+def hungry():
+    torch.empty(90 << 30, dtype=torch.uint8, device="cuda")
+
+class Model(nn.Sequential):
+    steps = 0
+
+    def forward(self, features):
+        self.steps += self.training
+        if self.steps == 5 and self.training:
+            if where == "fault":
+                raise ValueError("bad labels")
+            if where == "step":
+                hungry()
+        return super().forward(features)
+
+def metric(model, batches):
+    for _ in batches:
+        pass
+    hungry()
+
+job = dataclasses.replace(
+    jobs.mlp(),
+    model=lambda: Model(*jobs.mlp().model()),
+    data=lambda: DataLoader(jobs.mlp().data().dataset, batch_size=1 if where == "step" else 16),
+    validation=jobs.mlp().data if where == "metric" else None,
+    metric=metric if where == "metric" else None,
+    epochs=2,
+)
+try:
+    vivace.train(job, out=Path(sys.argv[1]))
+except vivace.VivaceError as error:
+    print(f"{error.kind}: {error}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("fault", "JobError: step 5 of the training failed: ValueError: bad labels"),
+        ("step", "OutOfMemory: the step ran out of memory"),
+        ("metric", "OutOfMemory: there is not enough memory for the Job's metric"),
+    ],
+)
+def test_steps_before_the_end_are_kept(stand_in, tmp_path, where, told):
+    printed = stand_in.python(ENDS_LATE, tmp_path / "run", where, computes=True)
+    assert printed.startswith(told)
+    assert "step_4 in " in printed
+    assert (tmp_path / "run" / "checkpoints" / "step_4").is_dir()

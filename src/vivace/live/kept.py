@@ -78,8 +78,13 @@ class Kept:
             raise failed("its model cannot be copied", error) from None
 
     def copies(self) -> tuple[Any, ...]:
-        """Of `things`, to be used up."""
-        return copy.deepcopy(self.things)
+        """Of `things`, to be used up. Raises CannotKeep where there is no memory for them."""
+        try:
+            return copy.deepcopy(self.things)
+        except RuntimeError as error:
+            if ran_out_of_memory(error):
+                raise CannotKeep(NO_ROOM) from None
+            raise
 
     def precision(self) -> AbstractContextManager[Any]:
         """The script's own, around the call."""
