@@ -159,3 +159,14 @@ def test_steps_before_the_end_are_kept(stand_in, tmp_path, where, told):
     assert printed.startswith(told)
     assert "step_4 in " in printed
     assert (tmp_path / "run" / "checkpoints" / "step_4").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("verb", "more"), [("profile", []), ("verify", ["--plan", "plan.toml", "--budget", "5"])]
+)
+def test_a_verb_says_what_the_memory_does_not_suffice_for(stand_in, tmp_path, monkeypatch, verb, more):
+    monkeypatch.chdir(tmp_path)
+    Plan.from_dict({"fused_optimizer": {}}).save("plan.toml")
+    done = stand_in.vivace(verb, JOB, *more, computes=True, full_after=0)
+    assert done.returncode == 1, done.stderr
+    assert "vivace: there is not enough memory to " in done.stderr

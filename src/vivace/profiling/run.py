@@ -238,13 +238,15 @@ def _run_job(
     timed_seconds: float,
 ) -> int:
     """Drive the job in a child process; returns its epochs."""
-    from vivace.processes.launch import Child, Source
+    from vivace.processes.launch import Child, Source, enough_memory_to
 
     assert wanted is not None
     arguments = {"machine": machine.to_dict()}
-    with Child(
-        "vivace.profiling.drive:Driver", Source(job), arguments, log=folder / "job.log", environment=QUIET
-    ) as child:
+    driver = "vivace.profiling.drive:Driver"
+    with (
+        enough_memory_to("profile the job"),
+        Child(driver, Source(job), arguments, log=folder / "job.log", environment=QUIET) as child,
+    ):
         done = child.ask(
             "run",
             JOB_TIMEOUT,
