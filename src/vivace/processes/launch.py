@@ -45,7 +45,6 @@ from vivace.processes.waiting import waiting
 from vivace.technique import Technique, registry
 
 _by_value = threading.RLock()
-_OUT_OF_MEMORY = "out of memory: "  # begins the reason of a child that lacked it
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
@@ -373,9 +372,8 @@ def enough_memory_to(what: str) -> Iterator[None]:
     except ChildFailed as failed:
         if failed.code != Code.OUT_OF_MEMORY:
             raise
-        reason = str(failed).removeprefix(_OUT_OF_MEMORY)
         raise OutOfMemory(
-            f"there is not enough memory to {what} ({reason}): a smaller batch or model may fit, or a device "
+            f"there is not enough memory to {what} ({failed}): a smaller batch or model may fit, or a device "
             "with more memory"
         ) from None
 
@@ -387,7 +385,7 @@ def own_error(error: BaseException) -> VivaceError:
     cause = error.__cause__ if isinstance(error, JobError) else error
     if cause is not None and ran_out_of_memory(cause):
         text = f"{type(error).__name__}: {error}".strip()
-        return ChildFailed(_OUT_OF_MEMORY + text.split("\n")[0], code=Code.OUT_OF_MEMORY)
+        return ChildFailed("out of memory: " + text.split("\n")[0], code=Code.OUT_OF_MEMORY)
     if cause is not None and is_busy_device(cause):
         return ChildFailed(blame(cause)[:500], code=Code.BUSY)
     return error if isinstance(error, VivaceError) else ChildFailed(blame(error)[:500])
