@@ -170,3 +170,31 @@ def test_a_verb_says_what_the_memory_does_not_suffice_for(stand_in, tmp_path, mo
     done = stand_in.vivace(verb, JOB, *more, computes=True, full_after=0)
     assert done.returncode == 1, done.stderr
     assert "vivace: there is not enough memory to " in done.stderr
+
+
+CAPTURES = """
+import dataclasses, sys
+from pathlib import Path
+import torch, vivace
+from vivace.testing import jobs
+
+class Model(torch.nn.Sequential):
+    def forward(self, features):
+        if torch.cuda.is_current_stream_capturing():
+            torch.empty(90 << 30, dtype=torch.uint8, device="cuda")
+        return super().forward(features)
+
+job = dataclasses.replace(jobs.mlp(), model=lambda: Model(*jobs.mlp().model()), epochs=5)
+plan = vivace.Plan.from_dict({"cuda_graph_step": {}, "fused_optimizer": {}})
+try:
+    print(vivace.train(job, plan, out=Path(sys.argv[1])).notices)
+except vivace.VivaceError as error:
+    print(f"{error.kind}: {error}")
+"""
+
+
+def test_a_step_that_is_captured_runs_out_of_memory_as_any_other(stand_in, tmp_path):
+    told = stand_in.python(CAPTURES, tmp_path / "run", computes=True)
+    assert told.startswith("OutOfMemory: the step ran out of memory (OutOfMemoryError: CUDA out of memory"), (
+        told
+    )
