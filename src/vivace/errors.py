@@ -28,6 +28,7 @@ from __future__ import annotations
 import difflib
 import enum
 import errno
+import re
 import signal
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
@@ -172,6 +173,10 @@ class OutOfMemory(AnswerIsNo):
     """The training does not fit into the device's memory; the message names what would fit."""
 
 
+class NoPageLockedMemory(MemoryError):
+    """The host's memory has no room for pages that a GPU copies from; CUDA's own error reads as the GPU's."""
+
+
 class PromiseBroken(AnswerIsNo):
     """A watched step of a run did not train the same model; the message names figure, layer and step."""
 
@@ -267,6 +272,11 @@ def is_lost_worker(error: BaseException) -> bool:
     if text.startswith("Caught "):  # what the worker raised, and torch raises again
         return False
     return text.startswith(_LOST_WORKER) or isinstance(error, (ConnectionError, EOFError))
+
+
+def is_of_pinning_thread(error: BaseException) -> bool:
+    """Was it raised in the thread in which a loader with workers copies batches to page-locked memory?"""
+    return re.match(r"Caught \w+ in pin memory thread", str(error)) is not None
 
 
 def is_no_shared_memory(error: BaseException) -> bool:

@@ -47,7 +47,7 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """How two GPUs reach each other: their places among the machine's GPUs, and by what."""
+    """How two GPUs reach each other: their places among those that a process sees, and by what."""
 
     first: int
     second: int
@@ -113,6 +113,14 @@ class Machine:
         devices = [[d.kind, d.name, list(d.features)] for d in self.devices]
         text = json.dumps([devices, self.num_cores, self.versions], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def measured_as(self) -> str:
+        """The fingerprint under which its measured ceilings are kept: of the device that a job trains on and
+        the processor, as other GPUs, shown or hidden, do not change them.
+        """
+        processors = (device for device in self.devices[1:] if device.kind == "cpu")
+        return dataclasses.replace(self, devices=(self.device, *processors)).fingerprint
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

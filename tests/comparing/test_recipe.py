@@ -84,7 +84,7 @@ def test_the_steps_find_that_the_change_is_slower(runner, monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ceilings = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
     known = {name: Ceiling(value, 0.0, 3, "2026-01-01") for name, value in ceilings.items()}
-    store.save(inspect().fingerprint, "cpu", Survey(known))
+    store.save(inspect().measured_as, "cpu", Survey(known))
     ended = {}
     for step in STEPS:
         if "run" in step and step["name"] != "install":

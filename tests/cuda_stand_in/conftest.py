@@ -30,7 +30,7 @@ LIBRARIES = (
     "libtorch_cpu.so",
     "libc10_cuda.so",
 )
-STOOD_IN_FOR = re.compile(r" U ((?:__cuda|cuda|cublas|cupti)\w+)")
+STOOD_IN_FOR = re.compile(r" U ((?:__cuda|cuda|cublas|cupti|nccl)\w+)")
 CUPTI_NOT_INITIALIZED = 15
 
 
@@ -40,8 +40,9 @@ class StandIn:
 
     Settings, given as keywords: ``gpus`` (1), ``gib`` of memory (80), ``exclusive`` (a lock file: one process
     at a time may use the GPU), ``hides_mode`` (NVML does not tell so), ``start_error`` (the number with which
-    CUDA fails to start), ``full_after`` (so many allocations of a process succeed), ``capability`` (90) and
-    ``cuda`` (13020) as NVML tells them.
+    CUDA fails to start), ``full_after`` (so many allocations of a process succeed), ``full_for`` (so many of
+    the next fail; all, where it is not given), ``host_full_after`` (the same of page-locked memory),
+    ``nccl_error`` (NCCL does not start), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
     ``computes`` (False): operators compute, on the CPU; Triton's kernels and cuDNN still do not.
 
     Programs are forked from a process that has made their imports (server.py): one of those that compute, and
@@ -121,13 +122,13 @@ def opened(folder: Path) -> Iterator[StandIn]:
     headers = _headers()
     if not torch.version.cuda or headers is None:
         raise NotBuilt("the CUDA stand-in needs a torch built for CUDA, and the headers of its wheels")
-    written = "".join((HERE / name).read_text() for name in ("runtime.c", "driver.c"))
+    written = "".join((HERE / name).read_text() for name in ("runtime.c", "nccl.c", "driver.c"))
     needed = _needed(symbols)
     asked = set(re.findall(r"\bcu[A-Z]\w+", (headers / "cuda.h").read_text()))
     _write_answers(folder / "other_runtime.c", {name for name in needed if not _defines(written, name)})
     _write_answers(folder / "other_driver.c", {name for name in asked if not _defines(written, name)})
     for library, sources in {
-        "libstandin.so": (HERE / "runtime.c", folder / "other_runtime.c"),
+        "libstandin.so": (HERE / "runtime.c", HERE / "nccl.c", folder / "other_runtime.c"),
         "libcuda.so.1": (HERE / "driver.c", folder / "other_driver.c"),
         "libnvidia-ml.so.1": (HERE / "nvml.c",),
     }.items():

@@ -190,17 +190,25 @@ static enum cudaMemoryType type_of(const char *place) {
     return type;
 }
 
+// So many allocations of a process succeed; then so many fail, or all.
+static int is_full(const char *name, long *allocations) {
+    long full = setting(name, -1), number = full < 0 ? 0 : __atomic_add_fetch(allocations, 1, __ATOMIC_RELAXED);
+    return full >= 0 && number > full && number - full <= setting("STAND_IN_FULL_FOR", number);
+}
+
 cudaError_t cudaMalloc(void **place, size_t bytes) {
     static long allocations;
-    long full = setting("STAND_IN_FULL_AFTER", -1); // so many allocations of a process succeed
     if (!bytes)
         return *place = 0, cudaSuccess;
-    if (full >= 0 && __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED) > full)
+    if (is_full("STAND_IN_FULL_AFTER", &allocations))
         return failed(cudaErrorMemoryAllocation);
     return is_taken() ? failed(cudaErrorDevicesUnavailable) : allocate(place, bytes, cudaMemoryTypeDevice);
 }
 
 cudaError_t cudaHostAlloc(void **place, size_t bytes, unsigned flags) {
+    static long allocations;
+    if (is_full("STAND_IN_HOST_FULL_AFTER", &allocations))
+        return failed(cudaErrorMemoryAllocation);
     return allocate(place, bytes, cudaMemoryTypeHost);
 }
 

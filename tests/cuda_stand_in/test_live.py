@@ -76,3 +76,52 @@ def test_a_step_that_is_recorded_is_left_alone(run):
     told = run(RECORDS)
     assert "left as it is: it records its steps in a CUDA graph" in told
     assert "fault" not in told
+
+
+GROWS = """
+import torch
+from torch import nn
+from vivace.live.kept import _has_room
+
+model = nn.Linear(3200, 3200).cuda()
+for mib in (700, 2900):
+    block = torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    del block
+    print(_has_room(torch.device("cuda", 0), model, [], ()))
+"""
+
+
+def test_room_is_what_a_script_leaves_that_has_grown_since_the_first_look(stand_in):
+    assert stand_in.python(GROWS, gib=3).split()[-2:] == ["True", "False"]
+
+
+SHORT = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+features, labels = torch.ones(8, 8).cuda(), torch.zeros(8, dtype=torch.long).cuda()
+for step in range(60):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(features), labels).backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+def test_an_allocation_of_ours_that_fails_leaves_the_script_as_it_is(stand_in, tmp_path, monkeypatch):
+    """One of the process fails, here or there: only one of the script's own ends the script."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # so that each tensor is one
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
+    (tmp_path / "script.py").write_text(SHORT)
+    words = ("run", "--plan", "plan.toml", "--", sys.executable, "script.py")
+    ends = []
+    for number in (110, 140, 165):
+        done = stand_in.vivace(*words, computes=True, full_after=number, full_for=1)
+        told = " ".join(done.stderr.replace("vivace:", "").split())
+        assert "a fault of Vivace's own" not in told, told
+        assert "cannot run fused here" not in told
+        ends.append(done.stdout == "trained\n" and "the memory does not hold" in told)
+    assert any(ends), told

@@ -14,8 +14,10 @@ from vivace.inspection.facts import Facts, TorchBuild
 from vivace.inspection.table import _rows
 from vivace.live.answering import searched
 from vivace.live.ending import document_of, said
+from vivace.live.refusals import why_left_alone
 from vivace.pages.answer import lines
 from vivace.plan import Plan
+from vivace.profiling import judge
 from vivace.session.opening import training_device
 from vivace.testing import TINY_JOBS
 
@@ -130,3 +132,19 @@ def test_a_script_on_the_processor_says_so_at_its_end(kind):
         assert " ".join(told).replace("vivace: ", "").count(SENTENCES[kind]) == 1
     course.device = torch.device(kind)
     assert not any("processor" in line for line in said(document_of(loop), "python train.py"))
+
+
+class There(torch.nn.Linear):
+    """Its weights are on a device that this machine lacks."""
+
+    def parameters(self, recurse=True):
+        return iter([SimpleNamespace(device=self.there)])
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_script_that_trains_on_such_a_gpu_is_left_alone_and_its_profile_says_what_it_timed(name):
+    model = There(2, 2)
+    model.there = torch.device(name)
+    reason = SENTENCES[name].partition(";")[0]
+    assert why_left_alone(SimpleNamespace(optimizers={}, roots={1: model})) == reason
+    assert reason in judge._passed_over(SimpleNamespace(device=name), None)[0]

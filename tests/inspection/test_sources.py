@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from vivace.inspection import backends, facts, inspect, limits, nvidia
+from vivace.inspection import backends, facts, inspect, limits, nvidia, store
+from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.inspection.diagnosis import diagnose
 from vivace.inspection.figures import Processor, cpu_figures, gpu_figures, this_processor
 from vivace.machine import Backend, Device, Machine
@@ -310,6 +311,30 @@ def test_a_machine_with_gpus_is_gathered(monkeypatch):
     machine = gather.inspect()
     assert [device.kind for device in machine.devices] == ["cpu", "cuda", "cuda"]
     assert "for the CPU alone" in machine.findings[0].problem
+
+
+@pytest.mark.parametrize(("shown", "links"), [("1", []), ("1,0", [(0, 1)]), (None, [(0, 1)])])
+def test_links_are_those_of_gpus_that_are_shown(monkeypatch, shown, links):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    monkeypatch.setattr(facts, "ask", lambda: nvidia.ask(FakeNvml()))
+    assert [(link.first, link.second) for link in inspect().links] == links
+
+
+def test_what_was_measured_of_a_gpu_is_found_whichever_of_its_kind_are_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(facts, "ask", lambda: nvidia.ask(FakeNvml()))
+    monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("2.15.0", cuda="13.2"))
+    both = inspect()
+    store.save(both.measured_as, "cuda", Survey({"copy_device": Ceiling(4.3e12, 0.01, 9, "2026-11-26")}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    one = inspect()
+    assert one.fingerprint != both.fingerprint
+    assert one.ceilings == {"copy_device": 4.3e12}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert inspect().ceilings == {}
 
 
 PROBES = {

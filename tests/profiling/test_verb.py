@@ -156,7 +156,7 @@ def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypat
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     known = vivace.inspect()
     store.save(
-        known.fingerprint,
+        known.measured_as,
         known.device.kind,
         Survey({key: Ceiling(value, 0.0, 1, "") for key, value in CEILINGS.items()}),
     )

@@ -58,6 +58,17 @@ def test_refusals(tiny, make, reason):
         job.open({"fused_optimizer": {}})
 
 
+def test_a_lack_of_memory_is_no_refusal(tiny):
+    class Hungry(torch.optim.SGD):
+        def step(self, closure=None):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    job = tiny("mlp")
+    job.make_optimizer = lambda p: Hungry(p, lr=0.1)
+    with pytest.raises(torch.OutOfMemoryError):
+        job.open({"fused_optimizer": {}})
+
+
 def test_sparse_gradients_and_own_steps_are_refused():
     model = torch.nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -84,14 +84,14 @@ def measure_and_keep(machine: Machine, seconds: float = SECONDS, progress: Progr
         return False
     for name, survey in found.items():
         with contextlib.suppress(OSError):
-            store.save(machine.fingerprint, name, survey)
+            store.save(machine.measured_as, name, survey)
     return True
 
 
 def stored(machine: Machine) -> dict[str, Survey]:
     """What earlier measurements found through each API."""
-    names = [name for name in store.names(machine.fingerprint) if name.partition(":")[0] in PACKAGES]
-    return {name: store.load(machine.fingerprint, name) for name in names}
+    names = [name for name in store.names(machine.measured_as) if name.partition(":")[0] in PACKAGES]
+    return {name: store.load(machine.measured_as, name) for name in names}
 
 
 def next_steps(machine: Machine) -> dict[str, str]:

@@ -20,7 +20,7 @@ from vivace.inspection.limits import gather_limits, read
 from vivace.inspection.limits import usable_cores as usable_cores
 from vivace.inspection.nvidia import visible
 from vivace.inspection.store import cached_ceilings
-from vivace.machine import Device, Machine, trained_first
+from vivace.machine import Device, Link, Machine, trained_first
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy")
 CPU_FEATURES = (
@@ -60,9 +60,9 @@ def inspect() -> Machine:
         missing=tuple(_missing(facts)),
         findings=diagnose(facts, limits),
         backends=backends(facts, devices),
-        links=facts.nvidia.links,
+        links=_links(facts),
     )
-    return dataclasses.replace(machine, ceilings=cached_ceilings(machine.fingerprint, machine.device.kind))
+    return dataclasses.replace(machine, ceilings=cached_ceilings(machine.measured_as, machine.device.kind))
 
 
 def require_torch() -> None:
@@ -95,6 +95,19 @@ def _gpus(facts: Facts) -> list[Device]:
         *(dataclasses.replace(one, served=torch_trains_on(facts, one, vendor)) for one, vendor in found),
         *not_yet,
     ]
+
+
+def _links(facts: Facts) -> tuple[Link, ...]:
+    """Those between GPUs that a process sees, counted as torch counts them."""
+    shown = visible(facts.nvidia.gpus, facts.hiding.get("CUDA_VISIBLE_DEVICES"))
+    if any("mig" in gpu.device.features for gpu in shown):
+        return ()
+    places = {gpu.index: place for place, gpu in enumerate(shown)}
+    return tuple(
+        Link(min(ends), max(ends), link.by)
+        for link in facts.nvidia.links
+        if len(ends := [places[gpu] for gpu in (link.first, link.second) if gpu in places]) == 2
+    )
 
 
 def _versions(facts: Facts) -> dict[str, str]:

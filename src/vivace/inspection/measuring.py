@@ -26,12 +26,12 @@ def measure(
     found: dict[str, Survey] = {}
     for kind in kinds:
         share = 1.0 if len(kinds) == 1 else CPU_SHARE if kind == "cpu" else 1 - CPU_SHARE
-        before = store.load(machine.fingerprint, kind)
+        before = store.load(machine.measured_as, kind)
         found[kind] = with_spread_since(before, survey(kind, seconds=seconds * share, progress=progress))
         try:
-            store.save(machine.fingerprint, kind, found[kind])
+            store.save(machine.measured_as, kind, found[kind])
         except OSError as error:
-            found[kind].absent["store"] = f"{store.path_of(machine.fingerprint)}: {error.strerror or error}"
+            found[kind].absent["store"] = f"{store.path_of(machine.measured_as)}: {error.strerror or error}"
         if found[kind].interrupted:
             break
     return found
@@ -55,7 +55,7 @@ def with_spread_since(before: Survey, now: Survey) -> Survey:
 def stored(machine: Machine) -> dict[str, Survey]:
     """What earlier measurements found for each kind of device."""
     found = {
-        kind: store.load(machine.fingerprint, kind) for kind in dict.fromkeys(d.kind for d in machine.devices)
+        kind: store.load(machine.measured_as, kind) for kind in dict.fromkeys(d.kind for d in machine.devices)
     }
     return {kind: survey for kind, survey in found.items() if survey.ceilings}
 

@@ -38,7 +38,6 @@ HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script'
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 WATCHED_PAIRS = 12  # of the newest, for the ratio
 SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
-REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
 NOTHING_TO_TRY = "there was nothing to try"
@@ -119,10 +118,9 @@ class Course:
         plan = (yield from self._search(proof)) if given is None else self._given(proof, given)
         if given is None:
             self.compiling.foretell(proof, self.spending)
+        cost = proof.end(plan)
         if not plan.techniques:
             return 0.0
-        cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
-        del proof, kept
         if self._confirms:
             yield from self._confirmed(plan)
         return cost
@@ -205,8 +203,7 @@ class Course:
             proof = Proof(kept, self.machine, self.clock)
         proof.may_compile = True
         verdict = proof.judge(plan)
-        cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
-        del proof, kept
+        cost = proof.end(plan)
         self.spending.compiling += self.clock.wall() - begin
         if (yield from self._tried(base, plan, verdict)) == plan and self._confirms:
             yield from self._confirmed(plan)
@@ -298,9 +295,10 @@ class Course:
             before = self.spending.waited
             kept = yield KEEP
             begin = self.clock.wall()
-            verdict = Proof(kept, self.machine, self.clock).judge(self.plan)
+            proof = Proof(kept, self.machine, self.clock)
+            verdict = proof.judge(self.plan)
+            proof.end(self.plan)
             cost = self.spending.waited - before + self.clock.wall() - begin
-            del kept
             self.verdicts.append(verdict)
             self._record("watched", {"step": self.loop.num_steps, **verdict.to_dict()})
             if not verdict.kept:

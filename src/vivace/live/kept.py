@@ -5,7 +5,6 @@ the update alone.
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +25,7 @@ PROOF_WEIGHTS = (
     4  # times the weights' bytes: weights before and after a step, its gradients, and the script's
 )
 ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
+_MOST: dict[torch.device, int] = {}  # see `_reserved_by_script`
 NO_ROOM = "the memory does not hold its model a second time"
 
 
@@ -78,8 +78,13 @@ class Kept:
             raise failed("its model cannot be copied", error) from None
 
     def copies(self) -> tuple[Any, ...]:
-        """Of `things`, to be used up."""
-        return copy.deepcopy(self.things)
+        """Of `things`, to be used up. Raises CannotKeep where there is no memory for them."""
+        try:
+            return copy.deepcopy(self.things)
+        except RuntimeError as error:
+            if ran_out_of_memory(error):
+                raise CannotKeep(NO_ROOM) from None
+            raise
 
     def precision(self) -> AbstractContextManager[Any]:
         """The script's own, around the call."""
@@ -205,15 +210,19 @@ def _has_room(
     weights = sum(p.nbytes for p in root.parameters())
     tensors = (*root.buffers(), *tensors_of([states, call]))
     others = sum(t.nbytes for t in tensors if t.layout == torch.strided)  # of others torch does not tell
+    most = _reserved_by_script(device)
     apart_on(device)
-    unused = torch.cuda.memory_reserved(device) - _reserved_by_script(device)
+    unused = torch.cuda.memory_reserved(device) - most
     return torch.cuda.mem_get_info(device)[0] + unused >= (1 + PROOF_WEIGHTS) * weights + others
 
 
-@functools.cache
 def _reserved_by_script(device: torch.device) -> int:
-    """The most bytes that torch had of a GPU before anything of ours was among them."""
-    return torch.cuda.max_memory_reserved(device)
+    """The most bytes that torch has had of a GPU without ours: all until the first look at a step, and what
+    it has at each later one, as a look gives back what it took (`Proof.end`).
+    """
+    had = torch.cuda.memory_reserved(device) if device in _MOST else torch.cuda.max_memory_reserved(device)
+    _MOST[device] = max(had, _MOST.get(device, 0))
+    return _MOST[device]
 
 
 def apart_on(device: torch.device) -> None:

@@ -25,6 +25,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, IterableDataset
 
 from vivace import words
+from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.length import Length
@@ -453,7 +454,11 @@ class Loop:
 
 
 def fault_of(error: Exception) -> str:
-    """Why nothing acts any more, where the fault is ours."""
+    """Why nothing acts any more, where the fault is ours, or there was no memory for what we do."""
+    if ran_out_of_memory(error):
+        from vivace.live.kept import NO_ROOM
+
+        return NO_ROOM
     return f"a fault of Vivace's own, {type(error).__name__}: {error}"
 
 

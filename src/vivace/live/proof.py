@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from vivace import words
-from vivace.errors import Refused
+from vivace.errors import Refused, ran_out_of_memory
 from vivace.live.hosted import Hosted, step_alone
 from vivace.live.kept import (
     CannotKeep,
@@ -63,6 +63,7 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
 NEARLY_EXACT = (Stage.PROCESS, Stage.OPTIMIZER)  # so near to the script's step that no shadow is asked
+REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
 ROUNDED_AGAIN = 2  # steps of a plan that looks broken, which round otherwise
 # Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
 LIMIT = 5.0
@@ -120,11 +121,11 @@ class Proof:
         if kept.lacking is not None:
             raise kept.lacking
         apart_on(kept.device)
-        self.before = State(
-            {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
-            {n: b.detach().clone() for n, b in root.named_buffers()},
-        )
         try:
+            self.before = State(
+                {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
+                {n: b.detach().clone() for n, b in root.named_buffers()},
+            )
             self.gradients = self._from_outside()
             begin = clock.wall()
             self.reference = self.replay(Plan())
@@ -143,6 +144,14 @@ class Proof:
             return self.replay_seconds
         known = self._key(plan) in self._shadows
         return self.replay_seconds * (1 if known else 2 + NOISY_REPLAY * FEW_SHADOWS)
+
+    def end(self, plan: Plan) -> float:
+        """Let go of all that is kept; about the seconds of another proof of a plan."""
+        cost, device = REPLAYS_TO_BEGIN * self.replay_seconds + self.expected_seconds(plan), self.kept.device
+        vars(self.kept).clear()
+        vars(self).clear()
+        apart_on(device)
+        return cost
 
     def replay(
         self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
@@ -282,7 +291,7 @@ class Proof:
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            return Verdict(False, f"the model fails under it: {type(error).__name__}: {error}")
+            return Verdict(False, _under_it(error))
         try:
             return self._held(plan, found)
         except Refused as refused:
@@ -343,8 +352,8 @@ class Proof:
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            reason = f"its model fails where products are rounded at random: {type(error).__name__}: {error}"
-            raise Refused(reason) from None
+            what = f"its model fails where products are rounded at random: {type(error).__name__}"
+            raise Refused(str(failed(what, error))) from None
 
     def _distances(self, replay: Replay) -> dict[Measure, float]:
         """The ruler's, and of each output; an output's scale shows what is small in each of its numbers."""
@@ -424,10 +433,9 @@ def times_on_copies(
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            why = type(error).__name__
             if not plan.techniques:
-                raise failed(f"a copy of its model fails: {why}", error) from None
-            refused[plan] = f"the model fails under it: {why}: {error}"
+                raise failed(f"a copy of its model fails: {type(error).__name__}", error) from None
+            refused[plan] = _under_it(error)
             things = proof.kept.copies()
     wall = {plan: min(own[0] for own in each) for plan, each in times.items()}
     cpu = {plan: max(1e-9, min(own[1] for own in each)) for plan, each in times.items()}
@@ -436,6 +444,13 @@ def times_on_copies(
     if proof.kept.device.type == "cpu":  # whom others disturb is not slow
         found = {plan: max(ratio, reference[1] / cpu[plan]) for plan, ratio in found.items()}
     return found, refused
+
+
+def _under_it(error: Exception) -> str:
+    """Why a plan is not tried, with which a copy of the script's step fails."""
+    if ran_out_of_memory(error):
+        return "the memory does not hold a copy of the step under it"
+    return f"the model fails under it: {type(error).__name__}: {error}"
 
 
 def apart(mine: Tensors, theirs: Tensors) -> float:

@@ -16,6 +16,7 @@ from torch import nn
 
 from vivace import words
 from vivace.live.methods import Methods
+from vivace.machine import NOT_YET, TRAINED_ON
 from vivace.torch_internals.modules import all_hooks, is_compiled
 
 LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
@@ -126,6 +127,8 @@ def _of_kind(seen: Seen) -> str:
             return f"its model is wrapped in {kind}"
         if len({p.device for p in root.parameters()}) > 1:
             return "its model lies on several devices"
+        if (device := device_of(root).type) not in TRAINED_ON:  # nothing waits for it, so no time is right
+            return NOT_YET.get(device, f"its model is on {device}, and Vivace trains on CUDA and processors")
         if any(getattr(module, "sparse", False) is True for module in root.modules()):
             return "an embedding of its model has sparse gradients"
     return ""

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, held, running_batch
 from vivace.technique import Build
+from vivace.tensors.page_locked import page_locking
 from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import storage_id, storage_ids, version_of
 
@@ -187,7 +188,8 @@ class HostStore(Store):
 
     def put(self, flat: torch.Tensor) -> tuple[Any, int]:
         """A copy in host memory, under way on the side stream."""
-        host = torch.empty_like(flat, device="cpu", pin_memory=self.side is not None)
+        with page_locking():
+            host = torch.empty_like(flat, device="cpu", pin_memory=self.side is not None)
         if self.side is None:
             return host.copy_(flat), 0
         self.side.wait_stream(torch.cuda.current_stream(self.device))

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from vivace.errors import (
     ChildFailed,
     Code,
     JobError,
+    OutOfMemory,
     PlanError,
     TimedOut,
     VivaceError,
@@ -373,8 +374,24 @@ def preload(names: list[str]) -> None:
     _zygote().preload(names)
 
 
+@contextlib.contextmanager
+def enough_memory_to(what: str) -> Iterator[None]:
+    """Where a child lacks memory, and nothing goes on without it, OutOfMemory says what that was for."""
+    try:
+        yield
+    except ChildFailed as failed:
+        if failed.code != Code.OUT_OF_MEMORY:
+            raise
+        raise OutOfMemory(
+            f"there is not enough memory to {what} ({failed}): a smaller batch or model may fit, or a device "
+            "with more memory"
+        ) from None
+
+
 def own_error(error: BaseException) -> VivaceError:
     """An exception as one of Vivace's, which can cross to the parent; exhausted memory is named as such."""
+    if isinstance(error, OutOfMemory):
+        return ChildFailed(str(error), code=Code.OUT_OF_MEMORY)
     cause = error.__cause__ if isinstance(error, JobError) else error
     if cause is not None and ran_out_of_memory(cause):
         text = f"{type(error).__name__}: {error}".strip()

@@ -7,7 +7,7 @@ from typing import Any
 
 from vivace import words
 from vivace.ledger import NO_KERNELS
-from vivace.machine import Machine
+from vivace.machine import NOT_YET, Machine
 from vivace.operators import MATRIX_CLASSES
 from vivace.profiling import roofline, rules
 from vivace.profiling.bounds import bounds as bounds_of
@@ -155,6 +155,8 @@ def _bound_by(rows: list[roofline.Roof], bound: float | None, launching: float) 
 
 def _passed_over(seen: Seen, epochs: int | None) -> list[str]:
     """Why a job ran on the processor although there is a GPU; a script chooses its device itself."""
+    if seen.device in NOT_YET:
+        return [f"times of the device: {NOT_YET[seen.device]}, so these are when the processor gave it work"]
     told = seen.machine.passed_over if seen.device == "cpu" and epochs is not None else ""
     return [told] if told else []
 

@@ -238,13 +238,15 @@ def _run_job(
     timed_seconds: float,
 ) -> int:
     """Drive the job in a child process; returns its epochs."""
-    from vivace.processes.launch import Child, Source
+    from vivace.processes.launch import Child, Source, enough_memory_to
 
     assert wanted is not None
     arguments = {"machine": machine.to_dict()}
-    with Child(
-        "vivace.profiling.drive:Driver", Source(job), arguments, log=folder / "job.log", environment=QUIET
-    ) as child:
+    driver = "vivace.profiling.drive:Driver"
+    with (
+        enough_memory_to("profile the job"),
+        Child(driver, Source(job), arguments, log=folder / "job.log", environment=QUIET) as child,
+    ):
         done = child.ask(
             "run",
             JOB_TIMEOUT,
@@ -323,10 +325,10 @@ def _with_ceilings(machine: Machine, device: str) -> Machine:
     from vivace.inspection.ceilings import survey
     from vivace.inspection.store import cached_ceilings, save
 
-    ceilings = cached_ceilings(machine.fingerprint, device)
+    ceilings = cached_ceilings(machine.measured_as, device)
     if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
         found = survey(device, seconds=CEILING_SECONDS)
         ceilings = found.values
         with contextlib.suppress(OSError):  # a home that cannot be written: measured again next time
-            save(machine.fingerprint, device, found)
+            save(machine.measured_as, device, found)
     return dataclasses.replace(machine, ceilings=ceilings)

@@ -23,6 +23,7 @@ from vivace.errors import (
     Code,
     InputError,
     JobError,
+    OutOfMemory,
     Refused,
     VivaceError,
     is_busy_device,
@@ -169,6 +170,8 @@ def call(job: Job, field: str, *arguments: object) -> Any:
     try:
         found = getattr(job, field)(*arguments)
     except (Exception, SystemExit) as error:
+        if ran_out_of_memory(error):
+            raise OutOfMemory(f"there is not enough memory for the Job's {field} ({blame(error)})") from error
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
     if found is None and field in ("data", "validation"):
         raise JobError(f"the Job's {field} returned None; it must return batches, such as a DataLoader")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
-from vivace.errors import InputError, JobError, nearest
+from vivace.errors import InputError, JobError, OutOfMemory, nearest
 from vivace.events import OnEvent, Tell, teller
 from vivace.files import replace_text
 from vivace.inspection import inspect
@@ -23,7 +23,7 @@ from vivace.job import Job, JobFunction
 from vivace.machine import Machine
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
-from vivace.processes.launch import Child, Source, preload
+from vivace.processes.launch import Child, Source, enough_memory_to, preload
 from vivace.sweeping import page, probe
 from vivace.sweeping.best import title_of, write_best
 from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
@@ -236,7 +236,8 @@ def _look(
 
 def _looked_at(child: Child, parameters: Parameters) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = child.ask("look", SILENCE_SECONDS, parameters=parameters)
+        with enough_memory_to(f"begin a trial with {told(parameters)}"):
+            found: dict[str, Any] = child.ask("look", SILENCE_SECONDS, parameters=parameters)
     except JobError as error:
         raise JobError(f"with {told(parameters)}: {error}") from None
     return found
@@ -245,7 +246,7 @@ def _looked_at(child: Child, parameters: Parameters) -> dict[str, Any]:
 def _if_built(child: Child, parameters: Parameters, tell: Tell) -> dict[str, Any] | None:
     try:
         return _looked_at(child, parameters)
-    except JobError as error:
+    except (JobError, OutOfMemory) as error:
         tell("notice", {"text": f"{error}; a trial in which this happens fails, and the sweep goes on"})
         return None
 

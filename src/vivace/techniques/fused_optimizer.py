@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vivace.errors import Refused
+from vivace.errors import Refused, ran_out_of_memory
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Stage, Technique
@@ -106,4 +106,6 @@ def _try(build: Build, optimizer: torch.optim.Optimizer, kind: str) -> None:
     try:
         type(optimizer)([number], **{**settings, **{key: key == kind for key in KEYS if key in known}}).step()
     except (RuntimeError, TypeError, ValueError) as error:
+        if ran_out_of_memory(error):
+            raise
         raise Refused(f"{type(optimizer).__name__} cannot run {kind} here: {error}") from None

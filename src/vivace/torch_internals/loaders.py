@@ -42,6 +42,18 @@ def end_workers_of(error: BaseException) -> None:
             getattr(iterator, END_WORKERS)()
 
 
+_page_lock: Any = named(
+    "torch.utils.data._utils.pin_memory.pin_memory",
+    lost="a lack of page-locked memory for a loader is told as the GPU's",
+)
+
+
+def while_page_locking(error: BaseException) -> bool:
+    """Was `error` raised as a loader with ``pin_memory=True``, and no workers, copied a batch?"""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code is getattr(_page_lock, "__code__", None) for frame in frames)
+
+
 FETCHERS: tuple[Any, ...] = (
     named("torch.utils.data._utils.fetch._MapDatasetFetcher", lost="it is not seen what fetching data does"),
     named(

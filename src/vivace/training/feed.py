@@ -17,14 +17,23 @@ from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
 from vivace.data.order import PassOrder, order_of, ordered, require_index
 from vivace.data.witness import Witness
-from vivace.errors import JobError, VivaceError, is_lost_worker, is_no_shared_memory, ran_out_of_memory
+from vivace.errors import (
+    JobError,
+    NoPageLockedMemory,
+    OutOfMemory,
+    VivaceError,
+    is_lost_worker,
+    is_no_shared_memory,
+    is_of_pinning_thread,
+    ran_out_of_memory,
+)
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory, shared_memory
 from vivace.job import Job, blame
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
-from vivace.torch_internals.loaders import end_workers_of, forget_workers
+from vivace.torch_internals.loaders import end_workers_of, forget_workers, while_page_locking
 from vivace.training.checkpoints import Position
 from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
@@ -230,12 +239,8 @@ class Feed:
                 if is_lost_worker(error):
                     return True
                 where = _where(position)
-                of_gpu = isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError))
-                if of_gpu and ran_out_of_memory(error):  # for a batch that is brought ahead
-                    raise JobError(
-                        f"the GPU's memory does not hold {where} beside the rest ({blame(error)}): a smaller "
-                        "batch may fit, or a plan that brings none ahead"
-                    ) from error
+                if short := _lacks_memory(error):
+                    raise OutOfMemory(short.format(where=where, why=blame(error))) from error
                 why = _little_shared_memory() if is_no_shared_memory(error) else ""
                 raise JobError(f"the data failed at {where}: {why or blame(error)}") from error
             self._require_same()
@@ -245,6 +250,25 @@ class Feed:
     def _tell_notices(self) -> None:
         while self._pass is not None and self._pass.notices:
             self.notice(self._pass.notices.pop(0))
+
+
+def _lacks_memory(error: BaseException) -> str:
+    """What to say where it is not the data that failed, but memory for a batch on its way to the GPU."""
+    locking = (
+        isinstance(error, NoPageLockedMemory) or is_of_pinning_thread(error) or while_page_locking(error)
+    )
+    of_gpu = isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError, NoPageLockedMemory))
+    if not of_gpu or not ran_out_of_memory(error):
+        return ""
+    if locking:
+        return (
+            "the host's memory does not hold {where} page-locked, as a GPU copies it: a smaller batch may "
+            "fit, or a loader and a plan that lock none (pin_memory=False, without pinned_prefetch)"
+        )
+    return (
+        "the GPU's memory does not hold {where} beside the rest ({why}): a smaller batch may fit, or a plan "
+        "that brings none ahead"
+    )
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from vivace.training.pace import Pace
 from vivace.training.ranks import Ranks, Stranded
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
-from vivace.training.survival import Smaller
+from vivace.training.survival import Smaller, naming_memory
 from vivace.training.verdict import DATA_ENDED
 from vivace.training.watch import Better, Broken, Watch
 
@@ -85,11 +85,12 @@ class Loop(Keeping):
         self.survival.note(self.position.step)
         with self.stop:
             try:
-                self._take_up_the_watch()
-                self._train()
+                with naming_memory():
+                    self._take_up_the_watch()
+                    self._train()
             except Stranded:
                 raise leave(self.ranks, self.position.step, self.survival.inexact, self.save_alone) from None
-            except JobError as error:
+            except (JobError, OutOfMemory) as error:
                 if kept := self.keep_what_was_trained():
                     error.args = (f"{error}; {kept}",)
                 raise
@@ -191,10 +192,12 @@ class Loop(Keeping):
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
         except Diverged as error:
             raise self._diverged(str(error), "in") from None
-        except (VivaceError, Smaller, Broken, Better, Stranded):
+        except (Smaller, Broken, Better, Stranded):
             raise
         except (Exception, SystemExit) as error:
             self.between_steps = self.session.build.shards is None and not self.survival.undo()
+            if isinstance(error, VivaceError):
+                raise
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
         if self.session.build.own_step:
             require_one_number(loss)
@@ -264,10 +267,8 @@ class Loop(Keeping):
                         warnings.simplefilter("ignore", UserWarning)
                     scheduler.step(*watched)
             except Exception as error:
-                self.between_steps = False  # it may have counted already
-                raise JobError(
-                    f"the Job's scheduler failed after step {self.position.step}: {blame(error)}"
-                ) from error
+                self.between_steps, step = False, self.position.step  # it may have counted already
+                raise JobError(f"the Job's scheduler failed after step {step}: {blame(error)}") from error
 
     def _watched(self) -> float:
         """What a scheduler that waits for a plateau sees: the metric, or without one the loss."""

@@ -21,7 +21,15 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from vivace import words
-from vivace.errors import InputError, PlanError, RankLost, VivaceError, is_broken_exchange
+from vivace.errors import (
+    InputError,
+    OutOfMemory,
+    PlanError,
+    RankLost,
+    VivaceError,
+    is_broken_exchange,
+    ran_out_of_memory,
+)
 from vivace.plan import Plan
 from vivace.processes import child
 from vivace.technique import Stage, registry
@@ -136,15 +144,26 @@ class Ranks:
 
     def _join(self) -> None:
         before, longest = open_sockets(), timedelta(seconds=self.patience * (BUSY_TIMES + 1))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=longest,
-        )
+        on_gpus = torch.cuda.is_available()
+        with _naming_nccl() if on_gpus else contextlib.nullcontext():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+                store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=longest,
+            )
         self._own = dist.new_group(backend="gloo", timeout=longest)
         self._connections = open_sockets() - before
+        if on_gpus and not self._generation:
+            self._begin_nccl()
+
+    def _begin_nccl(self) -> None:
+        """The first exchange on GPUs: NCCL may start with it, and its failure later reads as a lost rank."""
+        with self.together(), _naming_nccl():
+            number = torch.zeros(1, device="cuda")
+        with _naming_nccl():
+            dist.all_reduce(number)
 
     def cut(self) -> None:
         """Break every exchange in which this rank stands; called from a thread beside it."""
@@ -274,6 +293,23 @@ class Ranks:
             raise mine
         if first is not None:
             raise first
+
+
+@contextmanager
+def _naming_nccl() -> Iterator[None]:
+    """Where ranks cannot meet on their GPUs, InputError says so with NCCL's reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if ran_out_of_memory(error):
+            raise OutOfMemory(
+                f"the GPU has no memory left for the exchange between ranks ({reason})"
+            ) from error
+        raise InputError(
+            f"the ranks' GPUs cannot reach each other: NCCL does not start ({reason}); "
+            'one GPU trains without torchrun, and CUDA_VISIBLE_DEVICES="" trains on processors'
+        ) from error
 
 
 def _break(connections: set[tuple[int, int]]) -> None:

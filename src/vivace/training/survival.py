@@ -75,7 +75,7 @@ class Survival:
         self._free()
         self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
         if stranded:
-            self.inexact = self.inexact or self._changed()
+            self.inexact = self.inexact or self._changed() or self._queued()
             raise Stranded
         raise self._smaller(batch, reason)
 
@@ -93,12 +93,14 @@ class Survival:
         return own or self._changed() or self._before.put_back()
 
     def _changed(self) -> str:
-        """What a step whose exchange broke has changed for good; empty where it can be taken again."""
-        build = self.session.build
-        if self._updating or build.facts.updates_in_backward != self._updates:
-            return "the weights were being updated"
-        queued = build.device.type != "cpu"
-        return "the update may have run after the exchange on the device" if queued else ""
+        """What a step that failed has changed for good; empty where it can be taken again."""
+        updated = self._updating or self.session.build.facts.updates_in_backward != self._updates
+        return "the weights were being updated" if updated else ""
+
+    def _queued(self) -> str:
+        """What may follow on the device after an exchange that broke."""
+        waits = self.session.build.device.type == "cpu"
+        return "" if waits else "the update may have run after the exchange on the device"
 
     def note(self, step: int) -> None:
         """Let the other ranks of this machine know the random streams after `step` steps."""

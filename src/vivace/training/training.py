@@ -18,7 +18,7 @@ from typing import Any, get_args
 import torch
 
 from vivace import words
-from vivace.errors import Diverged, FolderError, InputError, JobError
+from vivace.errors import Diverged, FolderError, InputError, JobError, OutOfMemory
 from vivace.events import EventKind, OnEvent, metric_title
 from vivace.files import replace_file, replace_text
 from vivace.inspection import inspect
@@ -293,7 +293,7 @@ def _draw(loop: Loop) -> None:
             return
         try:
             replace_text(loop.path / PICTURES, json.dumps(loop.evaluation.pictures()))
-        except (JobError, FolderError) as error:
+        except (JobError, OutOfMemory, FolderError) as error:
             loop.progress.notice(f"the run has no pictures: {error}")
 
 

@@ -26,7 +26,7 @@ from vivace.measuring.budget import BUDGETS, parse_budget
 from vivace.measuring.pace import compiling_pace, compiling_seconds, learn_pace
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
-from vivace.processes.launch import Source
+from vivace.processes.launch import Source, enough_memory_to
 from vivace.reporting import report
 from vivace.technique import Numerics, registry
 from vivace.torch_internals.compiler import cache_folder
@@ -255,7 +255,8 @@ class _Tuning:
         bench, profile = self.bench, self.profile
         self._enter("opening the reference")
         opening = time.monotonic()
-        bench.open_reference()
+        with enough_memory_to("train a few steps of the job as it is"):
+            bench.open_reference()
         opening = time.monotonic() - opening
         self.baselines["strict_fp32"] = bench.facts["batch_size"] / bench.reference.step_seconds
         if bench.memory is not None and bench.company.world_size == 1:

@@ -15,7 +15,7 @@ from vivace.inspection.gather import require_torch
 from vivace.job import Job, require_job
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
-from vivace.processes.launch import Source, plan_of
+from vivace.processes.launch import Source, enough_memory_to, plan_of
 from vivace.technique import UNIT_ROUNDOFF, Numerics
 from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.verifying.against import judge_edit
@@ -69,7 +69,8 @@ def verify(
 
         def lead() -> dict[str, Any]:
             asked = _checked(source, job, plan, against, precision, metric, seeds, margin, budget)
-            return _verified(asked, company, listening(on_event)).to_dict()
+            with enough_memory_to("take the same steps with and without what is verified"):
+                return _verified(asked, company, listening(on_event)).to_dict()
 
         document = lead_or_follow(company, lead)
     return Verdict.of(document)

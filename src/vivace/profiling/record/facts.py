@@ -43,7 +43,7 @@ def describe(hooks: LoopHooks) -> dict[str, Any]:
     optimizers = list(hooks.optimizers.values())
     return {
         "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "loader": _loader(hooks.loader) if hooks.loader is not None else None,
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Refused
+from vivace.errors import Refused, ran_out_of_memory
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
 from vivace.verifying.displacement import Outcome, State, distances, identical, resolution
@@ -138,6 +138,8 @@ def _fused(stack: Stack, joining: Sequence[Row]) -> dict[int, Outcome]:
     except Refused:
         raise
     except RuntimeError as error:  # torch's words for what `vmap` cannot do, or a person's for theirs
+        if ran_out_of_memory(error):
+            raise Refused("the memory does not hold the runs as one") from error
         raise Refused(f"torch cannot compute the runs as one: {str(error).splitlines()[0]}") from error
     places = {row.number: slot for slot, row in enumerate(stack.rows)}
     found = {}

@@ -98,13 +98,15 @@ def _copies(device: torch.device) -> tuple[Callable[[Any], Any], Callable[[Any],
     """Begin copying a batch on a side stream, and make the training stream wait for exactly that copy."""
     import torch
 
+    from vivace.tensors.page_locked import page_locking
     from vivace.tensors.trees import map_tensors, tensors
 
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         # What no DataLoader with workers has pinned is pinned here, by the thread that has loaded it, too.
-        pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
+        with page_locking():
+            pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(device, non_blocking=True)
 
     def begin(batch: Batch) -> tuple[Any, torch.cuda.Event]:

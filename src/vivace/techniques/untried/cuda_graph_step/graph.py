@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Refused
+from vivace.errors import Refused, ran_out_of_memory
 from vivace.job import Batch, blame
 from vivace.technique.facts import Facts
 from vivace.tensors.trees import map_tensors, outline, tensors
@@ -117,10 +117,10 @@ class StepGraph:
                 with warnings.catch_warnings(record=True) as told:
                     warnings.simplefilter("always")
                     stack.close()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            if ran_out_of_memory(cause):
+                raise cause from None
             raise Refused(f"the step cannot be captured: {blame(cause)}") from error
         if told:  # that nothing was recorded: its replays would train nothing
             raise Refused(f"the step cannot be captured: {told[0].message}")

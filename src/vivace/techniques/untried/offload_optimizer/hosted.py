@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vivace.tensors.optimizers import restricted
+from vivace.tensors.page_locked import page_locking
 from vivace.tensors.trees import bytes_of
 
 
@@ -119,7 +120,9 @@ class HostedState:
                         continue
                     named = self.hosted.setdefault(parameter, {})
                     if name not in named:
-                        named[name] = torch.empty_like(value, device="cpu", pin_memory=self.side is not None)
+                        with page_locking():
+                            on_side = self.side is not None
+                            named[name] = torch.empty_like(value, device="cpu", pin_memory=on_side)
                     host = named[name]
                     host.copy_(value, non_blocking=True)
                     if self.side is not None:
