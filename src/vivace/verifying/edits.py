@@ -253,10 +253,10 @@ class Original(Side):
         if not alike or found.built_again != beginnings.build_again(self.job):
             if drawn is None:
                 return {"ask": "draws"}
-            draws = [_read(path, torch.device("cpu")) for path in drawn]
-            if fault := beginnings.first_fault(*draws, WHOSE):
-                return document | _fault(fault.text, Quantity.INITIAL, fault.layer)
-            begun = beginnings.checks_of(*draws)
+            mine, theirs = (_read(path, torch.device("cpu")) for path in drawn)
+            if other_begin := beginnings.first_fault(mine, theirs, WHOSE):
+                return document | _fault(other_begin.text, Quantity.INITIAL, other_begin.layer)
+            begun = beginnings.checks_of(mine, theirs)
             note = "initial weights are other draws: both were compared from the original's"
         if any(r.drew and not o.drew for o, r in zip(ran.outcomes, standing.references, strict=True)):
             reason = "it draws no random numbers where the original draws some: dropout or noise is off"
@@ -265,9 +265,9 @@ class Original(Side):
             return {"ask": "means"}
         ran.same_streams = not found.means
         if found.draws is not None:
-            theirs = self._counted_draws(self.session)
-            text = masks.fault_of(found.draws[0], theirs[0], "it")
-            if text := text or masks.shared_by_samples(found.draws, theirs, "it"):
+            due = self._counted_draws(self.session)
+            text = masks.fault_of(found.draws[0], due[0], "it")
+            if text := text or masks.shared_by_samples(found.draws, due, "it"):
                 return document | outright(False, text, Quantity.DRAWS)
         for outcome in ran.outcomes:
             outcome.outputs = self.evaluation(self.session, outcome.after)

@@ -369,7 +369,7 @@ class Sentinel:
             self.halves = twin.halves(session.plan, before, found.batch)
         mine = outcome_of(loss, State(*named(session)), found.gradients)
         with twin.entered():
-            silent = kept is not None and not kept.num_drawn
+            silent = kept is not None and not any(kept.pieces)
             try:
                 theirs = self._repeat(before, found, kept)
             except Unlike:
