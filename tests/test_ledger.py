@@ -54,14 +54,6 @@ def test_a_trial_of_an_older_ledger_has_no_code():
     assert Trial.from_dict(document).code is Code.NONE
 
 
-def test_a_technique_that_is_the_whole_plan_is_not_named_again_beside_it():
-    fault = {"status": "refused", "technique": "channels_last", "reason": "channels_last: no convolution"}
-    both = {**BASE, "techniques": {"channels_last": {}, "compile": {}}}
-    assert Trial(**BASE, **fault).why == "no convolution"
-    assert Trial(**both, **fault).why == fault["reason"]
-    assert Trial(**BASE, **{**fault, "reason": "the model is frozen"}).why == "the model is frozen"
-
-
 @pytest.mark.parametrize(
     ("ratio", "candidate", "steps"),
     [

@@ -60,9 +60,9 @@ class VivaceError(Exception):
     """
 
     exit_code = 2
-    fields: ClassVar[tuple[str, ...]] = ("technique", "code")
+    fields: ClassVar[tuple[str, ...]] = ("technique", "code", "unnamed")
     """What crosses to another process beside kind and message: attributes of JSON types."""
-    technique = ""
+    technique = unnamed = ""
     code = Code.NONE
 
     def __init__(self, message: str = "", *, technique: str = "", code: Code | None = None) -> None:
@@ -78,9 +78,11 @@ class VivaceError(Exception):
         return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
 
     def by(self, technique: str) -> Self:
-        """This error as the technique's: its message opens with the name. One that has a name keeps it."""
+        """This error as the technique's: its message opens with the name, and `unnamed` is the rest. One that
+        has a name keeps it.
+        """
         if not self.technique:
-            self.technique = technique
+            self.technique, self.unnamed = technique, str(self)
             self.args = (f"{technique}: {self}",)
         return self
 

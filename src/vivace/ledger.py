@@ -179,11 +179,6 @@ class Trial:
             raise AssertionError("a trial that was not measured needs its reason")
 
     @property
-    def why(self) -> str:
-        """The reason as it is told beside the plan: it names no technique again that the plan consists of."""
-        return self.reason.removeprefix(f"{self.technique}: ") if len(self.techniques) == 1 else self.reason
-
-    @property
     def evaluating(self) -> float:
         """How many times as long as under the reference an evaluation takes; 1 where that was not timed."""
         return self.evaluations[1] / self.evaluations[0] if self.evaluations else 1.0

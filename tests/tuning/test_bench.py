@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import vivace
+from vivace.errors import Refused, VivaceError
 from vivace.job import load
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.measuring.paired import Comparison, compare_in_turns
@@ -43,6 +44,17 @@ def test_they_take_turns_and_the_winner_is_confirmed_in_turns(bench):
     confirmed = bench.confirm(plan, seconds=4, round_seconds=4)
     assert confirmed.status == "measured"
     assert confirmed.ratio.low > 2.0
+
+
+def test_a_refusal_names_its_technique_only_among_others():
+    refused = Refused("the model has no 2-D convolution").by("channels_last")
+    crossed = VivaceError.from_dict(refused.to_dict())
+    for plan, reason in (
+        ({"channels_last": {}}, "the model has no 2-D convolution"),
+        ({"channels_last": {}, "compile": {}}, "channels_last: the model has no 2-D convolution"),
+    ):
+        found = bench_module._without_ratio(Plan.from_dict(plan), crossed)
+        assert (found["technique"], found["reason"]) == ("channels_last", reason)
 
 
 class Steady:

@@ -109,7 +109,7 @@ class TuneProgress(_Lines):
         kind, payload = event.kind, event.payload
         if kind == EventKind.TRIAL_END and not self._running:
             trial = payload["trial"]
-            self._refused.setdefault(trial.why, []).append(phrases.plan_name(trial.techniques, trial.role))
+            self._refused.setdefault(trial.reason, []).append(phrases.plan_name(trial.techniques, trial.role))
             return
         self._tell_refused()
         self._running = kind == EventKind.TRIAL_BEGIN
@@ -290,7 +290,7 @@ def _words(payload: dict[str, Any], epochs: int | None) -> str:
 def _line(trial: Trial) -> tuple[str, str]:
     plan = phrases.plan_name(trial.techniques, trial.role)
     if trial.ratio is None:
-        return f"{trial.status:>18}  {plan}: {trial.why}", "dim"
+        return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
     note = " measured again in fresh processes" if trial.role == "confirmation" else ""
     if trial.full:
         note += f", while the GPU's memory was full {words.count(trial.full, 'time')}"

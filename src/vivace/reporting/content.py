@@ -135,7 +135,7 @@ class Content:
         said: dict[tuple[str, str], list[str]] = {}
         for trial in self.trials:
             if trial.status != "measured":
-                names = said.setdefault((trial.status, trial.why), [])
+                names = said.setdefault((trial.status, trial.reason), [])
                 names.append(phrases.plan_name(trial.techniques, trial.role))
         return [(list(dict.fromkeys(names)), *why) for why, names in said.items()]
 

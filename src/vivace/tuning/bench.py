@@ -259,7 +259,7 @@ class Bench:
                 self.alone = self.alone or failed.code == Code.BUSY
                 outcome = compared()
         except ENDS as error:
-            outcome = _without_ratio(error)
+            outcome = _without_ratio(plan, error)
             out_of_memory = isinstance(error, ChildFailed) and error.lacked_memory
             self.apart = self.alone or (self.apart and not out_of_memory)
         return self._record(
@@ -366,7 +366,7 @@ class Bench:
                     more = min(MOST_LATE_ROUNDS, max(3, 2 * len(rounds)))
                     wanted = more if undecided else len(rounds)
         except ENDS as error:
-            outcome = _without_ratio(error)
+            outcome = _without_ratio(plan, error)
         return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
 
     def _confirm_once(
@@ -498,11 +498,11 @@ class Bench:
         return trial
 
 
-def _without_ratio(error: VivaceError) -> dict[str, Any]:
-    """The fields of a trial that ended with an error."""
+def _without_ratio(plan: Plan, error: VivaceError) -> dict[str, Any]:
+    """The fields of a trial that ended with an error, which names no technique that is the whole plan."""
     return {
         "status": "refused" if isinstance(error, Refused) else "failed",
-        "reason": str(error),
+        "reason": error.unnamed if error.unnamed and len(plan) == 1 else str(error),
         "code": error.code,
         "technique": error.technique,
         "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,

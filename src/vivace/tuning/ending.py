@@ -71,7 +71,7 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
     """Why a plan that won in the search is not the result: its confirmation, in a training of `steps`."""
     plan = Plan.from_dict(trial.techniques)
     if trial.ratio is None:
-        told = f"{plan} was faster, and could not be confirmed: {trial.why}"
+        told = f"{plan} was faster, and could not be confirmed: {trial.reason}"
         if trial.code == Code.UNSTEADY:
             return Outcome.COULD_NOT_MEASURE, f"{told}; the same command goes on"
         return Outcome.NOTHING_HELPS if trial.status == "refused" else Outcome.COULD_NOT_MEASURE, told
