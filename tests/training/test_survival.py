@@ -109,6 +109,26 @@ def test_a_storm_of_retries_ends_with_what_would_fit(crowded, tmp_path, monkeypa
     assert found.value.exit_code == 1
 
 
+def test_a_step_that_broke_the_device_is_told_as_it_failed(tmp_path, monkeypatch):
+    """After an assertion that failed in a kernel, nothing works there any more."""
+
+    def gone(self):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def loss(model, batch):
+        raise ValueError("bad labels")
+
+    monkeypatch.setattr(Survival, "_free", gone)
+    job = vivace.Job(
+        model=lambda: torch.nn.Linear(1, 1),
+        data=lambda: [torch.ones(4, 1)],
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with pytest.raises(JobError, match="step 1 of the training failed: ValueError: bad labels"):
+        vivace.train(job, out=tmp_path / "run")
+
+
 def test_an_own_step_cannot_be_cut(tmp_path):
     def step(model, optimizer, batch):
         raise torch.OutOfMemoryError("CUDA out of memory")

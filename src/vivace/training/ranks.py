@@ -30,6 +30,7 @@ from vivace.errors import (
     is_broken_exchange,
     ran_out_of_memory,
 )
+from vivace.inspection import inspect
 from vivace.plan import Plan
 from vivace.processes import child
 from vivace.technique import Stage, registry
@@ -155,7 +156,7 @@ class Ranks:
             )
         self._own = dist.new_group(backend="gloo", timeout=longest)
         self._connections = open_sockets() - before
-        if on_gpus and not self._generation:
+        if on_gpus and not self._generation and inspect().device.kind == "cuda":
             self._begin_nccl()
 
     def _begin_nccl(self) -> None:

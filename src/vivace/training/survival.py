@@ -88,9 +88,12 @@ class Survival:
 
     def undo(self) -> str:
         """Put back what a step that failed has changed; returns what could not be, else an empty string."""
-        self._free()
         own = "a step of your own may have updated weights" if self.session.build.own_step else ""
-        return own or self._changed() or self._before.put_back()
+        try:
+            self._free()
+            return own or self._changed() or self._before.put_back()
+        except RuntimeError as error:  # as after an assertion that failed on the device
+            return f"the device does nothing any more ({type(error).__name__})"
 
     def _changed(self) -> str:
         """What a step that failed has changed for good; empty where it can be taken again."""
