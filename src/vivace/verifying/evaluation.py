@@ -77,7 +77,7 @@ class Evaluation:
         """
         changed = _Changed()
         try:
-            slopes = changed.slopes(lambda: self._loss(session, way._replace(gradients=True), batch, changed))
+            slopes = changed.slopes(lambda: self._loss(session, Way(way.whole, True), batch, changed))
             if not any(bool((slope == 0).any()) for slope in slopes):
                 return None
             unread = [slope == 0 for slope in slopes]
