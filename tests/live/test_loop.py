@@ -221,7 +221,7 @@ def test_a_model_that_fails_where_it_is_rounded_refuses_the_plan_alone(
     _, loop = watched(lambda: train(120))
     assert not loop.problems
     answers = {entry["plan"]["hurry"].get("wrong", 0.0): entry for entry in loop.conductor.course.tried}
-    assert "can't allocate memory" in answers[0.01]["verdict"]["reason"]
+    assert "the memory does not hold" in answers[0.01]["verdict"]["reason"]
     assert document(tmp_path)["outcome"] == "faster"
 
 
