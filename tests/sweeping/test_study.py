@@ -6,7 +6,7 @@ import math
 import os
 import resource
 from functools import partial
-from statistics import stdev
+from statistics import median, stdev
 
 import pytest
 from optuna.pruners import HyperbandPruner
@@ -93,6 +93,17 @@ def test_trials_asked_for_together_are_drawn_from_densities_worked_out_once(tmp_
     monkeypatch.setattr(study_module, "Sampler", lambda space, seed, _: TPESampler(seed=seed))
     monkeypatch.setattr(study_module, "Pruner", partial(HyperbandPruner, 1))
     assert asked_together(study_in(tmp_path / "b")) == mine
+
+
+def test_of_very_many_trials_some_draw_the_density_of_those_that_are_not_good(tmp_path, monkeypatch):
+    assert sampling.thinned(list(range(1000))) == list(range(1000))
+    some = sampling.thinned(list(range(4321)))
+    assert (len(some), some[0], some[-1], some == sorted(set(some))) == (1000, 0, 4320, True)
+    monkeypatch.setattr(sampling, "MOST_OTHERS", 20)
+    study = study_in(tmp_path)
+    away = [abs(math.log(asked.parameters["lr"] / 0.03)) for asked in run(study, 120)]
+    assert len(study._shared.others[0]) == 20
+    assert median(away[-40:]) < 0.5 * median(away[:20])
 
 
 def test_one_parameter_of_several_objectives_is_drawn_by_optunas_own_sampler(tmp_path, monkeypatch):

@@ -38,6 +38,7 @@ attribute(HyperbandPruner, "_get_bracket_id", lost=_SLOWER)
 attribute(HyperbandPruner, "_create_bracket_study", lost=_SLOWER)
 _can_share = all(touch.is_there() for touch in TOUCHES if touch.lost == _SLOWER)
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+MOST_OTHERS = 1000  # trials that are not among the good ones: of more, as many draw their density well enough
 
 Space = Mapping[str, BaseDistribution]
 _Values = tuple[list[int], dict[str, Any]]  # numbers of trials, and arrays of their parameters
@@ -58,7 +59,8 @@ class Shared:
 class Sampler(TPESampler):
     """TPE of Optuna 5, told what is searched: else each new one looks through all trials for it.
 
-    It draws what Optuna's own draws: see `TPESampler._sample`, which this is but for what is `shared`.
+    It draws what Optuna's own draws, as long as no more than `MOST_OTHERS` trials have ended that are not
+    among the good ones: see `TPESampler._sample`, which this is but for that, and for what is `shared`.
     """
 
     def __init__(self, space: Space, seed: int, shared: Shared) -> None:
@@ -80,7 +82,7 @@ class Sampler(TPESampler):
         if known.good is None or len(ended) != known.num_ended:
             good, others = _split(study, ended, _num_good(len(ended)))
             known.good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
-            known.num_ended, known.others = len(ended), self._values(study, others)
+            known.num_ended, known.others = len(ended), self._values(study, thinned(others))
         running = [one for one in trials if one.state == TrialState.RUNNING and one.number != trial.number]
         values = _merged(known.others, self._values(study, running))
         others_density = self._parzen_estimator_cls(values, search_space, self._parzen_estimator_parameters)
@@ -97,6 +99,13 @@ class Sampler(TPESampler):
         numbers = [number for number in numbers if number in known]
         table = numpy.array([known[number] for number in numbers]).reshape(-1, len(self._told))
         return numbers, dict(zip(self._told, numpy.ascontiguousarray(table.T), strict=True))
+
+
+def thinned(trials: Sequence[FrozenTrial]) -> Sequence[FrozenTrial]:
+    """`MOST_OTHERS` of them at most, evenly spread from the first to the last."""
+    if len(trials) <= MOST_OTHERS:
+        return trials
+    return [trials[round(place)] for place in numpy.linspace(0, len(trials) - 1, MOST_OTHERS)]
 
 
 def _merged(some: _Values, more: _Values) -> dict[str, Any]:
