@@ -164,6 +164,7 @@ def test_checks_have_plain_names(name, said):
 def test_every_quantity_of_a_verdict_has_plain_words():
     """Those of single buffers and outputs, of the job's facts and of first values say it by themselves."""
     itself = {"buffer", "output", "output scale", "facts", "random numbers drawn", "initial value"}
+    itself |= {"metric of the same weights"}
     quantities = {quantity for quantity in Quantity if quantity not in DICTATED}
     assert {q for q in quantities if plain(q) == q} - {"loss", "loss curve"} == itself
 
