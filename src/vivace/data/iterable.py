@@ -21,6 +21,7 @@ from vivace.tensors.randomness import Streams, capture, from_plain, restore, to_
 from vivace.tensors.trees import tensors
 
 STATE_SECONDS = 20.0  # between two states of the data: as much is read again after a stop
+STATE_COSTS = 100  # times what it takes to tell a state lie between two, at least
 KEPT = 64  # marks and states of the last batches; what techniques fetch ahead lies within
 _MARKED = 64  # numbers of each tensor
 _IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.uint8, torch.int32, torch.int64, torch.bool)
@@ -183,7 +184,7 @@ class IterableData:
         except Exception:  # a person's code: what gives no state is read again
             state = None
         cost = time.monotonic() - begin
-        self._state_due = begin + max(STATE_SECONDS, 100 * cost)
+        self._state_due = begin + max(STATE_SECONDS, STATE_COSTS * cost)
         if state is not None and is_plain(state):
             self._states.append((number, mark, state, to_plain(capture())))
 
