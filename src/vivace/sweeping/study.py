@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from vivace.errors import FolderError, InputError
 from vivace.sweeping.space import Parameters, Space, range_told, size_of, values_in
 from vivace.tensors.randomness import derive
-from vivace.torch_internals.sampling import Pruner, Sampler, Shared
+from vivace.torch_internals.sampling import Among, Pruner, Sampler, Shared
 
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
 DISK_SECONDS = 1.0
@@ -288,11 +288,10 @@ class Study:
 
     def importances(self, trials: list[FrozenTrial]) -> dict[str, float]:
         """The share of each parameter in the variance of the metric among `trials` (PED-ANOVA)."""
-        memory = optuna.create_study(directions=self._study.directions)
-        memory.add_trials(trials)
+        among: Any = Among(self._study, lambda: trials)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return dict(optuna.importance.get_param_importances(memory, target=lambda t: t.values[0]))
+            return dict(optuna.importance.get_param_importances(among, target=lambda t: t.values[0]))
 
     def _end(self, number: int, facts: dict[str, Any], **told: Any) -> None:
         with self._lock, writing(self.path):

@@ -5,7 +5,7 @@ ones. Importing this needs Optuna.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -130,24 +130,27 @@ class Pruner(HyperbandPruner):
         return self._bracket_of[number]
 
     def _create_bracket_study(self, study: optuna.Study, bracket_id: int) -> Any:
-        return (
-            _Bracket(study, self, bracket_id)
-            if _can_share
-            else super()._create_bracket_study(study, bracket_id)
-        )
+        if not _can_share:
+            return super()._create_bracket_study(study, bracket_id)
+        bracket_of = self._get_bracket_id
+
+        def of_bracket() -> list[FrozenTrial]:
+            return [one for one in study.get_trials(deepcopy=False) if bracket_of(study, one) == bracket_id]
+
+        return Among(study, of_bracket)
 
 
-class _Bracket:
-    """A study, of which the pruner of a bracket sees the trials of this bracket alone."""
+class Among:
+    """A study, of which those who ask for its trials see some alone."""
 
-    def __init__(self, study: optuna.Study, pruner: Pruner, bracket_id: int) -> None:
-        self._study, self._pruner, self._bracket_id = study, pruner, bracket_id
+    def __init__(self, study: optuna.Study, trials: Callable[[], list[FrozenTrial]]) -> None:
+        self._study, self._trials = study, trials
 
-    def get_trials(self, deepcopy: bool = True) -> list[FrozenTrial]:
-        """Those of the bracket, as the study has them."""
-        bracket_of, study = self._pruner._get_bracket_id, self._study
-        trials = study.get_trials(deepcopy=deepcopy)
-        return [one for one in trials if bracket_of(study, one) == self._bracket_id]
+    def get_trials(
+        self, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """Those of these states; never copies, as nobody here changes them."""
+        return [one for one in self._trials() if states is None or one.state in states]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._study, name)
