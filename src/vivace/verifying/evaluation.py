@@ -20,10 +20,8 @@ from vivace.verifying.judgement import LIMIT, check
 from vivace.verifying.states import clone, load_state, state_of
 
 HELD_OUT, HELD_OUT_FACTOR = "validation batch ", 2.0
-CHANGES, FAR = (
-    2,
-    10.0,
-)  # times what the loss may not read is changed, and by so many times the outputs' spread
+CHANGES = 2  # times what the loss may not read is changed,
+FAR = 10.0  # and by so many times the outputs' spread
 
 
 class Way(NamedTuple):
