@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +341,7 @@ class _Zygote:
     def fork(self, descriptors: list[int]) -> None:
         socket.send_fds(self._socket, [json.dumps({"fork": True}).encode()], descriptors)
 
-    def preload(self, names: list[str]) -> None:
+    def preload(self, names: Sequence[str]) -> None:
         self._socket.sendall(json.dumps({"preload": names}).encode())
         self._socket.recv(1)
 
@@ -369,7 +369,7 @@ def begin() -> None:
     _zygote()
 
 
-def preload(names: list[str]) -> None:
+def preload(names: Sequence[str]) -> None:
     """Let later children find these modules imported already."""
     _zygote().preload(names)
 

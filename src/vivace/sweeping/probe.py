@@ -34,7 +34,7 @@ class Probe:
         Those of the job among them are made once it has been looked at.
         """
         train = ("tensorboard.summary.writer.record_writer", "tensorboard.compat.proto.event_pb2")
-        return [*OURS, *train, *(name for name in sys.modules if name.partition(".")[0] in OTHERS)]
+        return [*train, *(name for name in sys.modules if name.partition(".")[0] in OTHERS)]
 
     def look(self, parameters: Parameters) -> dict[str, Any]:
         """Epochs, metric and the shape of one configuration. Raises JobError where it cannot be built."""

@@ -218,6 +218,7 @@ def _look(
     """
     tried, found = probe.variations(space, fixed), dict[str, list[dict[str, Any] | None]]()
     with Child(probe.ENTRY, source, {"threads": threads}, log=folder.path / LOG) as child:
+        preload(probe.OURS)  # while the child begins
         first = _looked_at(child, *tried[""])
         for name, some in tried.items():
             found[name] = [first if name == "" else _if_built(child, one, tell) for one in some]

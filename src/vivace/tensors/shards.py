@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vivace.errors import JobError
 from vivace.torch_internals.modules import without_hooks
 from vivace.torch_internals.tensors import Operator, OperatorMode, read_number
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Shards:
@@ -29,6 +31,8 @@ class Shards:
     """
 
     def __init__(self, root: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
         self._modules = list(root.modules())
         self._parts = [module for module in self._modules if isinstance(module, FSDPModule)]
 
@@ -57,7 +61,7 @@ class Shards:
         """A copy of nested dictionaries, lists and tuples, such as a `state_dict`, with whole tensors on the
         CPU; None in their place on a rank that does not `keep` them.
         """
-        if isinstance(tree, DTensor):
+        if _is_parted(tree):
             found = whole(tree)
             return found.cpu() if keep else None
         return _copied(tree, lambda _, item: self.gathered(item, keep=keep))
@@ -66,7 +70,9 @@ class Shards:
         """A copy of `tree` in which each rank holds its part of those tensors of which it does in `like`,
         that have the same place and shape. Every rank hands in whole ones.
         """
-        if isinstance(like, DTensor) and isinstance(tree, torch.Tensor) and tree.shape == like.shape:
+        if _is_parted(like) and isinstance(tree, torch.Tensor) and tree.shape == like.shape:
+            from torch.distributed.tensor import distribute_tensor
+
             return distribute_tensor(tree, like.device_mesh, like.placements, src_data_rank=None)
         if not isinstance(like, dict):
             return tree
@@ -85,7 +91,7 @@ class Shards:
     def product(self, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """The sum of the products of a weight's numbers, of which this rank may hold a part, with others."""
         found = (weight * self.parted(other, weight)).sum()
-        return found.full_tensor() if isinstance(found, DTensor) else found
+        return found.full_tensor() if _is_parted(found) else found
 
     def mean(self, number: torch.Tensor) -> torch.Tensor:
         """The mean of a number over the ranks, which carries no gradient."""
@@ -95,7 +101,7 @@ class Shards:
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """What this rank holds of a tensor, without an exchange."""
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return tensor.to_local() if _is_parted(tensor) else tensor
 
     def finite(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Which of these are finite, on all ranks and in all parts."""
@@ -116,7 +122,7 @@ class WholeNumbers(OperatorMode):  # type: ignore[no-untyped-call]
         """Run the operator. Raises JobError where it reads such a number."""
         if function is read_number:
             (tensor,) = arguments
-            if isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements):
+            if _is_parted(tensor) and not all(place.is_replicate() for place in tensor.placements):
                 raise JobError(
                     "the Job's on_gradients reads a number (.item(), float(), an if) of a tensor of which "
                     "this rank holds a part: take it from tensor.full_tensor()"
@@ -124,9 +130,15 @@ class WholeNumbers(OperatorMode):  # type: ignore[no-untyped-call]
         return function(*arguments, **keywords)
 
 
+def _is_parted(thing: object) -> TypeGuard[DTensor]:
+    """Is this a tensor of which each rank may hold a part? None is where its module, a slow import, is not."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(thing, module.DTensor)
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor, detached, or all of it where this rank holds a part: then all ranks call this together."""
-    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.full_tensor().detach() if _is_parted(tensor) else tensor.detach()
 
 
 def _copied(tree: Any, function: Any) -> Any:

@@ -79,6 +79,7 @@ class Stack:
         self._loss = _Loss(template, first.job.loss, feed)
         self._forward = vmap(self._one, randomness="error")
         self.weights = torch.stack([_flat(row, self._layout) for row in self.rows])
+        self._gradient = self.weights[:0]
         self.buffers = _stacked_buffers(self.rows, self._layout)
         self.rule: Rule = rule_of(self.rows)(self.rows, self._groups)
         for slot in range(len(self.rows)):
@@ -89,25 +90,25 @@ class Stack:
         """Train every row on its part of a stacked batch; returns the losses, (rows,), on the device."""
         count = len(self.rows)
         parts = [slice(begin, begin + self.at_once) for begin in range(0, count, self.at_once)]
-        found = [self._computed(part, leaves) for part in parts]
-        losses, gradient = (torch.cat(of_parts) for of_parts in zip(*found, strict=True))
+        losses = torch.cat([self._computed(part, leaves) for part in parts])
         with torch.no_grad():
-            self._on_gradients(gradient)
-            self.rule.update(self.rows, self.weights, gradient)
+            self._on_gradients(self._gradient)
+            self.rule.update(self.rows, self.weights, self._gradient)
         self._forget_gradients()
         return losses
 
-    def _computed(self, part: slice, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
-        """Losses and gradients of a part of the rows, (rows,) and (rows, weights)."""
+    def _computed(self, part: slice, leaves: Leaves) -> torch.Tensor:
+        """Losses of a part of the rows, (rows,); their gradients stand in its part of the matrix for them."""
         views = {name: view[part] for name, view in self._views.items()}
         buffers = {name: buffer[part] for name, buffer in self.buffers.items()}
         self._rates.part = part
         losses = self._forward(views, buffers, tuple(leaf[part] for leaf in leaves))
         found = torch.autograd.grad(losses.sum(), list(views.values()), allow_unused=True)
-        for name, gradient in zip(views, found, strict=True):
+        for (name, into), gradient in zip(self._gradient_views.items(), found, strict=True):
             if gradient is None:
                 raise Refused(f"'{name.removeprefix(_MODEL)}' takes no part in the loss")
-        return losses.detach(), torch.cat([g.reshape(len(g), -1) for g in found if g is not None], dim=1)
+            into[part].copy_(gradient)  # of a layer often transposed: copied once
+        return losses.detach()
 
     def replace(self, others: Mapping[int, Row]) -> None:
         """Other rows take the places, by slot, of those that leave."""
@@ -217,14 +218,11 @@ class Stack:
 
     def _point(self) -> None:
         """Let views of the matrix and of the buffers stand where rows' own weights and buffers are."""
-        count = len(self.rows)
-        self._views = {
-            f"{_MODEL}{name}": self.weights[:, place.begin : place.end]
-            .view(count, *place.shape)
-            .detach()
-            .requires_grad_()
-            for name, place in self._layout.items()
-        }
+        if len(self._gradient) != len(self.weights):
+            self._gradient = torch.empty_like(self.weights)
+            self._gradient_views = self._parts_of(self._gradient)
+        parts = self._parts_of(self.weights)
+        self._views = {name: part.detach().requires_grad_() for name, part in parts.items()}
         for slot, row in enumerate(self.rows):
             own = dict(row.model.named_parameters())
             for name, place in self._layout.items():
@@ -232,6 +230,13 @@ class Stack:
             for name, tensor in _held(row, self._layout):
                 tensor.data = self.buffers[f"{_MODEL}{name}"][slot]
         self._rates.read(self.rows)
+
+    def _parts_of(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+        """By weight its columns of the matrix, (rows, ...)."""
+        return {
+            f"{_MODEL}{name}": matrix[:, place.begin : place.end].view(len(matrix), *place.shape)
+            for name, place in self._layout.items()
+        }
 
     def _detach(self, row: Row) -> None:
         """A row that leaves keeps what it has reached."""
