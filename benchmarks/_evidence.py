@@ -281,7 +281,8 @@ def sweep(record: dict, file: str) -> Iterator[Row]:
         told = ", ".join(words["right"].format(right=number, count=len(cells)) for number in faster)
         yield words["stacks"].format(count=len(cells)), told
         for name, cell in cells.items():
-            yield words["stack"].format(name=name), f"{_interval(cell['steps'])}, {_interval(cell['loaded'])}"
+            steps, loaded, by_hand = (_interval(cell[part]) for part in ("steps", "loaded", "over_by_hand"))
+            yield words["stack"].format(name=name), f"{steps}, {loaded}; {by_hand}"
         return
     jobs = dict.fromkeys(name.partition(",")[0] for name in cells)
     heats = sorted({name.rpartition(" ")[2] for name in cells})

@@ -73,7 +73,8 @@ WORDS = {
         "broken_run": "broken: exit codes {exit_codes}",
         "stacks": "{count} examples of small runs stacked: faster beyond noise than one after another with "
         "their loaders, steps alone",
-        "stack": "`{name}`: runs stacked over one after another, steps alone, with their loaders",
+        "stack": "`{name}`: runs stacked over one after another, steps alone, with their loaders; steps over "
+        "a stack by hand",
         "engines": "Trials an hour of `vivace sweep` over {engine}, {heats} x {minutes} min; best metric of "
         "both",
         "engine": {"optuna": "plain Optuna in processes", "ray": "Ray Tune"},
@@ -165,7 +166,7 @@ WORDS = {
         "script": "`{name}`（{repository}），未经修改，用 `vivace run`：完整运行",
         "broken_run": "出错：退出码 {exit_codes}",
         "stacks": "{count} 个小型训练合并的例子中，明显快于逐个进行的：含数据加载、仅训练步",
-        "stack": "`{name}`：多个训练合并相对逐个进行，仅训练步、含数据加载",
+        "stack": "`{name}`：多个训练合并相对逐个进行，仅训练步、含数据加载；仅训练步相对手写的合并",
         "engines": "`vivace sweep` 每小时试验数相对{engine}，{heats} x {minutes} 分钟；双方的最佳指标",
         "engine": {"optuna": "多进程的普通 Optuna", "ray": " Ray Tune"},
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",

@@ -94,10 +94,11 @@ def test_sweeps_are_told_by_trials_an_hour_over_those_of_each_engine():
 
 def test_stacks_are_counted_before_they_are_told_one_by_one():
     fast, slow = ({"estimate": r, "low": r - 0.1, "high": r + 0.1} for r in (2.0, 0.8))
-    cells = {"one x 16": {"steps": slow, "loaded": fast}, "two x 16": {"steps": slow, "loaded": slow}}
+    same = {"steps": slow, "over_by_hand": slow}
+    cells = {"one x 16": {"loaded": fast, **same}, "two x 16": {"loaded": slow, **same}}
     (_, counted), (_, one), _ = _evidence.sweep({"job": "sweep_stacks", "cells": cells}, "README.md")
     assert counted == "1 of 2, 0 of 2"
-    assert one == "0.80x (0.70-0.90), 2.00x (1.90-2.10)"
+    assert one == "0.80x (0.70-0.90), 2.00x (1.90-2.10); 0.80x (0.70-0.90)"
 
 
 def test_pictures_are_told_with_what_feeding_alone_brings():

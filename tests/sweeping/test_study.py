@@ -54,14 +54,23 @@ def test_equal_seeds_ask_equal_trials_and_others_do_not(tmp_path):
     assert first != other
 
 
+class OptunasOwn:
+    """A new sampler for each seed, which is noted."""
+
+    def __init__(self, seeds):
+        self.seeds = seeds
+
+    def begun(self, seed):
+        self.seeds.append(seed)
+        return TPESampler(seed=seed)
+
+
 def test_what_is_asked_is_what_optunas_own_sampler_asks(tmp_path, monkeypatch):
     for name in "ab":
         (tmp_path / name).mkdir()
     mine = run(study_in(tmp_path / "a"), 16)
     seeds = []
-    monkeypatch.setattr(
-        study_module, "Sampler", lambda space, seed, _: seeds.append(seed) or TPESampler(seed=seed)
-    )
+    monkeypatch.setattr(study_module, "Sampler", lambda _: OptunasOwn(seeds))
     assert run(study_in(tmp_path / "b"), 16) == mine
     assert len(seeds) >= 16
 
@@ -90,7 +99,7 @@ def test_trials_asked_for_together_are_drawn_from_densities_worked_out_once(tmp_
         patch.setattr(sampling, "_can_share", False)  # as where a name of Optuna's is gone
         assert asked_together(study_in(tmp_path / "c")) == mine
     assert not splits
-    monkeypatch.setattr(study_module, "Sampler", lambda space, seed, _: TPESampler(seed=seed))
+    monkeypatch.setattr(study_module, "Sampler", lambda _: OptunasOwn([]))
     monkeypatch.setattr(study_module, "Pruner", partial(HyperbandPruner, 1))
     assert asked_together(study_in(tmp_path / "b")) == mine
 
@@ -102,7 +111,7 @@ def test_of_very_many_trials_some_draw_the_density_of_those_that_are_not_good(tm
     monkeypatch.setattr(sampling, "MOST_OTHERS", 20)
     study = study_in(tmp_path)
     away = [abs(math.log(asked.parameters["lr"] / 0.03)) for asked in run(study, 120)]
-    assert len(study._shared.others[0]) == 20
+    assert len(study._sampler._others[0]) == 20
     assert median(away[-40:]) < 0.5 * median(away[:20])
 
 

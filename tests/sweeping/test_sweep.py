@@ -452,7 +452,7 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
     sizes, me = [], psutil.Process()
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
-        monkeypatch.setattr(study, "_sampler", RandomSampler)  # what is asked does not matter here
+        monkeypatch.setattr(study._sampler, "begun", RandomSampler)  # what is asked does not matter here
         runs = Runs(
             study,
             folder,

@@ -18,7 +18,6 @@ from typing import Any
 import optuna
 from optuna.distributions import json_to_distribution
 from optuna.pruners import BasePruner, NopPruner
-from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
@@ -27,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from vivace.errors import FolderError, InputError
 from vivace.sweeping.space import Parameters, Space, range_told, size_of, values_in
 from vivace.tensors.randomness import derive
-from vivace.torch_internals.sampling import Among, Pruner, Sampler, Shared
+from vivace.torch_internals.sampling import Among, Pruner, Sampler
 
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
 DISK_SECONDS = 1.0
@@ -109,7 +108,7 @@ class Study:
         self.prunes = setting.epochs >= REDUCTION and len(setting.objectives) == 1
         self._lock = threading.RLock()
         self._trials: dict[int, optuna.trial.Trial] = {}
-        self._shared = Shared()
+        self._sampler = Sampler(space)
         self.path = path
         with writing(path):
             mend(path)
@@ -121,7 +120,7 @@ class Study:
                 study_name=NAME,
                 storage=self._storage,
                 directions=directions,
-                sampler=self._sampler(0),
+                sampler=self._sampler.begun(0),
                 pruner=self._pruner(),
                 load_if_exists=True,
             )
@@ -163,7 +162,7 @@ class Study:
                     continue
                 study_id = self._storage.get_study_id_from_name(NAME)
                 own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
-                self._study.sampler = self._sampler(frozen.number)
+                self._begin(frozen.number)
                 trial = optuna.trial.Trial(self._study, own)
                 asked = Asked(frozen.number, self._suggested(trial))
                 if (key := key_of(asked.parameters)) in known:  # the kill came before `ask` saw that
@@ -186,7 +185,7 @@ class Study:
                 untried = self._untried(like or {})
                 if untried is None:
                     return None
-                self._study.sampler = self._sampler(len(self.trials()))
+                self._begin(len(self.trials()))
                 if values := like if drawn < MOST_REPEATS else untried:
                     self._study.enqueue_trial(values)
                 trial = self._study.ask()
@@ -309,9 +308,9 @@ class Study:
         found = {name: _suggest(trial, name, one) for name, one in self.space.items()}
         return {**self.setting.fixed, **found}
 
-    def _sampler(self, number: int) -> BaseSampler:
-        seed = derive(self.setting.seed, "trial", number) % 2**32
-        return Sampler(self.space, seed, self._shared)
+    def _begin(self, number: int) -> None:
+        """What is drawn next is for the trial of this number."""
+        self._study.sampler = self._sampler.begun(derive(self.setting.seed, "trial", number) % 2**32)
 
     def _pruner(self) -> BasePruner:
         if not self.prunes:

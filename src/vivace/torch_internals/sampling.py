@@ -4,7 +4,6 @@ ones. Importing this needs Optuna.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import HyperbandPruner
-from optuna.samplers import TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.torch_internals import TOUCHES, attribute, named
@@ -30,9 +29,11 @@ for _name in (
     "_n_ei_candidates",
     "_parzen_estimator_cls",
     "_parzen_estimator_parameters",
+    "_random_sampler",
     "_rng",
 ):
     attribute(TPESampler, _name, lost=_SLOWER)
+attribute(RandomSampler, "_rng", lost=_SLOWER)
 _brackets = attribute(HyperbandPruner, "_pruners", lost=_SLOWER)
 attribute(HyperbandPruner, "_get_bracket_id", lost=_SLOWER)
 attribute(HyperbandPruner, "_create_bracket_study", lost=_SLOWER)
@@ -44,28 +45,29 @@ Space = Mapping[str, BaseDistribution]
 _Values = tuple[list[int], dict[str, Any]]  # numbers of trials, and arrays of their parameters
 
 
-@dataclasses.dataclass
-class Shared:
-    """What samplers of one study share: of so many ended trials, the density of the good ones and the values
-    of the others; and by number the values of each trial that has all parameters.
-    """
-
-    num_ended: int = 0
-    good: Any = None
-    others: _Values = dataclasses.field(default_factory=lambda: ([], {}))
-    by_number: dict[int, list[float]] = dataclasses.field(default_factory=dict)
-
-
 class Sampler(TPESampler):
     """TPE of Optuna 5, told what is searched: else each new one looks through all trials for it.
 
     It draws what Optuna's own draws, as long as no more than `MOST_OTHERS` trials have ended that are not
-    among the good ones: see `TPESampler._sample`, which this is but for that, and for what is `shared`.
+    among the good ones: see `TPESampler._sample`, which this is but for that, and for what it keeps: of so
+    many ended trials the density of the good ones and the values of the others, and by number the values of
+    each trial that has all parameters.
     """
 
-    def __init__(self, space: Space, seed: int, shared: Shared) -> None:
-        super().__init__(seed=seed)
-        self._told, self._shared = dict(sorted(space.items())), shared
+    def __init__(self, space: Space) -> None:
+        super().__init__(seed=0)
+        self._told = dict(sorted(space.items()))
+        self._num_ended, self._good = 0, None
+        self._others: _Values = ([], {})
+        self._by_number: dict[int, list[float]] = {}
+
+    def begun(self, seed: int) -> TPESampler:
+        """This one, drawing from here on what a new one of this seed draws, which takes longer to make."""
+        if not _can_share:
+            return TPESampler(seed=seed)
+        for own in (self, self._random_sampler):
+            own._rng.rng.seed(seed)
+        return self
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -74,25 +76,24 @@ class Sampler(TPESampler):
         return self._told if len(study.directions) == 1 else super().infer_relative_search_space(study, trial)
 
     def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
-        together = len(study.directions) == 1 and search_space == self._told
-        if not (_can_share and together):  # one parameter by itself, as of several objectives
+        if len(study.directions) > 1 or search_space != self._told:  # one parameter by itself
             return super()._sample(study, trial, search_space)
-        trials, known = _trials_of(study)(deepcopy=False), self._shared
+        trials = _trials_of(study)(deepcopy=False)
         ended = [one for one in trials if one.state in _ENDED]
-        if known.good is None or len(ended) != known.num_ended:
+        if self._good is None or len(ended) != self._num_ended:
             good, others = _split(study, ended, _num_good(len(ended)))
-            known.good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
-            known.num_ended, known.others = len(ended), self._values(study, thinned(others))
+            self._good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
+            self._num_ended, self._others = len(ended), self._values(study, thinned(others))
         running = [one for one in trials if one.state == TrialState.RUNNING and one.number != trial.number]
-        values = _merged(known.others, self._values(study, running))
+        values = _merged(self._others, self._values(study, running))
         others_density = self._parzen_estimator_cls(values, search_space, self._parzen_estimator_parameters)
-        drawn = known.good.sample(self._rng.rng, self._n_ei_candidates)
-        best = self._compare(drawn, self._compute_acquisition_func(drawn, known.good, others_density))
+        drawn = self._good.sample(self._rng.rng, self._n_ei_candidates)
+        best = self._compare(drawn, self._compute_acquisition_func(drawn, self._good, others_density))
         return {name: one.to_external_repr(best[name]) for name, one in search_space.items()}
 
     def _values(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> _Values:
         """Those of the trials that have all parameters."""
-        known, numbers = self._shared.by_number, [one.number for one in trials]
+        known, numbers = self._by_number, [one.number for one in trials]
         for number, one in zip(numbers, trials, strict=True):
             if number not in known and self._told.keys() <= (params := self._get_params(one, study)).keys():
                 known[number] = [space.to_internal_repr(params[name]) for name, space in self._told.items()]
