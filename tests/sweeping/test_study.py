@@ -109,9 +109,11 @@ def test_of_very_many_trials_some_draw_the_density_of_those_that_are_not_good(tm
     some = sampling.thinned(list(range(4321)))
     assert (len(some), some[0], some[-1], some == sorted(set(some))) == (1000, 0, 4320, True)
     monkeypatch.setattr(sampling, "MOST_OTHERS", 20)
+    monkeypatch.setattr(sampling, "GROWN", 1.2)
     study = study_in(tmp_path)
     away = [abs(math.log(asked.parameters["lr"] / 0.03)) for asked in run(study, 120)]
     assert len(study._sampler._others[0]) == 20
+    assert 119 / 1.2 - 1 <= study._sampler._num_ended < 119
     assert median(away[-40:]) < 0.5 * median(away[:20])
 
 

@@ -57,7 +57,8 @@ class Fused:
                 self._end(number, one, question["decision"], pruned=stop)
             pruned += [number] if stop else []
         self._apart(question)
-        return {"prune": pruned, "join": [self.told(asked) for asked in self._following()]}
+        join = [self.told(asked) for asked in self._following()]
+        return {"prune": pruned, "join": join, "best": self.owner.best_metric}
 
     def end(self, answer: dict[str, Any]) -> None:
         """The child has come to its end; whoever has not is run alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -152,7 +153,7 @@ class Runs:
                     self._repeated(*left.pop(row["number"]), VivaceError.from_dict(row["error"]))
                 elif row["ended"]:
                     self._repeated(*left.pop(row["number"]), row["metric"])
-            return {"prune": [], "join": []}
+            return {"prune": [], "join": [], "best": None}
 
         rows = [
             {
@@ -165,7 +166,8 @@ class Runs:
         ]
         try:
             with self._child(stack_side.ENTRY) as child:
-                answer = child.converse("train", SILENCE_SECONDS, heard, trials=rows, known=known)
+                told = {"trials": rows, "known": known, "best": math.inf}  # whose weights nobody asks for
+                answer = child.converse("train", SILENCE_SECONDS, heard, **told)
             if known is None:
                 self.decided(answer["decision"], shape)
         except FolderError:
@@ -213,9 +215,13 @@ class Runs:
             fit = (a for a in self._waiting if self._shape_of(a) == shape and a.number not in self._alone)
             found = list(islice(fit, most))
             self._waiting = [asked for asked in self._waiting if asked not in found]
-            while len(found) < most and (asked := self._ask(dict(shape))) is not None:
-                found.append(asked)
-            return found
+        while len(found) < most:
+            time.sleep(0)  # whoever waits to be heard comes first
+            with self._lock:
+                if (asked := self._ask(dict(shape))) is None:
+                    break
+            found.append(asked)
+        return found
 
     def goes_on(self, shape: Shape) -> bool:
         """Is the trial that comes next, whatever its shape, one of this shape?"""
@@ -224,6 +230,11 @@ class Runs:
             if first is None and (first := self._ask()) is not None:
                 self._waiting.append(first)
             return first is not None and self._shape_of(first) == shape
+
+    @property
+    def best_metric(self) -> float | None:
+        """Of the trials that have ended; None before the first."""
+        return None if self.best is None else self.best[0]
 
     def run_alone(self, asked: Sequence[Asked]) -> None:
         """These trials are to be run in processes of their own."""
@@ -331,6 +342,7 @@ class Runs:
                     fused.draw,
                     trials=[fused.told(asked) for asked in together],
                     known=self._known(shape),
+                    best=self.best_metric,
                 )
             fused.end(answer)
         except FolderError:

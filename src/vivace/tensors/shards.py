@@ -131,7 +131,7 @@ class WholeNumbers(OperatorMode):  # type: ignore[no-untyped-call]
 
 
 def _is_parted(thing: object) -> TypeGuard[DTensor]:
-    """Is this a tensor of which each rank may hold a part? None is where its module, a slow import, is not."""
+    """May each rank hold a part of this? Of nothing, where the module of such tensors was not imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(thing, module.DTensor)
 

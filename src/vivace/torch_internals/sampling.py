@@ -40,6 +40,7 @@ attribute(HyperbandPruner, "_create_bracket_study", lost=_SLOWER)
 _can_share = all(touch.is_there() for touch in TOUCHES if touch.lost == _SLOWER)
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 MOST_OTHERS = 1000  # trials that are not among the good ones: of more, as many draw their density well enough
+GROWN = 1.01  # times as many ended trials, of more than `MOST_OTHERS`, are told apart anew
 
 Space = Mapping[str, BaseDistribution]
 _Values = tuple[list[int], dict[str, Any]]  # numbers of trials, and arrays of their parameters
@@ -48,10 +49,10 @@ _Values = tuple[list[int], dict[str, Any]]  # numbers of trials, and arrays of t
 class Sampler(TPESampler):
     """TPE of Optuna 5, told what is searched: else each new one looks through all trials for it.
 
-    It draws what Optuna's own draws, as long as no more than `MOST_OTHERS` trials have ended that are not
-    among the good ones: see `TPESampler._sample`, which this is but for that, and for what it keeps: of so
-    many ended trials the density of the good ones and the values of the others, and by number the values of
-    each trial that has all parameters.
+    It draws what Optuna's own draws, as long as no more than `MOST_OTHERS` trials have ended: see
+    `TPESampler._sample`, which this is but for that, and for what it keeps: of so many ended trials the
+    density of the good ones and the values of the others, and by number the values of each trial that has
+    all parameters.
     """
 
     def __init__(self, space: Space) -> None:
@@ -80,7 +81,8 @@ class Sampler(TPESampler):
             return super()._sample(study, trial, search_space)
         trials = _trials_of(study)(deepcopy=False)
         ended = [one for one in trials if one.state in _ENDED]
-        if self._good is None or len(ended) != self._num_ended:
+        known = self._num_ended * (GROWN if self._num_ended > MOST_OTHERS else 1.0)
+        if self._good is None or len(ended) > known:
             good, others = _split(study, ended, _num_good(len(ended)))
             self._good = self._build_parzen_estimator(study, search_space, good, handle_below=True)
             self._num_ended, self._others = len(ended), self._values(study, thinned(others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,14 +62,19 @@ class StackedTrials:
         self.envelopes = Tightest()
         self.keepers: dict[int, Keeper] = {}
         self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
+        self.best = -math.inf  # metric of a trial that has ended: weights of a lower one are not written
 
-    def train(self, trials: list[dict[str, Any]], known: dict[str, Any] | None = None) -> dict[str, Any]:
+    def train(
+        self, trials: list[dict[str, Any]], known: dict[str, Any] | None = None, best: float | None = None
+    ) -> dict[str, Any]:
         """Train trials as one until all have ended, if that is faster; the parent is asked after each epoch.
 
         A trial is ``{number, parameters, out, seed}``. `known` is what was decided of an earlier stack of
-        this shape, which is not timed again. Returns ``{decision, refused, failed}``: trials that were not
-        trained here by the reason, and those that could not be built by their error.
+        this shape, which is not timed again; `best` the metric of the best trial so far. Returns
+        ``{decision, refused, failed}``: trials that were not trained here by the reason, and those that
+        could not be built by their error.
         """
+        self._hear_of(best)
         rows = self._opened(trials)
         decision = self._decided(rows, known)
         if decision.fused:
@@ -82,6 +88,9 @@ class StackedTrials:
             "refused": {str(number): reason for number, reason in self.refused.items()},
             "failed": {str(number): error for number, error in self.failed.items()},
         }
+
+    def _hear_of(self, best: float | None) -> None:
+        self.best = self.best if best is None else best
 
     def _opened(self, trials: Sequence[dict[str, Any]]) -> list[Row]:
         """The rows of one structure among trials, which is that of the first row there ever was."""
@@ -192,6 +201,7 @@ class StackedTrials:
         }
         self.refused, self.failed = {}, {}
         answer = ask_parent(question)
+        self._hear_of(answer["best"])
         leaving = [one["number"] for one in told if one["ended"] or one["error"]] + answer["prune"]
         self._change(stack, leaving, self._opened(answer["join"]))
 
@@ -251,6 +261,6 @@ class StackedTrials:
         out = self.keepers[row.number].out
         with (out / LOG).open("a" if row.epoch > 1 else "w", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
-        if ended:
+        if ended and found["metric"] > self.best:
             state = {name: tensor.clone() for name, tensor in row.model.state_dict().items()}
             replace_file(out / "model.pt", lambda file: save_model(state, file))
