@@ -126,6 +126,19 @@ def test_bad_references(reference, message, job_file):
     assert message.format(file=job_file) in str(caught.value)
 
 
+def test_of_a_wrong_name_all_functions_that_say_they_return_a_job_are_told(tmp_path):
+    path = tmp_path / "jobs.py"
+    path.write_text(
+        "import vivace\nfrom vivace import Job\n"
+        "def small(width: int = 4) -> vivace.Job: return made(width)\n"
+        "def large() -> 'Job': return made(9)\n"
+        "def made(width) -> Job: return Job(model=None, data=None, loss=None, optimizer=None)\n"
+        "def other() -> int: return 1\n"
+    )
+    with pytest.raises(JobError, match="has no name 'xyzzy'; it has small, large$"):
+        load(f"{path}:xyzzy")
+
+
 @pytest.mark.parametrize("reference", ["{file}", "{file}:job", "{file}:train"])
 @pytest.mark.parametrize(
     "local", ["", "def go():\n    job = train = 1\n", "class Cell:\n    job = train = 1\n"]

@@ -448,11 +448,11 @@ def _binds_unseen(node: ast.AST) -> bool:
 
 def _job_names(statement: ast.stmt) -> list[str]:
     """The names that a statement binds to a Job, or to a function that returns one."""
-    made = any(
-        isinstance(node, ast.Call) and ast.unparse(node.func) in ("Job", "vivace.Job")
-        for node in ast.walk(statement)
-    )
-    if not made or isinstance(statement, ast.ClassDef):
+    made = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    if isinstance(statement, ast.FunctionDef) and statement.returns is not None:
+        made.append(statement.returns)
+    is_job = any(ast.unparse(one).strip("'\"") in ("Job", "vivace.Job") for one in made)
+    if not is_job or isinstance(statement, ast.ClassDef):
         return []
     if isinstance(statement, ast.FunctionDef):
         return [statement.name] if not statement.args.args[len(statement.args.defaults) :] else []
