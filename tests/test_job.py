@@ -135,7 +135,7 @@ def test_of_a_wrong_name_all_functions_that_say_they_return_a_job_are_told(tmp_p
         "def made(width) -> Job: return Job(model=None, data=None, loss=None, optimizer=None)\n"
         "def other() -> int: return 1\n"
     )
-    with pytest.raises(JobError, match="has no name 'xyzzy'; it has small, large$"):
+    with pytest.raises(JobError, match=r"has no name 'xyzzy'; it has small, large$"):
         load(f"{path}:xyzzy")
 
 

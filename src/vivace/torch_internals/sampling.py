@@ -58,7 +58,8 @@ class Sampler(TPESampler):
     def __init__(self, space: Space) -> None:
         super().__init__(seed=0)
         self._told = dict(sorted(space.items()))
-        self._num_ended, self._good = 0, None
+        self._num_ended = 0
+        self._good: Any = None
         self._others: _Values = ([], {})
         self._by_number: dict[int, list[float]] = {}
 
