@@ -57,7 +57,7 @@ def answer(verdict: Verdict, job: str, plan: str, *, details: bool = False) -> A
     every = "" if details else "; --details shows every figure"
     checked = (ran + every,) if verdict.num_checks else ()
     held = [HELD.format(verdict.ranks)] if verdict.ranks > 1 else []
-    notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
+    notes = [told] if (told := verdict.reason_beside(sentence)) else []
     notes += [told for told in (_fed_whole(verdict), _blind(verdict, details)) if told and verdict.kept]
     name = shlex.quote(job)
     under = f" --plan {shlex.quote(plan)}" if plan else ""

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from vivace import words
 from vivace.pages.answer import Answer
-from vivace.pages.sameness import sameness
+from vivace.pages.sameness import sameness, worst_check
+from vivace.verifying.judgement import sentence_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +56,21 @@ class Verdict:
         """Is there an answer? Without one the promise is neither kept nor broken."""
         return self.kept is not None
 
+    def reason_beside(self, sentence: str) -> str:
+        """The reason, without what `sentence` says already; empty where that is all of it."""
+        worst, reason = worst_check(self.to_dict()), self.reason
+        if worst and worst in sentence:
+            broken = [sentence_of(check) for check in self.checks if check["kept"] is False]
+            found = [told for told in broken if reason.startswith(told)]
+            reason = reason.removeprefix(max(found, key=len, default="")).removeprefix("; ")
+        return words.unless_said(reason, sentence)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from vivace.pages.render import card  # only then: a template engine
 
         sentence = sameness(self.to_dict())
-        told = words.unless_said(self.reason, sentence)
+        told = self.reason_beside(sentence)
         answer = Answer(
             command="verify",
             subject="",
