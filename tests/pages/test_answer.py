@@ -10,7 +10,7 @@ from rich.console import Console
 from vivace.pages.answer import MOST_LINES, Answer, ending, shown_parts
 from vivace.pages.sameness import of_run, plain, sameness
 from vivace.verifying.figures import DICTATED, Quantity
-from vivace.verifying.judgement import sentence_of
+from vivace.verifying.judgement import outright, sentence_of
 from vivace.verifying.table import draw
 from vivace.verifying.verdict import Verdict
 
@@ -197,6 +197,18 @@ def test_what_broke_is_said_once_and_in_plain_words():
         assert "Worst of 99 checks: 10,000,000 of 8 allowed (weight decay, step 21)." in said
         assert ("And more of it." in said) is bool(note)
         assert "envelopes" not in said
+
+
+def test_no_shadow_is_counted_where_none_was_needed():
+    found = outright(False, "weight_decay of 0.weight is 0.01, and 0.05 in the original", Quantity.FACTS)
+    fields = {key: found[key] for key in ("kept", "reason", "loss_envelopes", "displacement_envelopes")}
+    checks = {"checks": tuple(found["checks"]), "num_checks": found["num_checks"]}
+    console = Console(file=io.StringIO(), width=80)
+    draw(Verdict(promise="rounding", steps=33, seeds=8, **fields, **checks), "job.py:job", "", console)
+    said = " ".join(console.file.getvalue().split())
+    assert "Same model: no. weight_decay of 0.weight is 0.01" in said
+    assert "1 check" in said
+    assert "shadow" not in said
 
 
 def shown(details=True, seen=(0.0065, 0.013), kept=True, left_out=(), **fields):
