@@ -108,6 +108,8 @@ def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
     model.train()
     optimizer = job.optimizer(model) if job.optimizer else None
 
+    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
     def run() -> None:
         if job.step is not None:
             job.step(model, optimizer, batch)
@@ -118,7 +120,7 @@ def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
             optimizer.step()
 
     try:
-        if any(getattr(module, "sparse", False) for module in model.modules()):
+        if any(isinstance(module, tables) and module.sparse for module in model.modules()):
             run()  # the first update makes states as large as the tables; all others touch rows alone
             model.zero_grad()
         work = count_work(run)
