@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Self
 
 from vivace import words
 from vivace.pages.answer import Answer
-from vivace.pages.sameness import sameness, worst_check
+from vivace.pages.sameness import sameness
 from vivace.verifying.judgement import sentence_of
 
 
@@ -58,12 +59,10 @@ class Verdict:
 
     def reason_beside(self, sentence: str) -> str:
         """The reason, without what `sentence` says already; empty where that is all of it."""
-        worst, reason = worst_check(self.to_dict()), self.reason
-        if worst and worst in sentence:
-            broken = [sentence_of(check) for check in self.checks if check["kept"] is False]
-            found = [told for told in broken if reason.startswith(told)]
-            reason = reason.removeprefix(max(found, key=len, default="")).removeprefix("; ")
-        return words.unless_said(reason, sentence)
+        broken = [check for check in self.checks if check["kept"] is False and check["limit"]]
+        worst = max(broken, key=lambda check: check["score"] / check["limit"], default=None)
+        named = sentence_of(worst) if worst and math.isfinite(worst["score"]) else ""  # as `sameness` says
+        return words.unless_said(words.less(self.reason, named), sentence)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
