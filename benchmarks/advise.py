@@ -349,7 +349,7 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         f"{len(record['models'])} models and {record['cards']} cards. On the figures of the fit itself the "
         f"median error is {100 * record['in_sample']:.1f} %.\n",
         "| left out of the fit | figures | median error | of the median card | of the worst card "
-        "| in interval | roofline, median card | bandwidth alone | TFLOPS alone |",
+        "| in interval | of the median card: by roofline | by bandwidth | by TFLOPS |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, split in record["splits"].items():

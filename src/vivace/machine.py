@@ -11,6 +11,8 @@ from typing import Any
 from vivace import words
 from vivace.pages.answer import Answer
 
+CONTEXT_BYTES = 600 * 2**20  # of a process on a GPU beside its tensors: an allowance, not measured here
+DRIVER_SHARE = 0.03  # of a card's nominal memory, which the driver keeps
 TRAINED_ON = ("cuda", "cpu")  # kinds of devices; ROCm's are called cuda too
 NOT_YET = {  # kinds that torch can train on
     "xpu": "Vivace does not train on Intel GPUs yet",

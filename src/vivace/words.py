@@ -210,6 +210,11 @@ def unless_said(text: str, said: str) -> str:
     return "" if text.lower() in said.lower() else text
 
 
+def less(text: str, told: str) -> str:
+    """`text` without `told` at its beginning, and the semicolon behind that."""
+    return text.removeprefix(told).removeprefix("; ")
+
+
 def amount(text: str, units: Mapping[str, float]) -> float | None:
     """A number with one of `units` (in small letters; empty: without one) as a person writes it: ``5m``,
     ``20GiB``, ``1h30m``, ``6 min 10 s``. None where it is none, or is not more than 0.

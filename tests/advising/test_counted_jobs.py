@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -155,3 +156,34 @@ def test_a_job_that_cannot_be_built_is_named_with_its_line(tmp_path):
     )
     with pytest.raises(JobError, match=r"be built: FileNotFoundError: .*nowhere.csv' \(.*job.py, line 4"):
         vivace.advise(f"{tmp_path / 'job.py'}:job", steps=10)
+
+
+class Averaged(torch.nn.Module):
+    """A network with BatchNorm beside a copy of itself, as for an average of its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+
+    def forward(self, images):
+        return self.net(images)
+
+
+def test_a_network_that_holds_a_copy_of_itself_is_counted_and_told_nothing(capfd):
+    found = imagine(image_job(Averaged, 8), "averaged")
+    assert (found["counted"], found["num_parameters"]) == ("fake", 8 * 27 + 3 * 8)
+    assert capfd.readouterr().err == ""
+
+
+def test_sparse_gradients_are_counted_by_their_places_and_numbers():
+    job = vivace.Job(
+        model=lambda: torch.nn.Embedding(50_000, 16, sparse=True),
+        data=lambda: [torch.zeros(8, 4, dtype=torch.long)],
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SparseAdam(model.parameters()),
+    )
+    found = imagine(job, "table")
+    assert found["counted"] == "fake"
+    moved = sum(totals["bytes"] for totals in found["operators"].values())
+    assert 0 < moved < 4 * 50_000 * 16  # less than the whole table once

@@ -218,7 +218,7 @@ def test_the_limit_of_loading_is_said_before_the_search():
 @pytest.mark.parametrize(
     ("outcome", "first"),
     [
-        (Outcome.COULD_NOT_MEASURE, "Nothing could be measured, and nothing is decided."),
+        (Outcome.COULD_NOT_MEASURE, "Nothing is decided."),
         (Outcome.NOTHING_TRIED, "Nothing was tried, and nothing is decided."),
     ],
 )

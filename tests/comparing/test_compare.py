@@ -72,6 +72,12 @@ def rows(found):
     return {row.name: (row.before, row.after, row.change) for row in found.differences}
 
 
+def test_the_page_is_named_as_the_person_would_write_it(profiled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, _, said = vivace_compare(profiled("a", 0.1), profiled("b", 0.1), "--out", "pages")
+    assert "Page: pages/compare.html" in said
+
+
 @pytest.mark.parametrize(("speed", "slower"), [(1000, False), (990, False), (1200, False), (800, True)])
 def test_slower_is_what_lies_beyond_the_margin_and_the_noise(trained, speed, slower):
     found = vivace.compare(trained("a", 1000.0), trained("b", float(speed)), max_regression="5%")

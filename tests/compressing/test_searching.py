@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vivace.compressing import searching
+from vivace.compressing import finding, searching
 from vivace.compressing.answering import answer
 from vivace.compressing.journal import Journal
 from vivace.compressing.result import Compressed, Tried
@@ -154,6 +154,11 @@ def test_a_short_budget_tries_one_form_and_says_so(search):
     untried = [each for each in found.tried if each.status == "untried"]
     assert len(untried) == 3
     assert {each.reason for each in untried} == {"the budget ended first"}
+    (note,) = finding._notes(
+        {"metric_data": "validation", "whole": True, "calibrated_on": "training"}, found.tried, one, 20.0
+    )
+    promising = len(one.order.worth_it())
+    assert note.startswith(f"the budget of 20 s ended before {promising} of the untried forms")
 
 
 def test_ctrl_c_keeps_the_best_and_the_next_search_goes_on(search, tmp_path):

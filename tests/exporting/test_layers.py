@@ -90,6 +90,7 @@ def test_what_is_compiled_ahead_of_time_says_that_its_layers_are_not_compared(tr
     assert found.kept, found.reason
     assert found.layers["checks"] == []
     assert "keeps no layer's output" in dict(answer(found).parts)["its layers"]
+    assert "as AOTInductor runs it" in answer(found).sentence
 
 
 def test_a_layer_that_no_output_shows():

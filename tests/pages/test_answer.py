@@ -10,6 +10,7 @@ from rich.console import Console
 from vivace.pages.answer import MOST_LINES, Answer, ending, shown_parts
 from vivace.pages.sameness import of_run, plain, sameness
 from vivace.verifying.figures import DICTATED, Quantity
+from vivace.verifying.judgement import outright, sentence_of
 from vivace.verifying.table import draw
 from vivace.verifying.verdict import Verdict
 
@@ -182,6 +183,32 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
     assert "157 checks, 8 shadow runs" in " ".join(lines)
     draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console, details=True)
     assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
+
+
+def test_what_broke_is_said_once_and_in_plain_words():
+    broken = {"name": "decay, from step 21", "quantity": "decay", "layer": None, "step": 21, "kept": False}
+    broken |= {"value": 1.0, "envelope": 1e-7, "score": 1e7, "limit": 8.0}
+    for note in ("", "and more of it"):
+        reason = "; ".join(filter(None, (sentence_of(broken), note)))
+        verdict = Verdict(False, "rounding", 1.0, 1.0, 33, 8, reason, 12.0, (broken,), 99)
+        console = Console(file=io.StringIO(), width=80)
+        draw(verdict, "job.py:job", "", console)
+        said = " ".join(console.file.getvalue().split())
+        assert "Worst of 99 checks: 10,000,000 of 8 allowed (weight decay, step 21)." in said
+        assert ("And more of it." in said) is bool(note)
+        assert "envelopes" not in said
+
+
+def test_no_shadow_is_counted_where_none_was_needed():
+    found = outright(False, "weight_decay of 0.weight is 0.01, and 0.05 in the original", Quantity.FACTS)
+    fields = {key: found[key] for key in ("kept", "reason", "loss_envelopes", "displacement_envelopes")}
+    checks = {"checks": tuple(found["checks"]), "num_checks": found["num_checks"]}
+    console = Console(file=io.StringIO(), width=80)
+    draw(Verdict(promise="rounding", steps=33, seeds=8, **fields, **checks), "job.py:job", "", console)
+    said = " ".join(console.file.getvalue().split())
+    assert "Same model: no. weight_decay of 0.weight is 0.01" in said
+    assert "1 check" in said
+    assert "shadow" not in said
 
 
 def shown(details=True, seen=(0.0065, 0.013), kept=True, left_out=(), **fields):

@@ -205,6 +205,34 @@ def test_experiments_keep_a_script_waiting_for_no_longer_than_they_may(recorded,
 
 
 @pytest.mark.usefixtures("brief_experiments")
+def test_sparse_gradients_are_recorded_by_the_rows_that_they_have(recorded):
+    table = nn.Embedding(20_000, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+
+    def epoch():
+        for _ in range(10):
+            optimizer.zero_grad()
+            table(torch.arange(32).view(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    document, record = recorded(epoch)
+    assert record["gradient_bytes"] == 32 * (64 * 4 + 8)
+    assert 0 < sum(row["bytes"] for row in record["work"].values()) < 4 * table.weight.numel()
+    assert document["bound_seconds"] is not None
+
+
+def test_a_fault_of_the_recording_is_not_told_as_the_end_of_the_run(tmp_path, batches, one_thread, judged):
+    recorder = Recorder(tmp_path, timed_seconds=0.1)
+    recorder.install()
+    recorder._enter_traced = lambda: fail(RuntimeError("ours"))
+    Loop(batches * 20)()
+    recorder.finish()
+    for reason in judged()["missing"]:
+        assert "the run ended" not in reason
+    assert judged()["missing"]
+
+
+@pytest.mark.usefixtures("brief_experiments")
 def test_no_model_is_copied_where_the_memory_does_not_hold_it(recorded, batches, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(experiments, "free_memory", lambda: 2**20)

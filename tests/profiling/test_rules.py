@@ -467,6 +467,14 @@ def test_removing_a_wait_is_worth_its_share():
     assert verdict.low <= 2.0 <= verdict.high
 
 
+def test_nothing_is_promised_to_measure_what_workers_bring_to_a_stream():
+    slow = {"seconds": {"data": 0.1}, "fetch": {"worker_batches": 10, "worker_seconds": 0.1}}
+    for stream, promised in ((False, True), (True, False)):
+        (verdict,) = rules.judge_all(seen_with(**slow, loader={"num_workers": 2, "stream": stream}))
+        assert verdict.cause == "workers"
+        assert ("vivace tune" in verdict.next) is promised
+
+
 def test_workers_bring_less_where_fetching_needs_the_cores_that_training_uses():
     idle = rules.data_wait(seen_with(seconds={"data": 0.099}, data_cpu_seconds=0.0))
     busy = rules.data_wait(seen_with(seconds={"data": 0.099}, data_cpu_seconds=0.099))

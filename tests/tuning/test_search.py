@@ -308,6 +308,8 @@ def test_what_does_not_win_again_is_not_the_result():
     assert "was not faster again in fresh processes" in search.conclusion.reason
     _, search = play(lambda plan, spent: near(1.5), confirms=lambda plan, spent: Code.UNSTEADY)
     assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
+    assert "confirmed: the machine was too unsteady" in search.conclusion.reason
+    assert "ratio" not in search.conclusion.reason  # of its blocks, which says nothing
 
 
 def test_a_confirmation_whose_interval_says_nothing_is_no_answer():

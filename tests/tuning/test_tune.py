@@ -102,6 +102,10 @@ def test_what_may_help_is_tried_before_a_second_baseline_where_time_is_short(tun
     assert roles[0] == "candidate"
     assert set(tuned[0].baselines) == {"strict_fp32", "default", "tf32"}
     assert tuned[0].baselines["default"] or "too short" in tuned[0].baseline_notes["default"]
+    for trial in tuned[0].trials:
+        if trial.role == "baseline_default" and trial.ratio:  # as the page draws it
+            strict = tuned[0].baselines["strict_fp32"]
+            assert tuned[0].baselines["default"] == pytest.approx(strict * trial.ratio.counts)
 
 
 @pytest.mark.slow

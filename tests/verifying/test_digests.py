@@ -81,6 +81,15 @@ def test_equal_batches_under_other_indices_are_the_same_data():
     assert first_other([other], [theirs], "data")[0] == "epoch 1 of the data ends with other batches than"
 
 
+def test_all_tensors_that_differ_are_named():
+    def of(*numbers):
+        return reading(lambda: [tuple(torch.tensor([number]) for number in numbers)])
+
+    for other, where in ((of(1, 0, 1), "tensor 2"), (of(0, 0, 0), "tensors 1, 2 and 3")):
+        text, _ = first_other([of(1, 1, 1)], [other], "data")
+        assert text == f"batch 0 of epoch 1 of the data is another one, in its {where}, than"
+
+
 def test_data_of_another_length_are_other_data():
     shorter = TensorDataset(
         *(torch.stack(list(column)) for column in [[Counted()[i][0] for i in range(240)]])

@@ -102,13 +102,14 @@ def _faster(advice: Advice, best: Offer) -> Offer | None:
 
 
 def _told(advice: Advice, offer: Offer) -> str:
-    """What speaks against an offer, else its cost and memory; the time in any case where it can train."""
+    """What speaks against an offer, or makes it fit, beside its time and cost where it can train."""
     fit = "" if offer.prediction.fits else tables.fit_of(offer)
     against = advice.told_against(offer) if offer.name in advice.refusals else fit
     if not offer.prediction.fits:
         return against
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"
-    return f"{tables.time_of(offer)}{cost}; {against or tables.fit_of(offer)}"
+    beside = against or (tables.fit_of(offer) if offer.prediction.how else "")
+    return f"{tables.time_of(offer)}{cost}" + (f"; {beside}" if beside else "")
 
 
 def _notes(advice: Advice, best: Offer | None) -> list[str]:

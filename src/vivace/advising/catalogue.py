@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import InputError, nearest
+from vivace.machine import DRIVER_SHARE
 
 GPUS_FILE = Path(__file__).resolve().with_name("gpus.toml")
 FORMAT = 1
@@ -131,6 +132,11 @@ class Gpu:
     disputed: dict[str, str]
     note: str
     elsewhere: str = ""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the driver leaves of the memory; of a host, all."""
+        return self.memory_bytes if self.form == "host" else int(self.memory_bytes * (1 - DRIVER_SHARE))
 
     def expected_rate(self, dtype: str) -> float | None:
         """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""

@@ -167,7 +167,7 @@ def against(
     if dtype in NEEDED and not any(rate.startswith(dtype) for rate in p.gpu.rates):
         return Against(Hindrance.PRECISION, f"has no {dtype}")
     if not p.fits:
-        room = f"{words.size(p.needed_bytes)} of {words.size(p.gpu.memory_bytes)}"
+        room = f"{words.size(p.needed_bytes)} of {words.size(p.gpu.usable_bytes)}"
         return Against(Hindrance.MEMORY, f"does not fit: needs {room}")
     sizes = prices.sizes(p.gpu.name)
     if offer.usd is None and sizes:

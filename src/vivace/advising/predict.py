@@ -13,8 +13,8 @@ from vivace.advising.formula import GPUS_IN_A_NODE, Setting, load_coefficients, 
 from vivace.advising.interval import case_of, circumstances, factor
 from vivace.advising.source import ITEM_BYTES, Subject
 from vivace.errors import InputError, nearest
+from vivace.machine import CONTEXT_BYTES
 
-CONTEXT_BYTES = 0.7 * 2**30  # driver, libraries and the allocator's own
 FRAGMENTATION = 1.1
 FORWARD_SHARE = 1 / 3
 MOST_MICRO_BATCHES = 64
@@ -72,8 +72,8 @@ class Prediction:
 
     @property
     def headroom_bytes(self) -> float:
-        """Memory left on a card; negative where the whole batch does not fit."""
-        return self.gpu.memory_bytes - self.needed_bytes
+        """Memory left of what the driver leaves of a card; negative where the whole batch does not fit."""
+        return self.gpu.usable_bytes - self.needed_bytes
 
 
 class Predictor:
@@ -166,7 +166,7 @@ class Predictor:
         """How the batch fits: in words, micro-batches, and the share of activations computed again."""
         whole = self.needed_bytes(setting)
         kept = self.needed_bytes(dataclasses.replace(setting, batch_size=0.0))
-        room = gpu.memory_bytes * 0.97
+        room = gpu.usable_bytes
         if whole <= room:
             return "", 1, 0.0
         share = (whole - room) / max(whole - kept, 1.0)

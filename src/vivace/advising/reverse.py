@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from vivace.advising.catalogue import Gpu
-from vivace.advising.predict import CONTEXT_BYTES, Prediction, Predictor
+from vivace.advising.predict import Prediction, Predictor
 from vivace.advising.source import ITEM_BYTES, counted_model
 from vivace.advising.way import usual_order
 from vivace.errors import InputError
+from vivace.machine import CONTEXT_BYTES
 
 # Well-known models, and what a pass over their usual data is.
 EXAMPLES = (
@@ -72,7 +73,7 @@ def largest_model(gpu: Gpu, precision: str = "amp") -> float:
     where that is mixed."""
     size = ITEM_BYTES.get(precision, 4 if precision == "profiled" else 2)
     a_parameter = 4 * max(size, 4) + (2 if size == 2 else 0)
-    return (gpu.memory_bytes * 0.97 - CONTEXT_BYTES) / a_parameter
+    return (gpu.usable_bytes - CONTEXT_BYTES) / a_parameter
 
 
 def trainable(gpu: Gpu, precision: str = "amp") -> list[Trainable]:

@@ -205,7 +205,7 @@ def error_words(advice: Advice) -> list[str]:
         f"Measured error, {name}: {words.percent(entry['median_abs_error'])} median, "
         f"{words.percent(entry['median_card'])} of the median card, over {entry['n']:,} published figures; "
         f"{words.percent(entry['interval_coverage'])} inside their interval "
-        f"(by TFLOPS alone {words.percent(entry['tflops_only'])} off)."
+        f"(over all of them, by TFLOPS alone: {words.percent(entry['tflops_only'])} off)."
         for name, entry in advice.errors.items()
         if name in cases
     ]

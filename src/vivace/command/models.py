@@ -237,6 +237,7 @@ def compare(
 ) -> None:
     """What differs between two runs, profiles or records. Exit code 1 if B is slower than allowed."""
     with screen(as_json, quiet, debug) as shown:
+        from vivace.command.progress import short
         from vivace.comparing import compare as run
         from vivace.comparing.compared import COLUMNS, answer, rows
         from vivace.pages.answer import ending
@@ -245,5 +246,6 @@ def compare(
         shown.document(found.to_dict())
         if details:
             shown.show(lambda console: draw_rows(COLUMNS, rows(found), console))
-        shown.show(lambda console: ending(answer(found), console, details=details))
+        brief = dataclasses.replace(found, page_path=short(found.page_path) if found.page_path else None)
+        shown.show(lambda console: ending(answer(brief), console, details=details))
         shown.exit_code = found.exit_code

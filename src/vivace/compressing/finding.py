@@ -291,9 +291,8 @@ def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: f
         again = "" if search.is_settled(tried) else ", and the best was not measured again"
         found.append(f"interrupted: {tried_so_far}{again}")
     elif search.ended_early:
-        found.append(
-            f"the budget of {duration(seconds)} ended before {count(left, 'more form')} could be tried"
-        )
+        ended = f"the budget of {duration(seconds)} ended"
+        found.append(f"{ended} before {left} of the untried forms, which promised enough, had their turn")
     if facts["metric_data"] == "training":
         found.append("the metric is of the training data: the job has no validation data of its own")
     if not facts["whole"]:

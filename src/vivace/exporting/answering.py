@@ -23,6 +23,7 @@ FROZEN = "torch._inductor.config.freezing = True"  # without it what is compiled
 INT8 = "import torch.ao.quantization.fx._decomposed"  # without it no program that quantizes is loaded
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
+RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor", "torch": "PyTorch"}
 COLUMNS = ("Output or layer", "Envelopes", "Largest difference", "")
 
 
@@ -44,12 +45,13 @@ def answer(found: Exported) -> Answer:
     file = Path(found.file)
     num_bytes = sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))
     size = f"{found.form}, {words.size(num_bytes)}" if num_bytes else ""
+    runtime = RUNTIMES.get(found.runtime, found.runtime)
     sentence = "is your model" if found.kept else "is not your model"
     return Answer(
         command="export",
         subject=found.job,
         figure=Path(found.file).name,
-        sentence=f"{sentence}, as {found.runtime} runs it ({size or found.form})",
+        sentence=f"{sentence}, as {runtime} runs it ({size or found.form})",
         tone="good" if found.kept else "bad",
         same=_same(found),
         same_kept=found.kept,

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from vivace import words
 from vivace.job import Job
-from vivace.memory.caching import MIB
+from vivace.machine import CONTEXT_BYTES, DRIVER_SHARE
 from vivace.memory.predict import predict
 from vivace.plan import Plan
 from vivace.session.opening import LOOKING_SECONDS, call, largest_batch
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-CONTEXT_BYTES = 600 * MIB  # an allowance for the CUDA context and its libraries; not measured by this project
-DRIVER_SHARE = 0.03  # of the nominal memory, which the driver keeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +55,8 @@ def draw(found: list[Fit], console: Console) -> None:
     needed = max((fit.needed_bytes for fit in found), default=0)
     ranks = max((fit.ranks for fit in found), default=1)
     each = f" on each of {ranks} cards" if ranks > 1 else ""
-    console.print(f"a training step needs about {words.size(needed)}{each}, predicted without running it")
+    own = f"{words.size(CONTEXT_BYTES)} of it for CUDA"
+    console.print(f"a training step needs about {words.size(needed)}{each}, {own}: predicted, not run")
     console.print(f"it fits on {sum(fit.fits for fit in found)} of {len(found)} cards\n")
     console.print(table)
 

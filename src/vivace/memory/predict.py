@@ -33,6 +33,7 @@ from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import own_tensors
 from vivace.torch_internals.tensors import (
     DataDependentOutputException,
+    FakeBuildMode,
     FakeCopyMode,
     FakeTensorMode,
     Operator,
@@ -197,7 +198,7 @@ def _open(asked: _Asked, watch: Watch, built: object) -> Session:
             "a job with an own step cannot be predicted: it cannot be cut into forward and backward"
         )
     if built is None:
-        with torch.device(device):
+        with torch.device(device), FakeBuildMode():
             built = call(job, "model")
     models = models_of(job, built)
     if any(modules_of(model, nn.RNNBase) for model in models):

@@ -165,14 +165,15 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None)
     """What this profile does not hold, each with its reason."""
     found = []
     state = record["state"]
+    ended = "Vivace's own fault ended the recording" if record.get("problems") else "the run ended"
     if not facts:
-        found.append(f"operators, modules, memory over time: the run ended while '{state}' was measured")
+        found.append(f"operators, modules, memory over time: {ended} while '{state}' was measured")
     if facts and facts["busy_seconds"] is None:
         found.append(f"times of operators and modules on the GPU: {NO_KERNELS}")
     if record.get("replays"):
         found.append("forward, backward and update apart: a CUDA graph replays them as one, shown as forward")
     if not record.get("work"):
-        found.append("operations and bytes: the run ended before a step was counted")
+        found.append(f"operations and bytes: {ended} before a step was counted")
     elif bound is None:
         double = any(name.endswith(":8") for name in record.get("item_bytes") or {})
         ceilings = "no ceiling is measured for float64"

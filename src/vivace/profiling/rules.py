@@ -110,7 +110,7 @@ def data_wait(seen: Seen) -> Verdict | None:
             evidence,
             low,
             best * 1.1 * crowded,
-            f"num_workers=0, or fewer; {seen.tune} measures both",
+            "num_workers=0, or fewer" + seen.measured("both"),
         )
     if each is not None and workers < seen.cores and each / seen.cores < rest:
         needed = min(seen.cores, -(-each // rest))
@@ -183,7 +183,7 @@ def _next_input(seen: Seen, kind: str) -> str:
         "augmenting": "augment a whole batch at once",
         COLLATING: "index the whole tensor by a batch of indices",
     }.get(kind, "make the dataset cheaper")
-    return f"{advice}; {seen.tune} measures workers and prefetching"
+    return advice + seen.measured("workers and prefetching")
 
 
 def placing(seen: Seen) -> Verdict | None:

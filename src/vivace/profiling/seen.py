@@ -36,6 +36,11 @@ class Seen:
         """The command that measures also what feeds the data; a script is written as a Job first."""
         return f"vivace tune {self.job}" if self.job else "vivace tune, once the script is written as a Job,"
 
+    def measured(self, what: str) -> str:
+        """Behind advice on what feeds the data: the command that measures it; none does for a stream, which
+        its workers cut."""
+        return "" if self.loader.get("stream") else f"; {self.tune} measures {what}"
+
     @property
     def step_seconds(self) -> float:
         """Mean seconds a step, over the undisturbed steps."""

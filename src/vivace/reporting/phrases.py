@@ -14,7 +14,7 @@ REFERENCE = "strict fp32"
 ENDINGS = {  # of a search that has no faster plan
     Outcome.NOTHING_HELPS: "Nothing was faster beyond noise: train as you do",
     Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
-    Outcome.COULD_NOT_MEASURE: "Nothing could be measured, and nothing is decided",
+    Outcome.COULD_NOT_MEASURE: "Nothing is decided",
     Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
     Outcome.TOO_SHORT: "This training is too short to tune: train as you do",
 }

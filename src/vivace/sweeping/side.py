@@ -10,10 +10,10 @@ import torch
 
 from vivace.inspection.limits import peak_memory
 from vivace.job import JobFunction
+from vivace.machine import CONTEXT_BYTES
 from vivace.measuring.worker import Worker
 
 FIRST_STEPS = 3
-CONTEXT_BYTES = 600 * 2**20  # what a process takes on a GPU beside its tensors
 
 
 class Side(Worker):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from vivace.torch_internals import attribute, named
 
@@ -55,6 +56,30 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """What comes of the operator."""
         raise NotImplementedError
+
+
+class FakeBuildMode(TorchFunctionMode):
+    """While it is entered, inside of a FakeTensorMode, a deep copy of a tensor is a clone of it.
+
+    torch copies the storage, which a fake tensor has not: the copy fails, and the process may end with
+    signal 11 later (seen with torch 2.15). Buffers of a network that is copied, as for an average of its
+    weights, meet it.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """What torch calls in the place of each function while the mode is entered."""
+        if func is not torch.Tensor.__deepcopy__ or not args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
 
 
 version_of: Callable[[torch.Tensor], int] = attribute(

@@ -60,20 +60,25 @@ def _failures(failed: Sequence[Trial]) -> str:
     unsteady = [trial for trial in failed if trial.code == Code.UNSTEADY]
     if not unsteady:
         return f"{count(len(failed), 'trial')} failed, the last because {failed[-1].reason}"
-    busy = max(trial.foreign_share for trial in unsteady)
-    who = f" (other processes used up to {percent(busy)} of the processor)" if busy else ""
-    told = f"the machine was too unsteady for {count(len(unsteady), 'trial')}{who}"
+    told = f"the machine was too unsteady for {count(len(unsteady), 'trial')}{_beside(unsteady)}"
     others = len(failed) - len(unsteady)
     return told + (f", and {count(others, 'trial')} failed" if others else "")
+
+
+def _beside(trials: Sequence[Trial]) -> str:
+    busy = max(trial.foreign_share for trial in trials)
+    return f" (other processes used up to {percent(busy)} of the processor)" if busy else ""
 
 
 def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
     """Why a plan that won in the search is not the result: its confirmation, in a training of `steps`."""
     plan = Plan.from_dict(trial.techniques)
     if trial.ratio is None:
-        told = f"{plan} was faster, and could not be confirmed: {trial.reason}"
+        told = f"{plan} was faster, and could not be confirmed: "
         if trial.code == Code.UNSTEADY:
-            return Outcome.COULD_NOT_MEASURE, f"{told}; the same command goes on"
+            told += f"the machine was too unsteady{_beside([trial])}; the same command goes on"
+            return Outcome.COULD_NOT_MEASURE, told
+        told += str(trial.reason)
         return Outcome.NOTHING_HELPS if trial.status == "refused" else Outcome.COULD_NOT_MEASURE, told
     if trial.ratio.low > 1.0:
         return Outcome.NOTHING_HELPS, f"{plan}{does_not_pay(trial, steps)}"

@@ -351,16 +351,21 @@ class _Tuning:
         reference = sorted(pair[0] for pair in default.pairs)
         step = reference[len(reference) // 2] if reference else bench.reference.step_seconds
         self.baselines["strict_fp32"] = bench.facts["batch_size"] / step
-        self.baselines["default"] = default.samples_per_second
+        self.baselines["default"] = self._beside_strict(default)
         self.notes.pop("default")
         if self.profile.device != "cuda":
             self.notes["tf32"] = "this device has no TF32"
         for cls in registry.baselines(self.profile.device):
             name = cls.card.baseline
             trial = measure(joined(bench.needed, Plan([cls()])), role=f"baseline_{name}")
-            self.baselines[name] = trial.samples_per_second
+            self.baselines[name] = self._beside_strict(trial)
             if trial.reason:
                 self.notes[name] = trial.reason
+
+    def _beside_strict(self, trial: Trial) -> float | None:
+        """A baseline's samples a second: strict fp32's, times what was measured in turn with it."""
+        strict = self.baselines["strict_fp32"]
+        return strict * trial.ratio.counts if strict and trial.ratio else trial.samples_per_second
 
     def _nothing_fits(self) -> str:
         bench = self.bench

@@ -102,7 +102,8 @@ def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tupl
                 if len(a) != len(b):
                     return f"{which} holds {len(a)} tensors, and {len(b)}", number
                 names = [str(i) for i, pair in enumerate(zip(a, b, strict=True), 1) if pair[0] != pair[1]]
-                where = f"tensor{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+                before = f"s {', '.join(names[:-1])} and" if len(names) > 1 else ""
+                where = f"tensor{before} {names[-1]}"
                 return f"{which} is another one, in its {where}, than", number
         counts = len(ours.batches), len(others.batches)
         shorter_is_whole = ours.whole if counts[0] < counts[1] else others.whole

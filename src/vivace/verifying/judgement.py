@@ -131,7 +131,7 @@ def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
     guilty = worst[:1] if broken else unknown[:1]
     return {
         "kept": False if broken else None if unknown else True,
-        "reason": "; ".join(filter(None, (*map(_sentence, guilty), note))),
+        "reason": "; ".join(filter(None, (*map(sentence_of, guilty), note))),
         "loss_envelopes": max(loss, default=math.nan),
         "displacement_envelopes": max(rest, default=math.nan),
         "checks": shown,
@@ -184,7 +184,8 @@ def unknown(reason: str) -> dict[str, Any]:
     return {**summary([]), "kept": None, "reason": reason}
 
 
-def _sentence(worst: dict[str, Any]) -> str:
+def sentence_of(worst: dict[str, Any]) -> str:
+    """What a check found, as the reason of a verdict says it."""
     if worst["kept"] is None:
         shadow = f"{SHADOW} as coarsely as the plan may round"
         return f"{worst['name']}, cannot be judged: {shadow}, is not finite there"

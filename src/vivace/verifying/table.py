@@ -53,11 +53,13 @@ def answer(verdict: Verdict, job: str, plan: str, *, details: bool = False) -> A
     """
     sentence = sameness(verdict.to_dict())
     promise = f"Promise {verdict.promise.upper()}, {words.count(verdict.num_checks, 'check')}"
-    ran = f"{promise}, {words.count(verdict.seeds, 'shadow run')}, {words.duration(verdict.seconds)}"
+    weighed = any(check["envelope"] for check in verdict.checks)  # else it was told without a shadow
+    shadows = f", {words.count(verdict.seeds, 'shadow run')}" if weighed else ""
+    ran = f"{promise}{shadows}, {words.duration(verdict.seconds)}"
     every = "" if details else "; --details shows every figure"
     checked = (ran + every,) if verdict.num_checks else ()
     held = [HELD.format(verdict.ranks)] if verdict.ranks > 1 else []
-    notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
+    notes = [told] if (told := verdict.reason_beside(sentence)) else []
     notes += [told for told in (_fed_whole(verdict), _blind(verdict, details)) if told and verdict.kept]
     name = shlex.quote(job)
     under = f" --plan {shlex.quote(plan)}" if plan else ""

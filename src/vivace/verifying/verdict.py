@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Self
 
 from vivace import words
 from vivace.pages.answer import Answer
 from vivace.pages.sameness import sameness
+from vivace.verifying.judgement import sentence_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +57,19 @@ class Verdict:
         """Is there an answer? Without one the promise is neither kept nor broken."""
         return self.kept is not None
 
+    def reason_beside(self, sentence: str) -> str:
+        """The reason, without what `sentence` says already; empty where that is all of it."""
+        broken = [check for check in self.checks if check["kept"] is False and check["limit"]]
+        worst = max(broken, key=lambda check: check["score"] / check["limit"], default=None)
+        named = sentence_of(worst) if worst and math.isfinite(worst["score"]) else ""  # as `sameness` says
+        return words.unless_said(words.less(self.reason, named), sentence)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from vivace.pages.render import card  # only then: a template engine
 
         sentence = sameness(self.to_dict())
-        told = words.unless_said(self.reason, sentence)
+        told = self.reason_beside(sentence)
         answer = Answer(
             command="verify",
             subject="",

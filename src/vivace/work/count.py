@@ -13,7 +13,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from vivace.torch_internals.tensors import (
     Operator,
     OperatorMode,
     base_of,
+    dense_parts,
     in_backward,
     schema_of,
     storage_id,
@@ -133,10 +134,10 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         if _moves_nothing(func, (args, kwargs), result):
             return
         name = schema_of(func).name.rpartition("::")[2]
-        outputs = list(tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
+        outputs = _dense(result) or _dense([a for a in args[:1] if isinstance(a, torch.Tensor)])
         if _FREE.match(name) or not outputs:
             return
-        inputs = list(tensors((args, kwargs)))
+        inputs = _dense((args, kwargs))
         if _WRITES_ONLY.match(name):
             inputs = inputs[1:]
         elif _READS_WHAT_IT_WRITES.match(name):
@@ -156,6 +157,12 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         if kind == "convolution":
             shape = convolution_shape(given)
             self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
+        sparse = {t.shape: t for t in tensors((args, kwargs)) if t.layout == torch.sparse_coo}
+        if sparse:  # of a whole table beside it, the rows that it has
+            numbers = {shape: dense_parts(one)[1].numel() for shape, one in sparse.items()}
+            reads = _at_most(self.kernels[-1].reads, inputs, numbers)
+            writes = _at_most(self.kernels[-1].writes, outputs, numbers)
+            self.kernels[-1] = dataclasses.replace(self.kernels[-1], reads=reads, writes=writes)
 
     def add(
         self,
@@ -227,11 +234,28 @@ def _moves_nothing(func: Operator, given: object, result: object) -> bool:
     schema = schema_of(func)
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
-    results = list(tensors(result))
+    results = _dense(result)
     if not results:
         return torch.Tag.data_dependent_output not in func.tags
-    storages = {storage_id(tensor.untyped_storage()) for tensor in tensors(given)}
+    storages = {storage_id(tensor.untyped_storage()) for tensor in _dense(given)}
     return all(storage_id(tensor.untyped_storage()) in storages for tensor in results)
+
+
+def _dense(value: object) -> list[torch.Tensor]:
+    """The tensors in `value`; in the place of a sparse one its places and numbers."""
+    return [part for tensor in tensors(value) for part in dense_parts(tensor)]
+
+
+def _at_most(
+    accesses: Iterable[Access], tensors: Iterable[torch.Tensor], numbers: Mapping[torch.Size, int]
+) -> tuple[Access, ...]:
+    """The accesses, with at most so many numbers of each tensor of such a shape."""
+    return tuple(
+        dataclasses.replace(
+            access, num_elements=min(access.num_elements, numbers.get(tensor.shape, access.num_elements))
+        )
+        for access, tensor in zip(accesses, tensors, strict=True)
+    )
 
 
 def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:

@@ -25,7 +25,7 @@ from vivace.job import Batch, Job, blame, load
 from vivace.session.opening import parts_of
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import batch_size, bytes_of
-from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
+from vivace.torch_internals.tensors import FakeBuildMode, FakeCopyMode, FakeTensorMode, tree_map_only
 from vivace.work.bins import bins_of, item_bytes_of
 from vivace.work.count import Work, count_work
 
@@ -76,7 +76,9 @@ def _counted(job: Job, batch: Batch) -> tuple[str, Step]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
         try:
-            return "fake", _step(job, _built(job), fake)
+            with FakeBuildMode():
+                built = _built(job)
+            return "fake", _step(job, built, fake)
         except VivaceError:
             raise
         except Exception:
@@ -106,6 +108,8 @@ def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
     model.train()
     optimizer = job.optimizer(model) if job.optimizer else None
 
+    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
     def run() -> None:
         if job.step is not None:
             job.step(model, optimizer, batch)
@@ -116,6 +120,9 @@ def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
             optimizer.step()
 
     try:
+        if any(isinstance(module, tables) and module.sparse for module in model.modules()):
+            run()  # the first update makes states as large as the tables; all others touch rows alone
+            model.zero_grad()
         work = count_work(run)
     except VivaceError:
         raise

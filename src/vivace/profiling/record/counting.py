@@ -15,7 +15,7 @@ from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.modules import ModuleRanges
 from vivace.tensors.trees import bytes_of
-from vivace.torch_internals.tensors import Operator, current_dispatch_mode, storage_id
+from vivace.torch_internals.tensors import Operator, current_dispatch_mode, dense_parts, storage_id
 from vivace.work.bins import bins_of
 from vivace.work.count import KernelCounter
 
@@ -92,18 +92,18 @@ class CountedStep:
             self.guard.off = True
 
     def _note_kept(self, tensor: torch.Tensor) -> None:
-        storage, number = tensor.untyped_storage(), self.hooks.clock.step.backwards
-        key = storage_id(storage)
-        if (number, key) not in self._seen and key not in self._parameters:
-            self._seen.add((number, key))
-            stack = self.modules.stack
-            self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
+        number, stack = self.hooks.clock.step.backwards, self.modules.stack
+        for storage in (part.untyped_storage() for part in dense_parts(tensor)):
+            key = storage_id(storage)
+            if (number, key) not in self._seen and key not in self._parameters:
+                self._seen.add((number, key))
+                self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
 
     def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        self.gradient_bytes += bytes_of(p.grad for p in parameters if p.grad is not None)
+        self.gradient_bytes += sum(bytes_of(dense_parts(p.grad)) for p in parameters if p.grad is not None)
 
 
 class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]

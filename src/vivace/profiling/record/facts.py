@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
@@ -28,7 +28,7 @@ from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
-from vivace.torch_internals.tensors import storage_id
+from vivace.torch_internals.tensors import dense_parts, storage_id
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -72,8 +72,9 @@ def held_bytes(hooks: LoopHooks) -> int:
     found = list(parameters(hooks))
     grads = [p.grad for p in found if p.grad is not None]
     state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
-    for tensor in [*found, *grads, *state, *tensors_of(hooks.batch)]:
-        storage = tensor.untyped_storage()
+    held = [*found, *grads, *state, *tensors_of(hooks.batch)]
+    for part in itertools.chain.from_iterable(map(dense_parts, held)):
+        storage = part.untyped_storage()
         storages[storage_id(storage)] = storage.nbytes()
     return sum(storages.values())
 
@@ -266,6 +267,7 @@ def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "prefetch_factor": loader.prefetch_factor,
         "dataset": type(dataset).__name__,
         "dataset_length": known_length(dataset),
+        "stream": isinstance(dataset, IterableDataset),
         "sampler": type(sampler).__name__,
         "batches": steps,
     }

@@ -14,6 +14,7 @@ from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks, Patches, tensors_of
 from vivace.profiling.record.sites import calling_site
 from vivace.torch_internals.modules import is_acting
+from vivace.torch_internals.tensors import dense_parts
 
 SMALLEST_NORMAL = 2.0**-14  # of float16
 SAMPLE = 256  # gradients of the largest weight
@@ -247,16 +248,17 @@ class PrecisionWatch:
         self._stepped.add(id(optimizer))
         if self.examine:
             found = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-            tiny = {id(p): int(((p.grad != 0) & (p.grad.abs() < SMALLEST_NORMAL)).sum()) for p in found}
+            numbers = {id(p): dense_parts(p.grad)[-1] for p in found}
+            tiny = {key: int(((n != 0) & (n.abs() < SMALLEST_NORMAL)).sum()) for key, n in numbers.items()}
             self._tiniest.update(tiny)
-            self._tiny.append(sum(tiny.values()) / max(1, sum(int((p.grad != 0).sum()) for p in found)))
+            self._tiny.append(sum(tiny.values()) / max(1, sum(int((n != 0).sum()) for n in numbers.values())))
 
     def _find_overflow(self, optimizer: torch.optim.Optimizer) -> None:
         """The first parameter, from the loss backwards, whose gradient is not finite."""
         if self.not_finite is not None:
             return
         found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        bad = [p for p in found if not bool(torch.isfinite(p.grad).all())]
+        bad = [p for p in found if not bool(torch.isfinite(dense_parts(p.grad)[-1]).all())]
         self.not_finite = f"{len(bad)} of {len(found)} gradients" if bad else "none"
         self._overflown = id(bad[-1]) if bad else None
 
