@@ -9,7 +9,7 @@ from torch.nn import functional
 import vivace
 from vivace.memory.fits import Fit, draw, fits
 from vivace.memory.predict import PARTS, predict
-from vivace.memory.workspace import GpuWorkspaces
+from vivace.memory.workspace import GpuWorkspaces, Workspace
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import first_batches, start
@@ -168,8 +168,8 @@ def test_workspaces_follow_torch_and_its_settings(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     kept = GpuWorkspaces.of_torch()
     product, pair = torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2))
-    told = [kept.bytes_for(product, pair, phase) for phase in ("forward", "forward", "backward", "backward")]
-    assert told == [(8 * MIB + 2**17, True), (0, True)] * 2
+    told = [kept.taken(product, pair, phase) for phase in ("forward", "forward", "backward", "backward")]
+    assert told == [Workspace(8 * MIB + 2**17, stays=True), Workspace(0, stays=True)] * 2
 
 
 def test_a_plan_for_gpus_is_predicted_without_one():
@@ -183,6 +183,39 @@ def test_a_plan_for_gpus_is_predicted_without_one():
     assert ahead.peak_bytes == alone.peak_bytes + batch
     with pytest.raises(vivace.Refused, match="it acts on cuda, and this job runs on cpu"):
         predict(wide(), Plan.from_dict(plan))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_autocast_computes_in_float32_what_it_does_on_a_gpu():
+    """A CPU's leaves a norm, a softmax and a power of sixteen bits in sixteen bits."""
+
+    class Halves(nn.Module):
+        def forward(self, x):
+            seen.extend((functional.layer_norm(x, (8,)).dtype, x.softmax(1).dtype, x.exp().dtype))
+            return x.sum(1, keepdim=True) + x.pow(2)
+
+    seen = []
+    job = vivace.Job(**{**vars(wide()), "model": lambda: nn.Sequential(nn.Linear(64, 8), Halves())})
+    plan = Plan.from_dict({"bf16_autocast": {}})
+    predict(job, plan)
+    assert set(seen[:3]) == {torch.bfloat16}
+    seen.clear()
+    predict(job, plan, device="cuda")
+    assert set(seen[:3]) == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.ones(2, 2, dtype=torch.bfloat16).softmax(1).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_rms_norm_keeps_its_input_and_a_number_for_each_row():
+    def job(norm):
+        model = lambda: nn.Sequential(nn.Linear(64, 256), norm(256), nn.Linear(256, 8))  # noqa: E731
+        return vivace.Job(**{**vars(wide()), "model": model})
+
+    plain, normed = (
+        predict(job(norm), device="cuda").parts["activations"] for norm in (nn.Identity, nn.RMSNorm)
+    )
+    assert normed == plain + 1024 * (256 + 1) * 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
