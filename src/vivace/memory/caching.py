@@ -3,7 +3,8 @@
 Sizes are rounded up to 512 bytes and served from free blocks, best fit first; where none fits, a segment is
 reserved: 2 MiB for up to 1 MiB, 20 MiB for up to 10 MiB, else the size rounded up to 2 MiB. What is left of a
 block is split off; freed neighbours join. Of blocks of one size that in the oldest segment is taken, and no
-stream gets a block of another one. Source: c10/cuda/CUDACachingAllocator.cpp in PyTorch 2.11 to 2.15.
+stream gets a block of another one; before PyTorch 2.15 that is the first in memory, which is the same where
+segments follow each other there. Source: c10/cuda/CUDACachingAllocator.cpp in PyTorch 2.11 to 2.15.
 """
 
 from __future__ import annotations
