@@ -108,7 +108,8 @@ def _in_float32(operator: Operator, *arguments: Any, **keywords: Any) -> Any:
         arguments, keywords = map_tensors((arguments, keywords), _widened)
     elif arguments[0].dtype in _HALVES and given.get("dtype") is None:
         if operator in (torch.ops.aten.softmax.int, torch.ops.aten.log_softmax.int):
-            return _SoftmaxOfHalves.apply(arguments[0], operator is torch.ops.aten.softmax.int)
+            multiplies = operator is torch.ops.aten.softmax.int
+            return _SoftmaxOfHalves.apply(arguments[0], multiplies)  # type: ignore[no-untyped-call]
         keywords["dtype"] = torch.float32
     with torch.autocast("cpu", enabled=False):
         return operator(*arguments, **keywords)
