@@ -24,6 +24,7 @@ import vivace
 from vivace.errors import Refused
 from vivace.memory.predict import predict
 from vivace.session.opening import start
+from vivace.tensors.trees import map_tensors
 
 Row = dict[str, Any]
 
@@ -60,15 +61,39 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """A model of the next token."""
 
-    def __init__(self, tokens: int, width: int, heads: int, depth: int, length: int) -> None:
+    def __init__(
+        self, tokens: int, width: int, heads: int, depth: int, length: int, block: type[nn.Module] = Block
+    ) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(tokens, width), nn.Parameter(torch.zeros(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(block(width, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the scores of each next token."""
         return self.head(self.norm(self.blocks(self.embed(tokens) + self.place)))
+
+
+class Written(nn.Module):
+    """A block that is written out: RMSNorm, attention by a softmax, and a gate."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attend, self.out = nn.Linear(width, 3 * width, False), nn.Linear(width, width, False)
+        self.gate, self.up = (nn.Linear(width, 3 * width, False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sequence, attended to."""
+        batch, length, width = x.shape
+        parts = self.attend(self.before(x)).chunk(3, -1)
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
+        scores = (query @ key.transpose(-1, -2) / (width / self.heads) ** 0.5).softmax(-1)
+        x = x + self.out((scores @ value).transpose(1, 2).reshape(batch, length, width))
+        given = self.between(x)
+        return x + self.down(functional.silu(self.gate(given)) * self.up(given))
 
 
 class Encoder(nn.Module):
@@ -158,7 +183,10 @@ NETWORKS: dict[str, Callable[[], vivace.Job]] = {
         lambda: LanguageModel(128, 256, 4, 6, 256), (64, 256), whole=True, targets=(64, 256)
     ),
     "gpt": lambda: _job(
-        lambda: LanguageModel(32000, 768, 12, 12, 1024), (2, 1024), whole=True, targets=(2, 1024)
+        lambda: LanguageModel(32000, 768, 12, 12, 1024), (4, 1024), whole=True, targets=(4, 1024)
+    ),
+    "written_gpt": lambda: _job(
+        lambda: LanguageModel(8000, 512, 8, 6, 512, Written), (8, 512), whole=True, targets=(8, 512)
     ),
     "encoder": lambda: _job(Encoder, (64, 128), whole=True),
     "vit_b_16": _pictures("vit_b_16", 32),
@@ -247,7 +275,19 @@ def _made(operator: Any, given: tuple[Any, ...]) -> Any:
         return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cuda")
 
     made = operator(*(one.to("meta") if isinstance(one, Tensor) else one for one in given))
+    if any(map(_is_channels_last, given)):  # then cuDNN returns so, too
+        order = {"memory_format": torch.channels_last}
+        made = map_tensors(made, lambda one: one.contiguous(**order) if one.dim() == 4 else one)
     return there(made) if isinstance(made, Tensor) else tuple(map(there, made))
+
+
+def _is_channels_last(one: Any) -> bool:
+    return (
+        isinstance(one, Tensor)
+        and one.dim() == 4
+        and one.is_contiguous(memory_format=torch.channels_last)
+        and not one.is_contiguous()
+    )
 
 
 def compared(asked: list[list[str]]) -> Iterator[Row]:

@@ -152,7 +152,8 @@ static cudaError_t allocate(void **place, size_t bytes, enum cudaMemoryType type
     bytes = (bytes + 8191) / 4096 * 4096;
     if (type == cudaMemoryTypeDevice && used_bytes + bytes > total_bytes())
         return failed(cudaErrorMemoryAllocation);
-    *place = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    static char *after = (char *)0x200000000000; // one after the other, by which torch before 2.15 chooses among equals
+    *place = mmap(__atomic_fetch_add(&after, bytes, __ATOMIC_RELAXED), bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (*place == MAP_FAILED)
         return failed(cudaErrorMemoryAllocation);
     struct block *made = malloc(sizeof *made);
@@ -481,7 +482,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, c
 
 static int done(void) { return 0; }
 static int reserve(void **place, size_t bytes, size_t alignment, void *wish, unsigned long long flags) {
-    *place = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    static char *after = (char *)0x200000000000; // one after the other, by which torch before 2.15 chooses among equals
+    *place = mmap(__atomic_fetch_add(&after, bytes, __ATOMIC_RELAXED), bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return *place == MAP_FAILED ? cudaErrorMemoryAllocation : 0;
 }
 static int create(unsigned long long *handle, size_t bytes, const void *properties, unsigned long long flags) {

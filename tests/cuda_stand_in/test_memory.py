@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from vivace.memory.caching import CachingAllocator
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FREE = "from vivace.tuning.budget import free_bytes; print(free_bytes())"
 
@@ -64,6 +66,45 @@ def test_a_batch_ahead_takes_what_is_predicted_without_a_gpu(stand_in):
     assert [after - before for before, after in zip(plain, ahead, strict=True)] == [BATCH_BYTES] * 2
 
 
+ALLOCATED = """
+import json
+import torch
+from torch import nn
+
+torch.cuda.memory._record_memory_history(max_entries=10**5, stacks="python")
+model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(6))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+side = torch.cuda.Stream()
+for length in (4096, 7000, 1024, 9000, 4096):
+    with torch.cuda.stream(side):
+        batch = torch.zeros(length, 512).to("cuda")
+    batch.record_stream(torch.cuda.current_stream())
+    model(batch).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(json.dumps(torch.cuda.memory._snapshot()["device_traces"][0]))
+"""
+
+
+def test_the_model_of_the_allocator_hands_out_what_torchs_own_does(stand_in):
+    """Of each allocation: the same place in the same segment."""
+    allocator, live, segments, num = CachingAllocator(), {}, [], 0
+    for event in json.loads(stand_in.python(ALLOCATED).splitlines()[-1]):
+        address, size = event["addr"], event["size"]
+        if event["action"] == "segment_alloc":
+            segments.append((allocator.reserved, size, address))
+        elif event["action"] == "alloc":
+            live[address] = num = num + 1
+            allocator.allocate(num, size, event["stream"])
+            place = allocator._used[num][0].address
+            base, there = next((base, there) for base, room, there in segments if 0 <= place - base < room)
+            assert address == there + place - base
+        elif event["action"] == "free_completed":
+            allocator.free(live.pop(address))
+    assert allocator.reserved == sum(room for _, room, _ in segments)
+    assert num > 200
+
+
 PAIRS = [
     ("small_mlp", "reference"),
     ("small_gpt", "bf16"),
@@ -71,6 +112,8 @@ PAIRS = [
     ("encoder", "pieces"),  # its layers are deep copies
     ("resnet18", "channels_last"),
     ("mobilenet_v3_small", "pieces"),
+    ("written_gpt", "recomputed"),  # its own attention and RMSNorm
+    ("small_mlp", "ahead"),  # a batch on a stream of its own
 ]
 
 

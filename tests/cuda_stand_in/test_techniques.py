@@ -21,6 +21,7 @@ from vivace.testing import jobs
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", category=FutureWarning)
 torch.backends.cudnn.enabled = False  # it is not stood in for
+torch.backends.cuda.enable_cudnn_sdp(False)
 torch.manual_seed(0)
 machine = inspect()
 ALONE = sys.argv[1] == "alone"
@@ -38,12 +39,17 @@ else:
     wanted = [p for p in combinations([c for c in every if c.card.stage != Stage.DATA or on_gpus_only(c)], 2)
               if any(map(on_gpus_only, p))]
 found = {}
+
+def allocated():
+    torch._C._cuda_clearCublasWorkspaces()  # which torch keeps before 2.15
+    return torch.cuda.memory_allocated()
+
 gc.collect()
 gc.freeze()  # what is there now need not be looked at again
 for classes in wanted:
     name = " + ".join(cls.name for cls in classes)
     for job in ("mlp", "cnn", "transformer")[: None if ALONE else 1]:
-        held = torch.cuda.memory_allocated()
+        held = allocated()
         try:
             plan = Plan([cls() for cls in classes])
             with start(getattr(jobs, job)(), plan, machine) as session:
@@ -58,7 +64,7 @@ for classes in wanted:
             outcome = f"FAILED: {type(error).__name__}: {error}"
         session = batch = None
         gc.collect()
-        left = torch.cuda.memory_allocated() - held
+        left = allocated() - held
         found[f"{name} on {job}"] = outcome if left <= 0 else f"{outcome}; {left} bytes stay allocated"
 print(json.dumps(found))
 """

@@ -44,6 +44,24 @@ def test_the_smallest_block_that_fits_is_taken():
     assert allocator.reserved == 62 * MIB
 
 
+def test_of_equal_blocks_that_of_the_oldest_segment_is_taken_whatever_the_process_did_before():
+    allocator = CachingAllocator()
+    for key in range(3):
+        allocator.allocate(key, 30 * MIB)
+    for key in (2, 0, 1):
+        allocator.free(key)
+    allocator.allocate(3, 29 * MIB + 1)  # the whole first segment: less than 1 MiB is not split off
+    allocator.allocate(4, 20 * MIB)  # the second
+    for key, expected in ((3, 0), (4, 30 * MIB)):
+        assert allocator._used[key][0].address == expected
+
+
+def test_a_stream_gets_no_memory_of_another_one():
+    moves = [(0, 15 * MIB), (0, -1), (1, 15 * MIB)]
+    assert simulate(moves).reserved == 16 * MIB
+    assert simulate(moves, {1}).reserved == 32 * MIB
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40 * MIB), st.booleans()), max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_what_is_handed_out_is_reserved_and_comes_back_whole(steps):

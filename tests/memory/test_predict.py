@@ -12,7 +12,7 @@ from vivace.advising.predict import Predictor
 from vivace.advising.source import counted_model
 from vivace.memory.fits import Fit, draw, fits
 from vivace.memory.predict import PARTS, predict
-from vivace.memory.workspace import GpuWorkspaces
+from vivace.memory.workspace import GpuWorkspaces, Workspace
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import first_batches, start
@@ -171,8 +171,8 @@ def test_workspaces_follow_torch_and_its_settings(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     kept = GpuWorkspaces.of_torch()
     product, pair = torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2))
-    told = [kept.bytes_for(product, pair, phase) for phase in ("forward", "forward", "backward", "backward")]
-    assert told == [(8 * MIB + 2**17, True), (0, True)] * 2
+    told = [kept.taken(product, pair, phase) for phase in ("forward", "forward", "backward", "backward")]
+    assert told == [Workspace(8 * MIB + 2**17, stays=True), Workspace(0, stays=True)] * 2
 
 
 def test_a_plan_for_gpus_is_predicted_without_one():
@@ -186,6 +186,40 @@ def test_a_plan_for_gpus_is_predicted_without_one():
     assert ahead.peak_bytes == alone.peak_bytes + batch
     with pytest.raises(vivace.Refused, match="it acts on cuda, and this job runs on cpu"):
         predict(wide(), Plan.from_dict(plan))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_autocast_computes_in_float32_what_it_does_on_a_gpu():
+    """A CPU's leaves a norm, a softmax and a power of sixteen bits in sixteen bits."""
+
+    class Halves(nn.Module):
+        def forward(self, x):
+            seen.extend((functional.layer_norm(x, (8,)).dtype, x.softmax(1).dtype, x.exp().dtype))
+            return x.sum(1, keepdim=True) + x.pow(2)
+
+    seen = []
+    job = vivace.Job(**{**vars(wide()), "model": lambda: nn.Sequential(nn.Linear(64, 8), Halves())})
+    plan = Plan.from_dict({"bf16_autocast": {}})
+    predict(job, plan)
+    assert set(seen[:3]) == {torch.bfloat16}
+    seen.clear()
+    predict(job, plan, device="cuda")
+    assert set(seen[:3]) == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.ones(2, 2, dtype=torch.bfloat16).softmax(1).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_rms_norm_keeps_its_input_and_a_number_for_each_row():
+    rows = 2**16  # so that the peak is that of the activations
+    job = vivace.Job(
+        model=lambda: nn.Sequential(nn.Linear(64, 256), nn.RMSNorm(256), nn.Linear(256, 8)),
+        data=lambda: [(torch.ones(rows, 64), torch.zeros(rows, dtype=torch.long))],
+        loss=wide().loss,
+        optimizer=wide().optimizer,
+    )
+    loss, normed = 4, rows * 256 * 4
+    assert predict(job, device="cuda").parts["activations"] == 2 * normed + rows * 4 + loss
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

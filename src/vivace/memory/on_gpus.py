@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from vivace.tensors.precision import ON_CPUS
+from vivace.tensors.trees import map_tensors
+from vivace.torch_internals.tensors import Operator, kernels_for, schema_of, scoped_library
 
 _attend_here = functional.scaled_dot_product_attention
 _drop_here = functional.dropout
@@ -18,9 +21,9 @@ _drop_here = functional.dropout
 
 @contextlib.contextmanager
 def as_on_gpus() -> Iterator[None]:
-    """Inside, attention with dropout keeps no scores, dropout keeps a byte for each number, and no LayerNorm
-    computes in fp32 for the sake of a CPU's sums.
+    """Inside, attention with dropout keeps no scores, dropout a byte for each number, RMSNorm little else.
 
+    Autocast computes in float32 what it does on a GPU, and LayerNorm nothing for the sake of a CPU's sums.
     Functions are replaced in `torch.nn.functional`, of whose own a mode sees no inside, and where they are
     called by another name.
     """
@@ -29,7 +32,10 @@ def as_on_gpus() -> Iterator[None]:
     on_cpus = dict(ON_CPUS)
     ON_CPUS.clear()
     try:
-        with _OnGpus():
+        with _OnGpus(), scoped_library("aten", "IMPL") as library:
+            for name, operator in _float32_on_gpus():
+                library.impl(name, partial(_in_float32, operator), "AutocastCPU")
+            library.impl("rms_norm", _rms_norm, "AutogradCPU")
             yield
     finally:
         ON_CPUS.update(on_cpus)
@@ -70,6 +76,96 @@ def _drop(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: b
     if inplace or not training or not 0.0 < p < 1.0:
         return _drop_here(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
+
+
+# For these, too, autocast has kernels on GPUs and not on CPUs, though not to compute in float32
+# (aten/src/ATen/autocast_mode.h): products, and what takes the widest type of its inputs.
+_OTHERS = (
+    *("_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "_cudnn_rnn"),
+    *("addmv", "addr", "chain_matmul", "einsum", "linalg_multi_dot", "mv"),
+    *("_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell"),
+    *("gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell", "addcdiv", "addcmul", "atan2", "bilinear"),
+    *("cross", "dot", "index_put", "scatter_add", "tensordot", "vdot"),
+)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _float32_on_gpus() -> Iterator[tuple[str, Operator]]:
+    """The operators that autocast computes in float32 on GPUs, and leaves alone on CPUs."""
+    others = {*kernels_for("AutocastCPU"), *(f"aten::{name}" for name in _OTHERS)}
+    for full in kernels_for("AutocastCUDA"):
+        namespace, _, name = full.partition("::")
+        if namespace == "aten" and full not in others:
+            packet, _, overload = name.partition(".")
+            yield name, getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _in_float32(operator: Operator, *arguments: Any, **keywords: Any) -> Any:
+    """Ask for a result in float32 where one can, as a GPU's autocast does; else widen the inputs."""
+    names = [argument.name for argument in schema_of(operator).arguments]
+    given = dict(zip(names, arguments, strict=False)) | keywords
+    if "dtype" not in names:
+        arguments, keywords = map_tensors((arguments, keywords), _widened)
+    elif arguments[0].dtype in _HALVES and given.get("dtype") is None:
+        if operator in (torch.ops.aten.softmax.int, torch.ops.aten.log_softmax.int):
+            multiplies = operator is torch.ops.aten.softmax.int
+            return _SoftmaxOfHalves.apply(arguments[0], multiplies)  # type: ignore[no-untyped-call]
+        keywords["dtype"] = torch.float32
+    with torch.autocast("cpu", enabled=False):
+        return operator(*arguments, **keywords)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALVES else tensor
+
+
+def _rms_norm(
+    input: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """Of one type a GPU has a kernel; where input and weight differ it is written out, as here."""
+    if weight is not None and weight.dtype == input.dtype:
+        result: torch.Tensor = _RmsNorm.apply(input, weight, len(shape))  # type: ignore[no-untyped-call]
+        return result
+    wide = _widened(input)
+    normed = wide * (wide.pow(2).mean(tuple(range(-len(shape), 0)), True) + (eps or 1e-6)).rsqrt()
+    return (normed if weight is None else normed * weight).type_as(input)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """A GPU's kernel, which keeps its input and a number for each row. On fake tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, num_dims: int) -> torch.Tensor:
+        """Keep the input, the weight and a number for each row."""
+        rows = input.shape[: input.dim() - num_dims]
+        ctx.save_for_backward(input, weight, torch.empty(rows, dtype=torch.float32))
+        return torch.empty_like(input)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """The gradients of input and weight."""
+        input, weight, _ = ctx.saved_tensors
+        return torch.empty_like(input), torch.empty_like(weight), None
+
+
+class _SoftmaxOfHalves(torch.autograd.Function):
+    """A GPU's kernel takes sixteen bits and gives float32, of which a CPU's needs a copy. On fake tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, halves: torch.Tensor, multiplies: bool) -> torch.Tensor:
+        """Keep the result, by which the gradient is multiplied first where the logarithm is not taken."""
+        result = torch.empty_like(halves, dtype=torch.float32)
+        ctx.save_for_backward(result)
+        ctx.dtype, ctx.multiplies = halves.dtype, multiplies
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The gradient of the input, in its type."""
+        found = torch.empty_like(gradient, dtype=ctx.dtype)
+        if ctx.multiplies:
+            torch.empty_like(gradient)
+        return found, None
 
 
 _OWN: dict[Callable[..., Any], Callable[..., Any]] = {_attend_here: _attend, torch.dropout: _drop}

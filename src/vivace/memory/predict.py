@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -132,18 +132,14 @@ def _followed(asked: _Asked, built: object) -> Prediction:
         if asked.device != there.type:
             _use_foreach(session)
         stack.enter_context(session)
-        placed = map_tensors(asked.batch, lambda t: fake.from_tensor(t).to(there))
-        waiting = [map_tensors(placed, torch.clone) for _ in range(asked.more)]
-        _note_batch(watch, [placed, waiting])
-        if asked.device == "cuda":  # where nobody holds a batch as it came, once the plan has put it in order
-            placed = session.place(placed)
-            _note_batch(watch, placed)
+        batch = map_tensors(asked.batch, lambda t: fake.from_tensor(t).to(there))
         if session.build.facts.skipped_steps is not None:
             stack.enter_context(_NoOverflow(watch))
         with _phases(session, watch, parts, updates):
-            for _ in range(STEPS):
+            for given in _fed(asked, session, watch, batch):
                 start = len(watch.moves)
-                _step(session, placed)
+                _step(session, given)
+                del given  # before the next one is there
         _name_parts(watch, session, parts)
         if asked.ranks > 1:
             divide(watch, parts, asked.ranks)
@@ -168,9 +164,25 @@ class _NoOverflow(OperatorMode):  # type: ignore[no-untyped-call]
             return 0.0
 
 
-def _note_batch(watch: Watch, batch: object) -> None:
-    for tensor in tensors([batch]):
-        watch.made_in[watch.note(tensor)] = "batch"
+def _fed(asked: _Asked, session: Session, watch: Watch, batch: Batch) -> Iterator[Batch]:
+    """The batch of each step on the device: a new one on a GPU, copied ahead where `more` are asked for."""
+    if asked.device == "cpu":
+        yield from [_noted(watch, batch)] * STEPS
+        return
+    ahead: list[Batch] = []
+    for _ in range(STEPS + asked.more):
+        ahead.append(_noted(watch, map_tensors(batch, torch.clone), aside=True) if asked.more else batch)
+        if len(ahead) > asked.more:
+            held = ahead.pop(0)  # by a loop over batches, until it has the next one
+            yield _noted(watch, session.place(held if asked.more else map_tensors(held, torch.clone)))
+
+
+def _noted(watch: Watch, batch: Batch, *, aside: bool = False) -> Batch:
+    """The batch, counted as one; `aside` where a stream of its own has made it."""
+    keys = {watch.note(tensor) for tensor in tensors([batch])}
+    watch.made_in.update(dict.fromkeys(keys, "batch"))
+    watch.aside.update(keys if aside else ())
+    return batch
 
 
 def _of_one_rank(plan: Plan) -> Plan:
@@ -291,7 +303,7 @@ def _at_peak(watch: Watch, parts: dict[int, str], start: int) -> Prediction:
     for key in at_peak:
         kind = "activations" if watch.made_in[key] == "forward" else "temporary"
         found[parts.get(key, kind)] += watch.sizes[key]
-    return Prediction(highest, dict(found), simulate(watch.moves))
+    return Prediction(highest, dict(found), simulate(watch.moves, watch.aside))
 
 
 def _highest(watch: Watch, start: int) -> tuple[int, int]:

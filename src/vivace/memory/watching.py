@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vivace.memory.workspace import GpuWorkspaces, workspace_bytes
+from vivace.memory.workspace import GpuWorkspaces, Workspace, workspace_bytes
 from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of, storage_id, tree_leaves
 
 WORKSPACE = "workspace"  # the phase of what operators hold for themselves
@@ -19,7 +19,8 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes each storage that an operator makes, and its end. Entered after the fake mode.
 
     `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. What
-    operators hold for themselves while they run counts too, on a CPU or a `gpu`.
+    operators hold for themselves while they run counts too, on a CPU or a `gpu`. The keys in `aside` are on a
+    stream of their own.
     """
 
     def __init__(self, gpu: GpuWorkspaces | None = None) -> None:
@@ -29,21 +30,25 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
         self.phase = "build"
         self.made_in: dict[int, str] = {}
         self.sizes: dict[int, int] = {}
+        self.aside: set[int] = set()
         self._keys: dict[int, int] = {}  # address of a live storage -> key
 
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run the operator, then note the new storages among its results."""
+        if self.phase == "backward" and _adds_gradients(function, arguments):
+            return arguments[0].add_(arguments[1])
         result = function(*arguments, **keywords)
         if self.gpu is None and (extra := workspace_bytes(function, arguments, result)):
             self._move(extra, WORKSPACE)()
+        taken = Workspace() if self.gpu is None else self.gpu.taken(function, arguments, self.phase)
+        end = self._move(taken.num_bytes, WORKSPACE) if taken.num_bytes and taken.first else None
         for leaf in () if _is_view(function) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.note(leaf)
-        if self.gpu is not None:
-            extra, stays = self.gpu.bytes_for(function, arguments, self.phase)
-            end = self._move(extra, WORKSPACE) if extra else None
-            if end is not None and not stays:
-                end()
+        if taken.num_bytes and not taken.first:
+            end = self._move(taken.num_bytes, WORKSPACE)
+        if end is not None and not taken.stays:
+            end()
         return result
 
     def note(self, tensor: torch.Tensor) -> int:
@@ -65,6 +70,22 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     def _end(self, address: int, end: Callable[[], None]) -> None:
         self._keys.pop(address, None)
         end()
+
+
+def _adds_gradients(function: Operator, arguments: tuple[Any, ...]) -> bool:
+    """Is it autograd's sum of two gradients? In the first one's place, where nobody else has its memory.
+
+    Of fake tensors autograd makes a new one (torch/csrc/autograd/input_buffer.cpp).
+    """
+    if function is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+        return False
+    one, other = arguments[:2]
+    return (
+        isinstance(other, torch.Tensor)
+        and one is not other
+        and (one.shape, one.dtype) == (other.shape, other.dtype)
+        and one.untyped_storage().nbytes() == one.nbytes
+    )
 
 
 @functools.cache

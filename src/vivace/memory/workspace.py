@@ -4,8 +4,9 @@ A convolution on a CPU copies its inputs into oneDNN's blocked layout and its re
 are channels-last. The sums follow the order of its allocations, as torch's profiler shows them (torch 2.15).
 
 A matrix product on a GPU gives cuBLAS a workspace from the caching allocator, of a size that is fixed
-(aten/src/ATen/cuda/CublasHandlePool.cpp), and a sum over many rows takes one. What cuDNN takes for a
-convolution is chosen on the GPU itself, and not known here.
+(aten/src/ATen/cuda/CublasHandlePool.cpp), and a sum over many rows takes one. LayerNorm copies what is not
+contiguous, and the gradient of a softmax takes as much again. What cuDNN takes for a convolution is chosen on
+the GPU itself, and not known here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import dataclasses
 import math
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,9 +27,19 @@ HOPPER = (9, 0)
 BLAS_BYTES, BLAS_BYTES_BEFORE_HOPPER = 32 * KIB**2, (2 * 4096 + 8 * 16) * KIB
 EPILOGUE_BYTES = KIB**2  # of a product with a bias, which cublasLt adds
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+# Norms, and of how many inputs they read the numbers in order (ATen/native/cuda/layer_norm_kernel.cu).
+READ_CONTIGUOUS = {"aten::native_layer_norm": 1, "aten::native_layer_norm_backward": 2}
 FREES_WORKSPACES = (2, 15)  # torch from then on, after each product; before, each thread keeps its own
 WARP, MOST_THREADS = 32, 512  # of a block that sums
 FEW_VALUES, MANY_VALUES = 16, 256  # of a thread that sums
+
+
+class Workspace(NamedTuple):
+    """What an operator takes beside its result: does it stay taken, and is it there before the result?"""
+
+    num_bytes: int = 0
+    stays: bool = False
+    first: bool = False
 
 
 @dataclasses.dataclass
@@ -61,28 +72,35 @@ class GpuWorkspaces:
         found.keeps = version < FREES_WORKSPACES
         return found
 
-    def bytes_for(self, function: Operator, arguments: tuple[Any, ...], phase: str) -> tuple[int, bool]:
-        """What one call of an operator in this phase takes beside its result, and whether it stays taken."""
+    def taken(self, function: Operator, arguments: tuple[Any, ...], phase: str) -> Workspace:
+        """What one call of an operator in this phase takes beside its result."""
         name = schema_of(function).name
         if name == "aten::sum" and len(arguments) > 1 and arguments[1]:
-            return self._partial_sums(arguments[0], arguments[1]), False
+            return Workspace(self._partial_sums(arguments[0], arguments[1]))
+        if name == "aten::_softmax_backward_data":  # gradient times result (ATen/native/cuda/SoftMax.cu)
+            return Workspace(_bytes(arguments[0]))
+        if name in READ_CONTIGUOUS:
+            inputs = arguments[: READ_CONTIGUOUS[name]]
+            return Workspace(sum(_bytes(one) for one in inputs if not one.is_contiguous()), first=True)
         if name not in PRODUCTS:
-            return 0, False
+            return Workspace()
         if self.keeps:
             by_autograd = phase == "backward"  # whose thread has one of its own
             is_new = by_autograd not in self.kept
             self.kept.add(by_autograd)
-            return self.blas_bytes if is_new else 0, True
+            return Workspace(self.blas_bytes if is_new else 0, stays=True)
         has_epilogue = name == "aten::addmm" and arguments[0].dim() == 1
-        return EPILOGUE_BYTES if has_epilogue else self.blas_bytes, False
+        return Workspace(EPILOGUE_BYTES if has_epilogue else self.blas_bytes)
 
     def _partial_sums(self, tensor: torch.Tensor, dims: list[int]) -> int:
-        """Of a sum over the leading dimensions, as of a bias's gradient (ATen/native/cuda/Reduce.cuh)."""
-        if not tensor.is_contiguous() or sorted(dims) != list(range(len(dims))) or len(dims) >= tensor.dim():
+        """Of a sum over the outermost dimensions, as of a bias's gradient (ATen/native/cuda/Reduce.cuh)."""
+        order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+        summed = {dim % tensor.dim() for dim in dims}
+        if not tensor.permute(order).is_contiguous() or summed != set(order[: len(dims)]):
             return 0
-        columns = math.prod(tensor.shape[len(dims) :])
+        columns = math.prod(tensor.shape[dim] for dim in order[len(dims) :])
         rows = tensor.numel() // max(1, columns)
-        if not rows or not columns:
+        if not rows or not columns or len(dims) >= tensor.dim():
             return 0
         vector = next(size for size in (4, 2, 1) if columns % size == 0)
         most, wide = MOST_THREADS // vector, columns // vector

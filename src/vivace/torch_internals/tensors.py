@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -135,6 +136,18 @@ read_number: Operator = named(
     "torch.ops.aten._local_scalar_dense.default", lost="a number of a part is taken for one of the whole"
 )
 """The operator by which one number of a tensor becomes one of Python's."""
+
+kernels_for: Callable[[str], list[str]] = named(
+    "torch._C._dispatch_get_registrations_for_dispatch_key",
+    lost="what autocast computes in float32 on a GPU cannot be predicted without one",
+)
+"""The operators, with their overloads, that have a kernel of their own for a dispatch key."""
+
+scoped_library: Callable[..., AbstractContextManager[torch.library.Library]] = named(
+    "torch.library._scoped_library",
+    lost="what autocast computes in float32 on a GPU cannot be predicted without one",
+)
+"""``("aten", "IMPL")``: kernels of one's own for torch's operators, as long as it is entered."""
 
 _excluding: Callable[[Any, bool], Any] = named(
     "torch._C._SetExcludeDispatchKeyGuard", lost="checkpoint cannot keep the results of products"
