@@ -311,6 +311,43 @@ def test_a_wrong_update_never_acts(led, monkeypatch):
     assert not told["plan"]
 
 
+def decay_lost(optimizer):
+    """In its last group, as a fused implementation may forget it."""
+    for group in optimizer.param_groups[-1:]:
+        group["weight_decay"] = 0.0
+
+
+def larger_by_a_hook(optimizer):
+    optimizer.register_step_pre_hook(lambda own, *_: [group.update(lr=1.05e-3) for group in own.param_groups])
+
+
+@pytest.mark.parametrize("fault", [decay_lost, larger_by_a_hook])
+def test_a_wrong_update_does_not_hide_behind_the_rounding_of_products(led, monkeypatch, fault):
+    original = Hosted.__init__
+
+    def wrong(self, plan, root, optimizer, machine, **keywords):
+        original(self, plan, root, optimizer, machine, **keywords)
+        if "fused_optimizer" in plan.names:
+            fault(optimizer)
+
+    def train():
+        model, _ = images()
+        optimizer = torch.optim.AdamW([*model.parameters()][:2], lr=1e-3)
+        optimizer.add_param_group({"params": [*model.parameters()][2:], "weight_decay": 0.05})
+        for step in range(STEPS):
+            inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), torch.arange(6) % 4).backward()
+            optimizer.step()
+
+    plan = {"bf16_autocast": {}, "fused_optimizer": {}}
+    _, _, told = led(train, *plan, plan=plan)
+    assert told["outcome"] == "faster"
+    monkeypatch.setattr(Hosted, "__init__", wrong)
+    _, _, told = led(train, *plan, plan=plan)
+    assert "the plan is not kept here" in told["reason"]
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_the_update_of_a_closure_may_be_fused(led, named):
     """As Lightning steps: what is kept begins when the closure has computed the gradients."""

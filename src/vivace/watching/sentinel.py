@@ -39,10 +39,10 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import load_state
 from vivace.watching.between import Digests, Rest, changed, digests, told
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
-from vivace.watching.outside import Outside, assign
+from vivace.watching.outside import assign
 from vivace.watching.schedule import Schedule
 from vivace.watching.tally import Tally
-from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, placing, seen
+from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, outside_of, placing, seen
 
 NO_PLAN = "the run has no plan"
 NO_ROOM = "the memory does not hold the model a second time"
@@ -328,7 +328,7 @@ class Sentinel:
         value, ended = float(torch.as_tensor(loss).detach()) if loss is not None else None, clock()
         if value is None:
             return loss
-        after, outside = randomness.capture(device), self._attempt(lambda: Outside(self.job))
+        after, outside = randomness.capture(device), self._attempt(lambda: outside_of(session, self.job))
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
             if skips and not self.tally.steps:

@@ -54,7 +54,8 @@ class Before:
         streams = randomness.capture(session.build.device)
         snapshot = Snapshot(state, optimizers, step, decay_of(session))
         found = attributes(session.build.models)
-        return cls(snapshot, kept_states(session), streams, facts_of_session(session), found, Outside(job))
+        settings, outside = facts_of_session(session), outside_of(session, job)
+        return cls(snapshot, kept_states(session), streams, settings, found, outside)
 
     def put_back(self, session: Session) -> None:
         """Let a session be as it was then."""
@@ -209,6 +210,11 @@ def outcome_of(loss: object, after: State, gradients: Tensors) -> Outcome:
     """What a single step left behind."""
     value = float(torch.as_tensor(loss).detach())
     return Outcome([value], after, NO_OUTPUTS, random_state(), drew=False, gradients=gradients)
+
+
+def outside_of(session: Session, job: Job) -> Outside:
+    """What a step of a job reaches in Python."""
+    return Outside((job.loss, job.on_gradients), session.build.models)
 
 
 def named(session: Session) -> tuple[Tensors, Tensors]:
