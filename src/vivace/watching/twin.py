@@ -73,6 +73,7 @@ class Seen:
     """
 
     batch: Any = None
+    placing_drew = False  # did torch draw random numbers when the batch was placed?
     gradients: Tensors = dataclasses.field(default_factory=dict)
     modules: Facts | None = None
     fault: Exception | None = None
@@ -195,7 +196,9 @@ def placing(session: Session, found: Seen) -> Iterator[None]:
     """Keep a copy of the batch as the plan places it, in plain memory order, on `found`."""
 
     def place(following: Callable[[Any], Any], batch: Batch) -> Any:
+        state = random_state()
         placed = following(batch)
+        found.placing_drew = not torch.equal(state, random_state())
         try:
             found.batch = map_tensors(placed, _plain_copy)
         except Exception as error:
