@@ -25,6 +25,8 @@
 #   benchmarks/gpu.sh first --wheels wheels --out DIR
 #   benchmarks/gpu.sh second --wheels wheels --out DIR
 #   benchmarks/gpu.sh third --wheels wheels --out DIR
+#
+# With fifteen minutes in all: `first`, and then `ceilings tune --limit 150`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -311,6 +312,43 @@ def test_a_wrong_update_never_acts(led, monkeypatch):
     assert not told["plan"]
 
 
+def decay_lost(optimizer):
+    """In its last group, as a fused implementation may forget it."""
+    for group in optimizer.param_groups[-1:]:
+        group["weight_decay"] = 0.0
+
+
+def larger_by_a_hook(optimizer):
+    optimizer.register_step_pre_hook(lambda own, *_: [group.update(lr=1.05e-3) for group in own.param_groups])
+
+
+@pytest.mark.parametrize("fault", [decay_lost, larger_by_a_hook])
+def test_a_wrong_update_does_not_hide_behind_the_rounding_of_products(led, monkeypatch, fault):
+    original = Hosted.__init__
+
+    def wrong(self, plan, root, optimizer, machine, **keywords):
+        original(self, plan, root, optimizer, machine, **keywords)
+        if "fused_optimizer" in plan.names:
+            fault(optimizer)
+
+    def train():
+        model, _ = images()
+        optimizer = torch.optim.AdamW([*model.parameters()][:2], lr=1e-3)
+        optimizer.add_param_group({"params": [*model.parameters()][2:], "weight_decay": 0.05})
+        for step in range(STEPS):
+            inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), torch.arange(6) % 4).backward()
+            optimizer.step()
+
+    plan = {"bf16_autocast": {}, "fused_optimizer": {}}
+    _, _, told = led(train, *plan, plan=plan)
+    assert told["outcome"] == "faster"
+    monkeypatch.setattr(Hosted, "__init__", wrong)
+    _, _, told = led(train, *plan, plan=plan)
+    assert "the plan is not kept here" in told["reason"]
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_the_update_of_a_closure_may_be_fused(led, named):
     """As Lightning steps: what is kept begins when the closure has computed the gradients."""
@@ -355,7 +393,7 @@ def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy, restor
     """Also where it comes while a plan acts on the model's call, or a copy of it runs: none may hide it; and
     where it first takes itself away, so that a second signal ends the process.
     """
-    counted = {"raised": 0, "caught": 0}
+    counted = SimpleNamespace(raised=0, caught=0, model=None)  # a copy puts back what a dict holds
 
     def preempted(number, *_):
         if restores:
@@ -364,41 +402,41 @@ def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy, restor
 
     class Interrupted(nn.Sequential):
         def forward(self, inputs):
-            own, acts = self is counted["model"], torch.is_autocast_enabled("cpu")
-            if not counted["raised"] and (not own if in_a_copy else own and acts):
-                counted["raised"] += 1
+            own, acts = self is counted.model, torch.is_autocast_enabled("cpu")
+            if not counted.raised and (not own if in_a_copy else own and acts):
+                counted.raised += 1
                 signal.raise_signal(signal.SIGUSR1)
             return super().forward(inputs)
 
     def train():
         inner, optimizer = images()
-        counted["model"] = model = Interrupted(*inner)
+        counted.model = model = Interrupted(*inner)
         for _ in range(STEPS):
             try:
                 optimizer.zero_grad()
                 model(torch.ones(2, 3, 8, 8)).square().mean().backward()
                 optimizer.step()
             except Preempted:
-                counted["caught"] += 1
+                counted.caught += 1
 
     before = signal.signal(signal.SIGUSR1, preempted)
     try:
         watching, _, told = led(train, "bf16_autocast")
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert counted["raised"] == counted["caught"] == 1
+    assert counted.raised == counted.caught == 1
     assert not watching.problems
     assert bool(told["plan"]) is not in_a_copy
 
 
 def test_what_a_handler_of_a_signal_prints_is_no_print_of_the_model(led, capsys):
     """Nor what another thread prints while a copy of the model runs."""
-    copies = []
+    seen = SimpleNamespace(original=None, copy=None)
 
     class Interrupted(nn.Sequential):
         def forward(self, inputs):
-            if self is not copies[0] and len(copies) == 1:
-                copies.append(self)
+            if self is not seen.original and seen.copy is None:
+                seen.copy = self
                 signal.raise_signal(signal.SIGUSR1)
                 thread = threading.Thread(target=print, args=("from a thread",))
                 thread.start()
@@ -407,10 +445,10 @@ def test_what_a_handler_of_a_signal_prints_is_no_print_of_the_model(led, capsys)
 
     def train():
         inner, optimizer = images()
-        copies.append(Interrupted(*inner))
+        model = seen.original = Interrupted(*inner)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            copies[0](torch.ones(2, 3, 8, 8)).square().mean().backward()
+            model(torch.ones(2, 3, 8, 8)).square().mean().backward()
             optimizer.step()
 
     before = signal.signal(signal.SIGUSR1, lambda *_: print("got it"))

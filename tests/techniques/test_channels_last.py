@@ -125,13 +125,15 @@ def test_without_weights_nothing_that_a_script_holds_changes(channels):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def loss(model, batch):
+        model[0](batch[0])  # one picture alone
         return model(batch).square().mean()
 
     weights = [(p.data_ptr(), p.stride()) for p in model.parameters()]
     with attach(Plan([ChannelsLast(weights=False)]), model=model, optimizer=optimizer, loss=loss) as session:
         assert float(session.step(images)) == pytest.approx(float(expected.square().mean()), rel=1e-5)
         assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == weights
-        model[0](images[0])  # one picture alone
+        assert model[0](images).is_contiguous()  # parts that are called between steps are as they were
+        assert all("forward" not in vars(module) for module in model)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
     assert not seen[0].is_contiguous()
     assert all("forward" not in vars(module) for module in model)

@@ -71,6 +71,35 @@ def test_counters_outside_of_the_model(both, dropping):
     assert run.watched["steps"] >= 15
 
 
+class Counted(nn.Linear):
+    """Keeps what it counts, hears of and draws from in its class and in its file."""
+
+    number, seen = 0, []
+
+    def forward(self, inputs):
+        Counted.number += 1
+        self.seen.append(len(inputs))
+        KEPT["calls"] = KEPT.get("calls", 0) + 1
+        weight = min(1.0, (self.number + len(self.seen) + KEPT["calls"]) / 60) + float(STREAM.random())
+        return super().forward(inputs) * weight
+
+
+KEPT, STREAM = {}, numpy.random.default_rng(0)
+
+
+def test_counters_in_the_code_of_a_model(both, dropping):
+    def make():
+        Counted.number = 0
+        Counted.seen.clear()
+        KEPT.clear()
+        STREAM.bit_generator.state = numpy.random.default_rng(0).bit_generator.state
+        return dropping(model=lambda: Counted(8, 4), epochs=5, metric=None)
+
+    run = both(make)
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["steps"] >= 15
+
+
 def test_one_model_for_ever(both, dropping):
     def make():
         torch.manual_seed(0)

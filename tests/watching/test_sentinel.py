@@ -97,6 +97,28 @@ def other_shapes_in_evaluation_mode(build, count):
     build.wrap(Seam.FORWARD, forward)
 
 
+def half_of_a_batch_from(number):
+    def plant(build, count):
+        def place(following, batch):
+            placed = following(batch)
+            return placed if count.steps < number else [part[: len(part) // 2] for part in placed]
+
+        build.wrap(Seam.PLACE, place)
+
+    return plant
+
+
+def other_labels_from(number):
+    def plant(build, count):
+        def place(following, batch):
+            inputs, labels = following(batch)
+            return [inputs, labels if count.steps < number else labels.roll(1)]
+
+        build.wrap(Seam.PLACE, place)
+
+    return plant
+
+
 def stale_buffers_after_resume(build, count):
     """After a checkpoint is loaded BatchNorm's statistics stay what they were."""
     stale, taken = {}, [0]
@@ -123,6 +145,8 @@ def stale_buffers_after_resume(build, count):
         (decay_ends_with_an_epoch, 5, "weight_decay of 0.weight is 0.0, and 0.001 in the job"),
         (dropout_ends_with_an_evaluation, 5, "p of 3 (Dropout) is 0.0, and 0.3 in the job"),
         (other_shapes_in_evaluation_mode, 4, ""),
+        (half_of_a_batch_from(29), 30, "another batch than the job's data gave"),
+        (other_labels_from(29), 30, "another batch than the job's data gave"),
     ],
 )
 def test_a_late_defect_stops_the_run(plant, watched, dropping, lines, tmp_path, defect, step, sentence):

@@ -14,17 +14,19 @@ import torch
 from torch import nn
 
 from vivace.live.course import KEEP, Course, Wish, Wishes
-from vivace.live.hosted import Hosted, of_process_alone
+from vivace.live.hosted import Hosted, acts_on_calls, of_process_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import Pause, Segment, Timing
+from vivace.live.refusals import why_of_model
 from vivace.plan import Plan
 from vivace.profiling.record.signals import raised_by_handler
 from vivace.tensors.randomness import StreamNotes
+from vivace.watching.outside import of_library
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
-OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
+LEFT_OUT = 20  # steps in a row, by a GradScaler, or as what was kept was another call
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
 HOOKS = 2  # around the call and after the update, about alike
 
@@ -45,10 +47,11 @@ class Conductor:
         self._wished = Plan()  # what is to act on the next call
         self._kept: Kept | None = None
         self._keeping = self._autocasts = False
+        self.hooked = False  # have modules got hooks since the last call?
         self._calls = 0  # of the root since the last step
         self._streams = StreamNotes(self.course.device)
         self._wish: Wish = Pause(self.course.reference, 1)
-        self._done = self._interrupted = self._overflows = self._steps_of_others = 0
+        self._done = self._interrupted = self._left_out = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
         self._last = Timing(self.clock.wall(), self.clock.cpu())
         self._wishes: Wishes | None = self.course.wishes()
@@ -69,17 +72,22 @@ class Conductor:
             self._stand_back()  # an evaluation is the script's own
             return original(root, *arguments, **keywords)
         self._calls += 1
+        if self.hooked:
+            self.hooked = False
+            if reason := why_of_model(root):
+                self._only_the_rest(reason)
+                return original(root, *arguments, **keywords)
         self._require_own_precision()
         self._act(self._wished)
         if self._keeping and self._calls == 1:
             return self._kept_call(original, arguments, keywords)
-        if self._acting is None:
+        if self._acting is None or not acts_on_calls(self._acting.plan):  # where it fails, that is its own
             return original(root, *arguments, **keywords)
         self._streams.take()
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
-            if raised_by_handler(error):
+            if raised_by_handler(error) or not of_library(type(error).__module__):
                 raise
             reason = f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}"
         self.drop("; ".join(filter(None, (reason, self._streams.put_back()))))
@@ -248,11 +256,11 @@ class Conductor:
             kept.stepped(self.root)
         elif self.loop.seen.scalers:
             kept.scale = next(iter(self.loop.seen.scalers.values())).get_scale()
-        if kept.overflowed and self._overflows < OVERFLOWS:
-            self._overflows += 1
+        if (kept.overflowed or not kept.is_step) and self._left_out < LEFT_OUT:
+            self._left_out += 1
             self._keeping = True
             return
-        self._overflows = 0
+        self._left_out = 0
         self._advance(kept)
 
     def _wait_at_the_end(self) -> None:

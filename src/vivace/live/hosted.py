@@ -13,6 +13,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Build, Seam, Stage
 from vivace.technique.registry import acting
+from vivace.torch_internals.modules import step_with_hooks
 
 
 class HostedBuild(Build):
@@ -93,14 +94,21 @@ def of_process_alone(plan: Plan) -> bool:
     return all(technique.card.stage == Stage.PROCESS for technique in plan.techniques)
 
 
+def acts_on_calls(plan: Plan) -> bool:
+    """Does a plan act on the root's calls, and not on the process and the update alone?"""
+    return any(technique.card.stage not in (Stage.PROCESS, Stage.OPTIMIZER) for technique in plan.techniques)
+
+
 def _call(batch: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
     function, arguments, keywords = batch
     return function(*arguments, **keywords)
 
 
 def step_alone(optimizer: torch.optim.Optimizer) -> None:
-    """An update without the hooks of every optimizer, and without what wraps this one's step."""
+    """An update without the hooks of every optimizer, and without what wraps this one's step. Its own hooks
+    run: a copy has none of the script's, but those of the plan that acts on it.
+    """
     step: Any = type(optimizer).step
     if getattr(step, "hooked", False):  # by torch, when the first of its class was built
         step = step.__wrapped__
-    step(optimizer)
+    step_with_hooks(optimizer, step)

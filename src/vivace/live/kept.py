@@ -15,11 +15,12 @@ from torch import nn
 
 from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
-from vivace.live.refusals import device_of
+from vivace.live.refusals import device_of, why_of_model
 from vivace.profiling.record.hooks import tensors_of
 from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import UNIT_ROUNDOFF
 from vivace.tensors import randomness
+from vivace.watching.outside import Outside
 
 PROOF_WEIGHTS = (
     4  # times the weights' bytes: weights before and after a step, its gradients, and the script's
@@ -58,6 +59,7 @@ class Kept:
 
     whole = True  # with the call of the root
     lacking: CannotKeep | None = None  # why something of the step could not be kept
+    outside: Outside | None = None  # what the code of the root reaches in Python, from before the step
     method = "__call__"  # by which it is called
 
     def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
@@ -102,6 +104,11 @@ class Kept:
         """Is a scaled gradient no finite number, so that the scaler leaves the step out?"""
         return self.scale != 1.0 and not all(bool(g.isfinite().all()) for g in self.of_weights.values())
 
+    @property
+    def is_step(self) -> bool:
+        """Did a loss come back to what was kept, so that it was of the step?"""
+        return True
+
     def end(self) -> None:
         """No longer listen."""
 
@@ -122,7 +129,10 @@ class KeptCall(Kept):
     ) -> None:
         if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
+        if reason := why_of_model(root):  # by now
+            raise CannotKeep(reason)
         super().__init__(root, optimizers, arguments, keywords)
+        self.outside = Outside((), [root])
         try:
             self._places = {n: torch.empty_like(p) for n, p in root.named_parameters() if p.requires_grad}
         except RuntimeError as error:
@@ -143,6 +153,11 @@ class KeptCall(Kept):
                 self._listen(tensor, self._output_hook(index))
         for parameter in self._expects:
             self._listen(parameter, self._weight_hook(self.names[id(parameter)]))
+
+    @property
+    def is_step(self) -> bool:
+        """False where the call failed, or was an evaluation in training mode."""
+        return self.lacking is not None or any(gradient is not None for gradient in self.gradients)
 
     def end(self) -> None:
         """No longer listen."""

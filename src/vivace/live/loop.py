@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 LOOKED_AT = 3  # steps before it is decided which module is trained
 WARM_STEPS = 8
 RECORDED = "it records its steps in a CUDA graph"
+HOOKING = ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook")
 SMALLEST_STEP_SECONDS = 2e-4  # a shorter step is slowed visibly by being watched
 
 
@@ -266,10 +267,21 @@ class Loop:
         def evaluate(module: nn.Module) -> Any:
             if self.conductor is not None and module is self.conductor.root:
                 self.conductor.pause()
-            self.interrupted = True
+            elif (
+                self.rest or self.seen.method != "__call__"
+            ):  # else its calls tell, and parts may be frozen so
+                self.interrupted = True
             return original(module)
 
         return evaluate
+
+    def _hooking(self, original: Callable[..., Any]) -> Any:
+        def register(module: nn.Module, *arguments: object, **keywords: object) -> Any:
+            if self.conductor is not None and not self._at_work:
+                self.conductor.hooked = True
+            return original(module, *arguments, **keywords)
+
+        return register
 
     def _before_update(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -427,13 +439,12 @@ class Loop:
     def _watch(self, root: nn.Module) -> None:
         """Put the hooks into place by which the loop is led."""
         self._leading.restore()
-        if self.rest:
-            self._leading.replace(nn.Module, "eval", self._evaluating)
-        else:
+        self._leading.replace(nn.Module, "eval", self._evaluating)  # what evaluates may call or trace parts
+        if not self.rest:
             self._watch_gradients(self._leading)
             self._leading.replace(type(root), self.seen.method, self._root_call)
-            if self.seen.method != "__call__":  # what evaluates may call parts of it
-                self._leading.replace(nn.Module, "eval", self._evaluating)
+            for name in HOOKING:
+                self._leading.replace(nn.Module, name, self._hooking)
 
     def _root_call(self, original: Callable[..., Any]) -> Any:
         def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:

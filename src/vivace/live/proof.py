@@ -9,14 +9,15 @@ import copy
 import dataclasses
 import inspect
 import io
+import logging
 import math
 import statistics
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TextIO, cast
 
 import torch
 from torch import nn
@@ -60,6 +61,7 @@ from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import check, envelope_of, summary
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
+from vivace.watching.outside import Outside
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
 NEARLY_EXACT = (Stage.PROCESS, Stage.OPTIMIZER)  # so near to the script's step that no shadow is asked
@@ -154,11 +156,18 @@ class Proof:
         return cost
 
     def replay(
-        self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
+        self,
+        plan: Plan,
+        noise: AbstractContextManager[Any] | None = None,
+        *,
+        ordered: bool = True,
+        given: Tensors | None = None,
     ) -> Replay:
-        """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
+        """Run the kept step on fresh copies, or where gradients are `given` its update alone. Raises Refused,
+        and whatever the model raises under the plan.
+        """
         things = self.kept.copies()
-        stepped = self._stepped(plan, things, noise, ordered=ordered)
+        stepped = self._stepped(plan, things, noise, ordered=ordered, given=given)
         each = [real(o.detach()).double() for o in stepped.outputs if is_measured(o)]
         outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
         return Replay(outcome, each, stepped.wall_seconds, stepped.cpu_seconds)
@@ -179,19 +188,20 @@ class Proof:
         noise: AbstractContextManager[Any] | None,
         *,
         ordered: bool,
+        given: Tensors | None = None,
     ) -> _Stepped:
         root, optimizers, arguments, keywords = things
         draws = LogicalDraws()
         alike: AbstractContextManager[Any] = nullcontext()
         if plan.compiles:  # whose random numbers cannot be led
             alike, ordered = compiler.equal_random_numbers(), False
-        with _streams_of(self.kept), torch.enable_grad(), _silence() as said, alike:
+        with _as_it_began(self.kept), torch.enable_grad(), _silence() as said, alike:
             hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
             try:
                 self._wait()
                 begin = self.clock.wall(), self.clock.cpu()
                 with noise or nullcontext(), draws if ordered else nullcontext():
-                    outputs = self._gradients_of(hosted, root, arguments, keywords)
+                    outputs = self._gradients_of(hosted, root, arguments, keywords, given)
                 gradients = gradients_of(root)
                 self._unscale(root)
                 for optimizer in optimizers:
@@ -202,21 +212,28 @@ class Proof:
                 hosted.close()
             drawn = torch.get_rng_state()
         self.rearranged = self.rearranged or draws.rearranged
-        if said.getvalue():
+        if any(one.getvalue() for one in said):
             raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
         return _Stepped(outputs, gradients, drawn, wall, cpu)
 
     def _gradients_of(
-        self, hosted: Hosted, root: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        hosted: Hosted,
+        root: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        given: Tensors | None,
     ) -> list[torch.Tensor]:
-        """Run the call and the backward pass, where they are kept; else put the gradients where they were.
+        """Run the call and the backward pass, where they are kept; else put gradients where they were.
 
         Returns the call's outputs.
         """
-        if not self.kept.whole:
+        if given is None and not self.kept.whole:
+            given = self.kept.of_weights
+        if given is not None:
             for name, parameter in root.named_parameters():
-                if name in self.kept.of_weights:
-                    parameter.grad = self.kept.of_weights[name].clone()
+                if name in given:
+                    parameter.grad = given[name].clone()
             return []
         with self.kept.precision():
             outputs = list(tensors_of(hosted.call(getattr(root, self.kept.method), arguments, keywords)))
@@ -234,7 +251,7 @@ class Proof:
         if not isinstance(self.kept, KeptCall):
             return []
         root, _, arguments, keywords = self.kept.copies()
-        with _streams_of(self.kept), torch.enable_grad(), _silence():
+        with _as_it_began(self.kept), torch.enable_grad(), _silence():
             with self.kept.precision():
                 outputs = list(tensors_of(getattr(root, self.kept.method)(*arguments, **keywords)))
             if len(outputs) != len(self.kept.gradients):
@@ -283,6 +300,8 @@ class Proof:
 
     def _judged(self, plan: Plan) -> Verdict:
         try:
+            if reason := self._other_update(plan):
+                return Verdict(False, reason)
             found = self.replay(plan)
         except Refused as refused:
             return Verdict(False, str(refused))
@@ -297,6 +316,20 @@ class Proof:
         except Refused as refused:
             return Verdict(False, str(refused))
 
+    def _other_update(self, plan: Plan) -> str:
+        """What is wrong with the part of a plan that acts on the update, given the reference's gradients: how
+        products round explains nothing of that, and would hide it.
+        """
+        update = Plan(t for t in plan.techniques if t.card.stage == Stage.OPTIMIZER)
+        if not update.techniques:
+            return ""
+        given = self.reference.outcome.gradients
+        reference, found = (self.replay(each, given=given) for each in (Plan(), update))
+        smallest = resolution(reference.outcome, self.before)
+        roundoff = max(update.unit_roundoff, FINEST_ROUNDOFF)
+        document, _ = _summary(self._distances(found, reference), smallest, roundoff)
+        return "" if document["kept"] else f"of its update: {document['reason']}"
+
     def _held(self, plan: Plan, found: Replay) -> Verdict:
         """Raises Refused where a step that only rounds otherwise fails."""
         reference = self.reference
@@ -306,7 +339,7 @@ class Proof:
             return Verdict(False, "its model draws other random numbers under it")
         if [t.shape for t in found.each] != [t.shape for t in reference.each]:
             return Verdict(False, "its model returns tensors of other shapes under it")
-        values = self._distances(found)
+        values = self._distances(found, reference)
         document, score = self._checked(plan, values)
         if (not document["kept"] or score > LIMIT) and self._may_be_rounding(plan, values):
             document, score = self._checked(plan, self._of_several(plan, values))
@@ -319,10 +352,7 @@ class Proof:
         """The ruler's summary of a plan's distances, and the worst score."""
         roundoff = self._roundoff(plan)
         for count in (0, FEW_SHADOWS, SHADOWS):
-            envelopes = self._ground(plan, count)
-            checks = [_check(name, v, envelopes.get(name, 0.0), roundoff) for name, v in values.items()]
-            document = summary(checks)
-            score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
+            document, score = _summary(values, self._ground(plan, count), roundoff)
             if document["kept"] and score <= LIMIT / 2:
                 break
         return document, score
@@ -346,7 +376,7 @@ class Proof:
     def _rounded(self, plan: Plan, noise: Rounding) -> dict[Measure, float]:
         """Distances of a step that only rounds otherwise. Raises Refused where that one fails."""
         try:
-            return self._distances(self.replay(plan, noise))
+            return self._distances(self.replay(plan, noise), self.reference)
         except CannotKeep:
             raise
         except Exception as error:
@@ -355,12 +385,12 @@ class Proof:
             what = f"its model fails where products are rounded at random: {type(error).__name__}"
             raise Refused(str(failed(what, error))) from None
 
-    def _distances(self, replay: Replay) -> dict[Measure, float]:
+    def _distances(self, replay: Replay, reference: Replay) -> dict[Measure, float]:
         """The ruler's, and of each output; an output's scale shows what is small in each of its numbers."""
-        found = distances(replay.outcome, self.reference.outcome, self.before, {}, 1)
+        found = distances(replay.outcome, reference.outcome, self.before, {}, 1)
         known = (Quantity.LOSS, Quantity.EVALUATION)
         found = {measure: value for measure, value in found.items() if measure.quantity not in known}
-        for index, (mine, theirs) in enumerate(zip(replay.each, self.reference.each, strict=True)):
+        for index, (mine, theirs) in enumerate(zip(replay.each, reference.each, strict=True)):
             found[Measure(Quantity.OUTPUT, moment=str(index))] = output_distance(mine, theirs)
             a, b = mine.flatten(), theirs.flatten()
             scale, _ = scale_and_residual(float(a @ b), float(b @ b), float(a @ a), 0.0)
@@ -463,6 +493,15 @@ def apart(mine: Tensors, theirs: Tensors) -> float:
     return math.sqrt(gap / size) if size else math.inf
 
 
+def _summary(
+    values: dict[Measure, float], envelopes: dict[Measure, float], roundoff: float
+) -> tuple[dict[str, Any], float]:
+    """The ruler's summary of distances, and the worst score."""
+    checks = [_check(name, value, envelopes.get(name, 0.0), roundoff) for name, value in values.items()]
+    document = summary(checks)
+    return document, max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
+
+
 def _check(measure: Measure, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
     """The ruler's figure. Inputs that hold few numbers may all be rounded in one direction."""
     floor = roundoff / 4 if measure.quantity == Quantity.OUTPUT_SCALE else None
@@ -479,35 +518,53 @@ def _finite(value: float) -> float:
 
 
 @contextlib.contextmanager
-def _streams_of(kept: Kept) -> Iterator[None]:
-    """Random numbers as the kept step drew them; afterwards the script's go on where they were."""
+def _as_it_began(kept: Kept) -> Iterator[None]:
+    """Random numbers, and what the model keeps outside of itself, as the kept step found them; afterwards the
+    script's go on where they were.
+    """
     before = randomness.capture(kept.device)
+    outside = Outside((), [kept.things[0]]) if kept.outside is not None else None
     randomness.restore(kept.random, kept.device)
     try:
+        if kept.outside is not None:
+            kept.outside.put_back()
         yield
     finally:
         randomness.restore(before, kept.device)
+        if outside is not None:
+            outside.put_back()
 
 
 class _Said(io.StringIO):
     """What is printed, but for what other threads and handlers of signals print: that goes where it went."""
 
-    def __init__(self) -> None:
+    def __init__(self, theirs: TextIO) -> None:
         super().__init__()
-        self._thread, self._theirs = threading.get_ident(), sys.stdout
+        self._is_theirs, self._theirs = _by_others(), theirs
 
     def write(self, text: str) -> int:
-        if threading.get_ident() != self._thread or in_handler(inspect.currentframe()):
-            return self._theirs.write(text)
-        return super().write(text)
+        return self._theirs.write(text) if self._is_theirs() else super().write(text)
+
+
+def _by_others() -> Callable[[], bool]:
+    """Tells whether another thread calls it, or a handler of a signal."""
+    thread = threading.get_ident()
+    return lambda: threading.get_ident() != thread or in_handler(inspect.currentframe())
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[io.StringIO]:
-    said, warn = _Said(), warnings.showwarning
+def _silence() -> Iterator[list[io.StringIO]]:
+    """What copies of a model print is kept, what they warn of and log is dropped: the script's own call has
+    said it already.
+    """
+    said, errors = _Said(sys.stdout), _Said(sys.stderr)
+    is_theirs, warn, loggers = _by_others(), warnings.showwarning, cast("Any", logging.Logger)
+    handle = loggers.handle
     warnings.showwarning = lambda *_, **__: None  # such as that a copy has no Trainer
+    loggers.handle = lambda logger, record: handle(logger, record) if is_theirs() else None
     try:
-        with contextlib.redirect_stdout(said):
-            yield said
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+            yield [said, errors]
     finally:
         warnings.showwarning = warn
+        loggers.handle = handle

@@ -103,7 +103,7 @@ def why_only_the_rest(seen: Seen) -> str:
     other = seen.led_by_method() if why else None
     if other is not None and not _of_loop(other):
         seen.roots, seen.calls, seen.method, why = other.roots, other.calls, other.method, ""
-    return why or _of_model(seen.root)
+    return why or why_of_model(seen.root)
 
 
 def _of_process() -> str:
@@ -162,7 +162,8 @@ def _share(root: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool
     )
 
 
-def _of_model(root: nn.Module) -> str:
+def why_of_model(root: nn.Module) -> str:
+    """Why nothing may act on the calls of a model, whatever calls it; or empty."""
     if isinstance(root, (nn.DataParallel, torch.jit.ScriptModule)):
         return f"its model is wrapped in {type(root).__name__}"
     modules = list(root.modules())

@@ -32,6 +32,7 @@ def as_on_gpus() -> Iterator[None]:
     on_cpus = dict(ON_CPUS)
     ON_CPUS.clear()
     try:
+        library: Any
         with _OnGpus(), scoped_library("aten", "IMPL") as library:
             for name, operator in _float32_on_gpus():
                 library.impl(name, partial(_in_float32, operator), "AutocastCPU")

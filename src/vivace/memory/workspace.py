@@ -94,7 +94,7 @@ class GpuWorkspaces:
 
     def _partial_sums(self, tensor: torch.Tensor, dims: list[int]) -> int:
         """Of a sum over the outermost dimensions, as of a bias's gradient (ATen/native/cuda/Reduce.cuh)."""
-        order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+        order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
         summed = {dim % tensor.dim() for dim in dims}
         if not tensor.permute(order).is_contiguous() or summed != set(order[: len(dims)]):
             return 0

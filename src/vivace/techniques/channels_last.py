@@ -53,9 +53,14 @@ class ChannelsLast(Technique):
         build.notes["convolutions"] = len(convolutions)
         if not self.weights:
             found = [module for module in convolutions if "forward" not in vars(module)]
-            undo = contextlib.ExitStack()
-            undo.enter_context(patched(found, "forward", [MethodType(_reordering, m) for m in found]))
-            build.on_close(undo.close)
+            forwards = [MethodType(_reordering, module) for module in found]
+
+            def run(following: Callable[[Any], Any], batch: Batch) -> Any:
+                # Not between steps: who evaluates parts of a model, or copies or scripts it, finds its own.
+                with patched(found, "forward", forwards):
+                    return following(batch)
+
+            build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
             return
         undo = contextlib.ExitStack()
         build.on_close(undo.close)

@@ -159,6 +159,16 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(read(optimizer) for read in _step_hooks)
 
 
+def step_with_hooks(optimizer: torch.optim.Optimizer, step: Callable[[Any], object]) -> None:
+    """``step(optimizer)`` between the optimizer's own hooks, without those of every optimizer."""
+    before, after = (list((read(optimizer) or {}).values()) for read in _step_hooks)
+    for hook in before:
+        hook(optimizer, (), {})
+    step(optimizer)
+    for hook in after:
+        hook(optimizer, (), {})
+
+
 def inner_schedules(schedule: object) -> list[Any]:
     """The schedules that one is made of; empty where it is made of none."""
     return list(getattr(schedule, INNER_SCHEDULES, ()))

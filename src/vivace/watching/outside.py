@@ -1,7 +1,7 @@
-"""What a job keeps in Python, outside of its weights and buffers: counters, temperatures, running means.
+"""What a training keeps in Python, outside of its weights and buffers: counters, temperatures, running means.
 
 A repeated step must begin with what the real one began with, and leave the person's own as the real one left
-it. Looked at are the variables that the job's functions hold or name, the objects and small containers in
+it. Looked at are the variables that the person's functions hold or name, the objects and small containers in
 them, and attributes of modules. What cannot be copied (a generator, an open file) is not looked at.
 """
 
@@ -20,8 +20,6 @@ import numpy
 import torch
 from torch import nn
 
-from vivace.job import Job
-
 MOST_ENTRIES = 1000
 MOST_NUMBERS = 2**18  # of a tensor
 MOST_LOOKED_AT = 2000  # objects
@@ -32,17 +30,21 @@ Attributes = dict[tuple[int, str, str], Any]
 
 
 class Outside:
-    """The Python state that a job's functions reach, as it is now; `put_back` lets it be so again."""
+    """The Python state that functions of a person's and the code of `models` reach, as it is now; `put_back`
+    lets it be so again.
+    """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, functions: Iterable[object], models: Iterable[nn.Module]) -> None:
         self._seen: set[int] = set()
         self._cells: list[tuple[Any, Any]] = []
         self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []  # some names of each
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._streams: list[tuple[Callable[[Any], Any], Any]] = []
-        for function in (job.loss, job.on_gradients):
-            self._look(function)
+        self._classes: list[tuple[type, str, Any]] = []
+        self._look_at_all(functions)
+        for kind in {type(module): None for model in models for module in model.modules()}:
+            self._look_at_class(kind)
 
     def put_back(self) -> None:
         """Let all be as it was when this was made."""
@@ -50,6 +52,9 @@ class Outside:
             cell.cell_contents = value
         for space, values in self._spaces:
             space.update(values)
+        for kind, name, value in self._classes:
+            if vars(kind).get(name) is not value:
+                setattr(kind, name, value)
         for container, copy in self._containers:
             container.clear()
             container.update(copy) if isinstance(container, (dict, set)) else container.extend(copy)
@@ -97,7 +102,7 @@ class Outside:
                 self._look_at_all(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, tuple):
             self._look_at_all(value)
-        elif not isinstance(value, type) and not _of_library(type(value).__module__):
+        elif not isinstance(value, type) and not of_library(type(value).__module__):
             space = getattr(value, "__dict__", {})
             self._spaces.append((space, dict(space)))
             self._look_at_all(space.values())
@@ -107,8 +112,18 @@ class Outside:
         for value in list(values)[:MOST_ENTRIES]:
             self._look(value)
 
+    def _look_at_class(self, kind: type) -> None:
+        """What a module's class holds for all of its kind, and what its methods reach."""
+        for base in (base for base in kind.__mro__ if not of_library(base.__module__)):
+            for name, value in vars(base).items():
+                if name.startswith("__") and name != "__call__":
+                    continue
+                if isinstance(value, (*_PLAIN, torch.Tensor)):
+                    self._classes.append((base, name, value))
+                self._look(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
+
     def _look_at_function(self, function: types.FunctionType) -> None:
-        if _of_library(function.__module__ or ""):
+        if of_library(function.__module__ or ""):
             return
         for cell in function.__closure__ or ():
             try:
@@ -165,7 +180,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _of_library(module: str) -> bool:
+def of_library(module: str) -> bool:
+    """Is what a module defines no code of the person's?"""
     top = module.partition(".")[0]
     if top in ("", "vivace") or top in sys.stdlib_module_names - {"__main__"}:
         return True

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from vivace.session.opening import schedulers_of
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors import randomness
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import same_numbers, tensors
 from vivace.training.checkpoints import Position
 from vivace.training.evaluation import Evaluation
 from vivace.training.progress import Progress
@@ -39,10 +40,10 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import load_state
 from vivace.watching.between import Digests, Rest, changed, digests, told
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
-from vivace.watching.outside import Outside, assign
+from vivace.watching.outside import assign
 from vivace.watching.schedule import Schedule
 from vivace.watching.tally import Tally
-from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, placing, seen
+from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, outside_of, placing, seen
 
 NO_PLAN = "the run has no plan"
 NO_ROOM = "the memory does not hold the model a second time"
@@ -50,6 +51,7 @@ OnBroken = Literal["stop", "fallback", "ignore"]
 FIRST_SHADOWS = 3
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
 NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
+OTHER_BATCH = "the plan gives the loss another batch than the job's data gave"
 CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 
@@ -86,6 +88,7 @@ class Sentinel:
         self.suspected: list[int] = []  # the last steps, one after the other
         self.envelopes = Envelopes()
         self.halves: dict[Place, list[bool]] | None = None
+        self.places_alike: bool | None = None  # does the plan place a batch as the job does?
         self.settings: Facts | None = None
         self.rest: Rest | None = None  # since the last step, where it is looked at what follows that
         self.just_watched = False
@@ -238,7 +241,7 @@ class Sentinel:
     def _meet(self, session: Session) -> None:
         """Another session: the run begins, or goes on under another plan."""
         self.session = session
-        self.envelopes, self.halves = Envelopes(), None
+        self.envelopes, self.halves, self.places_alike = Envelopes(), None, None
         self.schedule.again()
         assert self.twin is not None
         if not session.plan.techniques:
@@ -328,7 +331,7 @@ class Sentinel:
         value, ended = float(torch.as_tensor(loss).detach()) if loss is not None else None, clock()
         if value is None:
             return loss
-        after, outside = randomness.capture(device), self._attempt(lambda: Outside(self.job))
+        after, outside = randomness.capture(device), self._attempt(lambda: outside_of(session, self.job))
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
             if skips and not self.tally.steps:
@@ -336,7 +339,8 @@ class Sentinel:
                 self.schedule.again()
             finding = None
             if outside is not None and not skips and self._has_room(session):
-                finding = self._attempt(lambda: self._judge(session, before, found, kept, loss, after))
+                judged = partial(self._judge, session, batch, before, found, kept, loss, after)
+                finding = self._attempt(judged)
         finally:
             randomness.restore(after, device)
             if outside is not None:
@@ -351,6 +355,7 @@ class Sentinel:
     def _judge(
         self,
         session: Session,
+        batch: Batch,
         before: Before,
         found: Seen,
         kept: Kept | None,
@@ -368,7 +373,9 @@ class Sentinel:
         if self.halves is None:
             self.halves = twin.halves(session.plan, before, found.batch)
         mine = outcome_of(loss, State(*named(session)), found.gradients)
-        with twin.entered():
+        with twin.entered() as again:
+            if not self._places_alike(again.place(batch), found):
+                return Finding(False, math.inf, "batch", OTHER_BATCH)
             silent = kept is not None and not any(kept.pieces)
             try:
                 theirs = self._repeat(before, found, kept)
@@ -434,6 +441,19 @@ class Sentinel:
         if handed.num_drawn != len(kept.pieces[0]):
             raise Unlike("the plan draws more random numbers than the job")
         return outcome
+
+    def _places_alike(self, theirs: Batch, found: Seen) -> bool:
+        """False where a plan that put a batch on the device as the job does, on the run's first watched step,
+        gives the loss less of this one, or other numbers in the same shapes.
+        """
+        mine, own = list(tensors(found.batch)), list(tensors(theirs))
+        pairs = list(zip(mine, own, strict=False))
+        less = any(len(a) < len(b) for a, b in pairs if a.dim() and b.dim())
+        other = any(a.shape == b.shape and not same_numbers(a, b.to(a.device, a.dtype)) for a, b in pairs)
+        if self.places_alike is None:
+            same = len(mine) == len(own) and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
+            self.places_alike = same and not other and not found.placing_drew
+        return not self.places_alike or not (less or other)
 
     def _require_comparable(self, kept: Kept | None, before: Before, after: dict[str, Any]) -> None:
         if kept is not None and kept.hidden:

@@ -54,7 +54,8 @@ class Before:
         streams = randomness.capture(session.build.device)
         snapshot = Snapshot(state, optimizers, step, decay_of(session))
         found = attributes(session.build.models)
-        return cls(snapshot, kept_states(session), streams, facts_of_session(session), found, Outside(job))
+        settings, outside = facts_of_session(session), outside_of(session, job)
+        return cls(snapshot, kept_states(session), streams, settings, found, outside)
 
     def put_back(self, session: Session) -> None:
         """Let a session be as it was then."""
@@ -72,6 +73,7 @@ class Seen:
     """
 
     batch: Any = None
+    placing_drew = False  # did torch draw random numbers when the batch was placed?
     gradients: Tensors = dataclasses.field(default_factory=dict)
     modules: Facts | None = None
     fault: Exception | None = None
@@ -194,7 +196,9 @@ def placing(session: Session, found: Seen) -> Iterator[None]:
     """Keep a copy of the batch as the plan places it, in plain memory order, on `found`."""
 
     def place(following: Callable[[Any], Any], batch: Batch) -> Any:
+        state = random_state()
         placed = following(batch)
+        found.placing_drew = not torch.equal(state, random_state())
         try:
             found.batch = map_tensors(placed, _plain_copy)
         except Exception as error:
@@ -209,6 +213,11 @@ def outcome_of(loss: object, after: State, gradients: Tensors) -> Outcome:
     """What a single step left behind."""
     value = float(torch.as_tensor(loss).detach())
     return Outcome([value], after, NO_OUTPUTS, random_state(), drew=False, gradients=gradients)
+
+
+def outside_of(session: Session, job: Job) -> Outside:
+    """What a step of a job reaches in Python."""
+    return Outside((job.loss, job.on_gradients), session.build.models)
 
 
 def named(session: Session) -> tuple[Tensors, Tensors]:
