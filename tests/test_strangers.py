@@ -50,6 +50,12 @@ def saved_keys(saved):
     return nested or set(saved)
 
 
+def test_the_page_shows_a_strangers_average_of_weights():
+    page = (Path(__file__).parents[1] / "docs" / "train.md").read_text(encoding="utf-8")
+    (shown,) = (block for block in page.split("```python\n")[1:] if "class Averaged" in block)
+    assert shown.partition("```")[0] in (FOLDER / "averaged_weights.py").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TUNED)
 def test_tune_verify_train(name, tmp_path):

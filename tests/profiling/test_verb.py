@@ -362,7 +362,7 @@ def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
 
 def test_a_step_that_is_bound_is_not_called_healthy_above_its_bound(tmp_path):
     bound = told(tmp_path, [{"cause": "healthy", **HEALTHY}], [{"name": "small_batch", **REASON}])
-    assert "1.00-2.00x as fast if not bound by small batch; nothing is wrong." in bound
+    assert "1.00-2.00x as fast at best, without what bounds it (small batch); nothing is wrong." in bound
     assert "healthy" not in bound
     assert "Nothing is wrong: it runs" not in bound
     healthy = told(tmp_path, [{"cause": "healthy", **HEALTHY}], [])

@@ -46,7 +46,11 @@ def _gain(
         return "", _without_gain(document, first)
     low, high = first["gain"]["low"], first["gain"]["high"]
     fast, cause = words.fast_between(low, high), _name(first)
-    what = f"without this fault: {cause}" if faults else f"if not bound by {cause}; nothing is wrong"
+    what = (
+        f"without this fault: {cause}"
+        if faults
+        else f"at best, without what bounds it ({cause}); nothing is wrong"
+    )
     seconds = _training_seconds(document)
     if seconds is None:
         return fast, what
