@@ -38,7 +38,8 @@ def plan():
 
 
 def verdict(kept=True):
-    checks = ({"name": "decay, from step 21", "score": 4.31, "limit": 8.0},)
+    figure = {"score": 4.31, "limit": 8.0, "envelope": 0.01, "kept": True}
+    checks = ({"name": "decay, from step 21", **figure},)
     reason = "" if kept else SPITEFUL
     return vivace.Verdict(kept, "rounding", 0.7, 4.31, 120, 8, reason, 12.0, checks, 157)
 
