@@ -287,7 +287,7 @@ def sweep(record: dict, file: str) -> Iterator[Row]:
     jobs = dict.fromkeys(name.partition(",")[0] for name in cells)
     heats = sorted({name.rpartition(" ")[2] for name in cells})
     for engine, title in words["engine"].items():
-        rows, done = [], 0
+        rows, done = [], set()
         for job in jobs:
             pairs = [
                 [cells.get(f"{job}, {one}, heat {heat}") for one in ("vivace", engine)] for heat in heats
@@ -295,9 +295,10 @@ def sweep(record: dict, file: str) -> Iterator[Row]:
             pairs = [pair for pair in pairs if None not in pair]
             if pairs:
                 rows.append(f"`{job}` {_trials(pairs)}")
-                done = max(done, len(pairs))
+                done.add(len(pairs))
         minutes = round(statistics.median(cell["seconds"] for cell in cells.values()) / 60)
-        yield words["engines"].format(engine=title, heats=done, minutes=minutes), "; ".join(rows)
+        turns = "-".join(map(str, sorted({min(done, default=0), max(done, default=0)})))
+        yield words["engines"].format(engine=title, heats=turns, minutes=minutes), "; ".join(rows)
 
 
 def _trials(pairs: list[list[dict]]) -> str:
