@@ -84,7 +84,7 @@ def test_sweeps_are_told_by_trials_an_hour_over_those_of_each_engine():
         "cells": cells | {"cnn, vivace, heat 0": slower, "cnn, optuna, heat 0": cells["mlp, optuna, heat 0"]},
     }
     optuna, ray = _evidence.rows([record], "README.md", "", None)
-    assert optuna[0].startswith("Trials an hour of `vivace sweep` over plain Optuna in processes, 1-3 x 1 min")
+    assert optuna[0].startswith("Trials an hour of `vivace sweep` over plain Optuna in processes, 1-3 x 1")
     assert optuna[1].startswith("`mlp` 2.99x (2.9")
     assert optuna[1].endswith(" (0.9, 0.3); `cnn` 0.50x (0.5, 0.3)")  # one heat has no interval
     assert "Ray Tune" in ray[0]
