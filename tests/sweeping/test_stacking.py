@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, Tens
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.job import JobFunction
-from vivace.sweeping.stacking import choice, updates
+from vivace.sweeping.stacking import child, choice, updates
 from vivace.sweeping.stacking.child import StackedTrials
 from vivace.sweeping.stacking.feeding import Feed
 from vivace.sweeping.stacking.keeping import Keeper
@@ -135,6 +136,21 @@ def test_a_row_goes_on_from_its_checkpoint_in_a_stack_or_alone(jobs, opened, tmp
     (late,) = opened(jobs.job, settings[0])
     with pytest.raises(Refused, match="goes on alone"):
         Keeper(late, folders[0])
+
+
+@pytest.mark.parametrize(("best", "written"), [(-math.inf, 2), (2.0, 0)])
+def test_weights_are_written_where_they_may_be_the_best(jobs, monkeypatch, tmp_path, best, written):
+    """A metric of 2 no accuracy reaches."""
+    monkeypatch.setattr(child, "ask_parent", lambda _: {"prune": [], "join": [], "best": best})
+    known = dataclasses.asdict(child.Decision(True, rows=2, at_once=2))
+    rows = [
+        {"number": n, "parameters": {"lr": lr}, "out": str(tmp_path / str(n)), "seed": 0}
+        for n, lr in enumerate((0.05, 0.2))
+    ]
+    found = StackedTrials(JobFunction(jobs.job), 1).train(rows, known, best)
+    assert found["refused"] == found["failed"] == {}
+    assert len(list(tmp_path.glob("*/metrics.jsonl"))) == 2
+    assert len(list(tmp_path.glob("*/model.pt"))) == written
 
 
 def test_buffers_and_masks_are_each_rows_own(jobs, opened):

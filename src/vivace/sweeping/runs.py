@@ -153,7 +153,7 @@ class Runs:
                     self._repeated(*left.pop(row["number"]), VivaceError.from_dict(row["error"]))
                 elif row["ended"]:
                     self._repeated(*left.pop(row["number"]), row["metric"])
-            return {"prune": [], "join": [], "best": None}
+            return {"prune": [], "join": [], "best": math.inf}  # whose weights nobody asks for
 
         rows = [
             {
@@ -166,7 +166,7 @@ class Runs:
         ]
         try:
             with self._child(stack_side.ENTRY) as child:
-                told = {"trials": rows, "known": known, "best": math.inf}  # whose weights nobody asks for
+                told = {"trials": rows, "known": known, "best": math.inf}
                 answer = child.converse("train", SILENCE_SECONDS, heard, **told)
             if known is None:
                 self.decided(answer["decision"], shape)
@@ -232,9 +232,9 @@ class Runs:
             return first is not None and self._shape_of(first) == shape
 
     @property
-    def best_metric(self) -> float | None:
-        """Of the trials that have ended; None before the first."""
-        return None if self.best is None else self.best[0]
+    def best_metric(self) -> float:
+        """Of the trials that have ended; below all before the first."""
+        return -math.inf if self.best is None else self.best[0]
 
     def run_alone(self, asked: Sequence[Asked]) -> None:
         """These trials are to be run in processes of their own."""

@@ -62,10 +62,10 @@ class StackedTrials:
         self.envelopes = Tightest()
         self.keepers: dict[int, Keeper] = {}
         self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
-        self.best = -math.inf  # metric of a trial that has ended: weights of a lower one are not written
+        self.best = -math.inf  # metric of a trial that has ended: others' weights are written above it alone
 
     def train(
-        self, trials: list[dict[str, Any]], known: dict[str, Any] | None = None, best: float | None = None
+        self, trials: list[dict[str, Any]], known: dict[str, Any] | None = None, best: float = -math.inf
     ) -> dict[str, Any]:
         """Train trials as one until all have ended, if that is faster; the parent is asked after each epoch.
 
@@ -74,7 +74,7 @@ class StackedTrials:
         ``{decision, refused, failed}``: trials that were not trained here by the reason, and those that
         could not be built by their error.
         """
-        self._hear_of(best)
+        self.best = best
         rows = self._opened(trials)
         decision = self._decided(rows, known)
         if decision.fused:
@@ -88,9 +88,6 @@ class StackedTrials:
             "refused": {str(number): reason for number, reason in self.refused.items()},
             "failed": {str(number): error for number, error in self.failed.items()},
         }
-
-    def _hear_of(self, best: float | None) -> None:
-        self.best = self.best if best is None else best
 
     def _opened(self, trials: Sequence[dict[str, Any]]) -> list[Row]:
         """The rows of one structure among trials, which is that of the first row there ever was."""
@@ -201,7 +198,7 @@ class StackedTrials:
         }
         self.refused, self.failed = {}, {}
         answer = ask_parent(question)
-        self._hear_of(answer["best"])
+        self.best = answer["best"]
         leaving = [one["number"] for one in told if one["ended"] or one["error"]] + answer["prune"]
         self._change(stack, leaving, self._opened(answer["join"]))
 
