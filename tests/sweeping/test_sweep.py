@@ -6,6 +6,7 @@ import runpy
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from vivace.sweeping.fused import Fused
 from vivace.sweeping.packing import Packing
 from vivace.sweeping.runs import Runs
 from vivace.sweeping.space import to_dict
-from vivace.sweeping.study import Setting, Study
+from vivace.sweeping.study import Asked, Setting, Study
 
 JOBS = Path(__file__).parent / "jobs.py"
 ZYGOTE = str(Path(__file__).parents[1] / "scenes" / "zygote.py")
@@ -465,6 +466,30 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
         runs.search(200)
         assert len(study.counted()) == len(sizes) == 200
     assert max(sizes[150:]) - max(sizes[:50]) < 16 * 2**20
+
+
+def test_a_stack_is_heard_while_trials_are_drawn_for_another(tmp_path, monkeypatch):
+    space = {"lr": FloatDistribution(0.0, 1.0)}
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
+        source = Source(JobFunction(f"{JOBS}:job"))
+        runs = Runs(study, folder, source, Plan(), packing=Packing(2, 1), tell=lambda *_: None)
+        runs.wanted, drawn, first = 20, [], threading.Event()
+
+        def ask(like):
+            drawn.append(like)
+            first.set()
+            time.sleep(0.02)
+            return Asked(len(drawn), {"lr": 0.1})
+
+        monkeypatch.setattr(study, "ask", ask)
+        drawing = threading.Thread(target=runs.alike, args=((), 20))
+        drawing.start()
+        first.wait()
+        runs.decided({"fused": True}, (("width", 8),))
+        assert len(drawn) < 20
+        drawing.join()
+        assert len(drawn) == 20
 
 
 FULL = """
