@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from vivace.verifying import displacement
 from vivace.verifying.displacement import (
     Outcome,
     State,
@@ -199,3 +200,29 @@ def test_a_sparse_buffer_is_compared(form):
         mine = _ended(weights, {"graph": buffer})
         assert bool(different_states(mine.after, after.after)) == apart
         assert bool(distances(mine, after, before, {}, 1)[Measure(Quantity.BUFFER, "graph")]) == apart
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_distances_do_not_depend_on_how_many_numbers_are_compared_at_once(size, monkeypatch):
+    torch.manual_seed(0)
+    shapes = {"plain": (5, 4), "image": (2, 3, 2, 2), "one": (), "none": (0, 3), "parts": (4,), "mask": (6,)}
+    before = {name: torch.randn(shape) for name, shape in shapes.items()}
+    before["parts"] = torch.randn(4, dtype=torch.complex64)
+    before["mask"][2:4] = -math.inf
+    theirs = {name: value + 1e-2 * torch.randn_like(value) for name, value in before.items()}
+    mine = {name: value + 1e-4 * torch.randn_like(value) for name, value in theirs.items()}
+    theirs["image"] = theirs["image"].contiguous(memory_format=torch.channels_last)
+    slopes = {name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in mine.items() if name != "one"}
+    others = {name: value + 1e-3 * torch.randn_like(value) for name, value in slopes.items()} | {
+        "one": torch.ones(())
+    }
+    ends = [_ended(mine, {}, slopes), _ended(theirs, {}, others)]
+
+    def found():
+        start = State(before, {})
+        return distances(*ends, start, {"plain": 1e-3}, 1), resolution(ends[1], start)
+
+    whole = found()
+    monkeypatch.setattr(displacement, "CHUNK", size)
+    for apart, once in zip(found(), whole, strict=True):
+        assert apart == pytest.approx(once, rel=1e-9, nan_ok=True)

@@ -26,7 +26,7 @@ from vivace.verifying.displacement import (
     different_states,
     distances,
     identical,
-    moved,
+    moved_square,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
@@ -563,8 +563,8 @@ class Ruler(Runner):
     def _apart(self, end: State, reference: State) -> float:
         """The distance between two ends of the course, as a fraction of the reference's way."""
         begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
-        gap = sum(float(moved(mine[name], t).square().sum()) for name, t in theirs.items())
-        way = sum(float(moved(t, begin[name]).square().sum()) for name, t in theirs.items())
+        gap = sum(moved_square(mine[name], t) for name, t in theirs.items())
+        way = sum(moved_square(t, begin[name]) for name, t in theirs.items())
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
 
 
