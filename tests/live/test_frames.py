@@ -66,5 +66,27 @@ def test_a_model_that_is_put_into_evaluation_is_no_eval_of_its_own_variables():
     assert computes("1") == {}
 
 
+def shows(arguments, epochs=2):
+    vars(arguments), dir(arguments)
+    return asked(inspect.currentframe())
+
+
+def shows_itself(epochs=2):
+    vars()
+    return asked(inspect.currentframe())
+
+
+def hands_on(arguments, epochs=2):
+    sorted([arguments], key=lambda one, read=vars: 0)
+    return asked(inspect.currentframe())
+
+
+def test_what_reads_the_variables_of_another_object_reads_none_of_its_own():
+    """`print(vars(arguments))` stands in most scripts."""
+    assert shows(Large())["epochs"] == 2
+    assert shows_itself() == {}
+    assert hands_on(Large()) == {}
+
+
 def test_variables_can_still_be_read_and_changed():
     assert counts() == 7

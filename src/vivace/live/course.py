@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SEGMENT_SECONDS = 0.12
 LONG_STEP_SECONDS = (1.0, 0.1)  # with convolutions, without: in shorter ones the making of kernels shows
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
+MOMENT_SECONDS = 1.0  # until it is looked again whether more may be spent
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 WATCHED_PAIRS = 12  # of the newest, for the ratio
 SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
@@ -128,10 +129,10 @@ class Course:
     def _afforded(self, seconds: float) -> Wishes:
         """Let steps pass until so much may be spent."""
         while not self.spending.affords(seconds, self.step_seconds):
-            yield self._until(seconds)
+            yield self._a_moment()
 
-    def _until(self, seconds: float) -> Pause:
-        return Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
+    def _a_moment(self) -> Pause:
+        return Pause(self.plan, max(1, min(WATCH_STEPS, round(MOMENT_SECONDS / self.step_seconds))))
 
     def _worth(self, plan: Plan, ratio: float | None, seconds: float) -> Generator[Wish, Any, bool]:
         """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast,
@@ -140,7 +141,7 @@ class Course:
         while self.spending.promises(ratio or 1.0, seconds, self.loop.seconds_left):
             if self.spending.affords(seconds, self.step_seconds):
                 return True
-            yield self._until(seconds)
+            yield self._a_moment()
         shown = f"{ratio:.2f}x as fast on a copy of a step, " if ratio else ""
         self._note(plan, f"{shown}too little for the steps that are left")
         return False

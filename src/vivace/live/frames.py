@@ -6,10 +6,12 @@ import dis
 import functools
 import inspect
 from collections.abc import Mapping
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
 READS_ITSELF = {"locals", "vars", "dir", "eval", "exec"}
+OF_ANOTHER = {"vars", "dir"}  # where they are given one
 GLOBALLY = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
@@ -30,8 +32,16 @@ def variables(frame: FrameType) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _reads_itself(code: CodeType) -> bool:
-    """Does a function call one of these? `model.eval()`, which most that train call, is another matter."""
+    """Does a function call one of these? `model.eval()`, which most that train call, is another matter, and
+    so is `vars(arguments)`.
+    """
     if not READS_ITSELF & set(code.co_names):
         return False
-    read = (step for step in dis.get_instructions(code) if step.argval in READS_ITSELF)
-    return any(step.argval != "eval" or step.opname in GLOBALLY for step in read)
+    steps = list(dis.get_instructions(code))
+    for step, after in pairwise(steps):
+        if step.argval not in READS_ITSELF or (step.argval == "eval" and step.opname not in GLOBALLY):
+            continue
+        of_another = "NULL" in step.argrepr and after.opname.startswith("LOAD_")  # it is called, with that
+        if step.argval not in OF_ANOTHER or not of_another:
+            return True
+    return False

@@ -105,13 +105,6 @@ class Spending:
         """May it be now, or when the run has become as long as it is said to be?"""
         return self.compiles(seconds) or seconds <= COMPILING_SHARE * (self.elapsed + self.coming())
 
-    def steps_until(self, seconds: float, step_seconds: float) -> int:
-        """Steps until so many seconds more may be spent, about, and at least 1."""
-        missing = self.waited + self.lost + seconds - self.allowed(step_seconds)
-        is_early = self._counted() < PATIENCE * _start(step_seconds)
-        share = SHARE + (1.0 / PATIENCE if is_early else 0.0)
-        return max(1, math.ceil(missing / (share * max(step_seconds, 1e-6))))
-
     def _counted(self) -> float:
         """Seconds of the run so far, and of what is to come."""
         passed = self.elapsed
