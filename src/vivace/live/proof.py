@@ -48,9 +48,9 @@ from vivace.verifying.displacement import (
     State,
     Tensors,
     distances,
-    flat,
     identical,
     is_measured,
+    moved_square,
     output_distance,
     real,
     resolution,
@@ -488,8 +488,8 @@ def apart(mine: Tensors, theirs: Tensors) -> float:
     gap = size = 0.0
     for name, own in theirs.items():
         other = mine.get(name, torch.zeros_like(own))
-        gap += float((flat(own) - flat(other)).square().sum())
-        size += float(flat(own).square().sum())
+        gap += moved_square(other, own)
+        size += moved_square(own, torch.zeros_like(own))
     return math.sqrt(gap / size) if size else math.inf
 
 
