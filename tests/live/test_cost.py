@@ -24,6 +24,7 @@ from vivace.live.hosted import Hosted
 from vivace.live.kept import CannotKeep, Kept, KeptCall
 from vivace.live.loop import Loop
 from vivace.live.pairs import Comparison, compared
+from vivace.live.proof import times_on_copies
 from vivace.live.spending import Spending, search_seconds
 from vivace.plan import Plan
 from vivace.profiling.record.guard import Guard
@@ -394,6 +395,33 @@ def test_what_a_plan_makes_the_first_time_does_not_count_against_it(timed):
     assert watching.conductor.course.plan.names == tuple(GAIN), watching.conductor.course.tried
     (ranked,) = watching.conductor.course.ledger.read("ranked")
     assert ranked["on_copies"][0]["ratio"] == pytest.approx(1.5, rel=0.01)
+
+
+class Taken:
+    """A proof whose copies' steps take so long, by the wall's and the processor's seconds."""
+
+    def __init__(self, **seconds):
+        self.seconds, self.kept = seconds, self
+        self.device = torch.device("cpu")
+
+    def copies(self):
+        return ()
+
+    def times(self, plan, things):
+        return self.seconds[str(plan)].pop(0)
+
+
+def test_steps_of_copies_beside_which_something_else_ran_are_taken_once_more():
+    plan = Plan((PlantedGain(),))
+    beside = [(1.2, 1.9), (0.8, 1.3)]  # as beside the script's own loaders, on two processors
+    proof = Taken(planted_gain=[*beside, (0.4, 0.8), (0.5, 1.0)], reference=[(0.6, 1.2), (0.7, 1.3)])
+    assert times_on_copies(proof, [plan], 2) == ({plan: pytest.approx(1.5)}, {})
+    proof = Taken(planted_gain=[(0.4, 0.8), (0.5, 1.0)], reference=[*beside, (0.6, 1.2), (0.7, 1.3)])
+    assert times_on_copies(proof, [plan], 2) == ({plan: pytest.approx(1.5)}, {})
+    proof = Taken(planted_gain=[*beside, *beside], reference=[(0.6, 1.2), (0.7, 1.3)])  # it stays so
+    assert times_on_copies(proof, [plan], 2)[0][plan] < 1.0
+    proof = Taken(planted_gain=[(0.4, 0.8), (0.5, 0.9)], reference=[(0.6, 1.1), (0.7, 1.3)])
+    assert times_on_copies(proof, [plan], 2)[0][plan] == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(("gain", "steps_are_taken"), [(1.0, False), (3.0, True)])

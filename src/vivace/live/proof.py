@@ -71,6 +71,7 @@ ROUNDED_AGAIN = 2  # steps of a plan that looks broken, which round otherwise
 LIMIT = 5.0
 
 SAME_GRADIENT = 1e-3  # of a replay beside the script's own: atomics may sum otherwise
+UNDISTURBED = 0.9  # of the processor's largest share: a copy's steps with less are taken once more
 NOISY_REPLAY = 2.0  # times as long as a replay without rounding noise
 
 
@@ -451,11 +452,10 @@ def times_on_copies(
             things = proof.kept.copies()
             return proof.times(plan, things)
 
-    for plan in (*plans, Plan()):
-        if not plan.techniques and not times:
-            return {}, refused
+    def taken(plan: Plan) -> None:
+        nonlocal things
         try:
-            times[plan] = [timed(plan) for _ in range(rounds)]
+            times[plan] = times.get(plan, []) + [timed(plan) for _ in range(rounds)]
         except Refused as error:
             refused[plan] = str(error)
         except CannotKeep:
@@ -466,7 +466,17 @@ def times_on_copies(
             if not plan.techniques:
                 raise failed(f"a copy of its model fails: {type(error).__name__}", error) from None
             refused[plan] = _under_it(error)
+            times.pop(plan, None)
             things = proof.kept.copies()
+
+    for plan in plans:
+        taken(plan)
+    if not times:
+        return {}, refused
+    taken(Plan())
+    if proof.kept.device.type == "cpu":
+        for plan in disturbed(times):
+            taken(plan)
     wall = {plan: min(own[0] for own in each) for plan, each in times.items()}
     cpu = {plan: max(1e-9, min(own[1] for own in each)) for plan, each in times.items()}
     reference = wall.pop(Plan()), cpu.pop(Plan())
@@ -474,6 +484,14 @@ def times_on_copies(
     if proof.kept.device.type == "cpu":  # whom others disturb is not slow
         found = {plan: max(ratio, reference[1] / cpu[plan]) for plan, ratio in found.items()}
     return found, refused
+
+
+def disturbed(times: dict[Plan, list[tuple[float, float]]]) -> list[Plan]:
+    """The plans of which each step, by wall's and processor's seconds, got less of the processor than others
+    did: something else, as the script's loaders, was at work meanwhile.
+    """
+    shares = {plan: max(cpu / max(wall, 1e-9) for wall, cpu in each) for plan, each in times.items()}
+    return [plan for plan, share in shares.items() if share < UNDISTURBED * max(shares.values())]
 
 
 def _under_it(error: Exception) -> str:
