@@ -49,7 +49,7 @@ def turned():
 @pytest.fixture
 def led(tmp_path, monkeypatch, one_thread):
     """``led(train, *favoured)``: nothing is waited for or must pay, and segments with `favoured` are fast."""
-    monkeypatch.setattr(spending, "PATIENCE", 0.0)
+    monkeypatch.setattr(spending, "PATIENCE", 1e-9)
     monkeypatch.setattr(spending, "SHARE", 1e9)
     monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)

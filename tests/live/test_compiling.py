@@ -1,10 +1,14 @@
 """A model is compiled on copies of a step, once, in a long enough run, and then acts on its own steps."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+import vivace
+from vivace.live import compiling as module
 from vivace.live import spending
 from vivace.live.spending import Spending
 
@@ -92,6 +96,19 @@ def test_nothing_is_compiled_where_the_run_is_too_short_or_bits_must_be_equal(le
         torch.use_deterministic_algorithms(False)
     assert "compile" not in [name for entry in document["tried"] for name in entry["plan"]]
     assert not compiler["stats"]["unique_graphs"]
+
+
+def test_what_compiling_takes_is_told_as_slowly_as_the_machine_goes_now(monkeypatch):
+    monkeypatch.setattr(module, "compiling_pace", lambda fingerprint: 1.0)
+    monkeypatch.setattr(module, "Slowed", lambda: lambda: slowed[-1])
+    slowed = [1.0]
+    proof = SimpleNamespace(replay=lambda *_, **__: None, machine=vivace.inspect())
+    compiling = module.Compiling(())
+    assert compiling.seconds == float("inf")
+    compiling.foretell(proof, SimpleNamespace(will_compile=lambda seconds: True))
+    alone = compiling.seconds
+    slowed.append(4.0)
+    assert compiling.seconds == 4.0 * alone
 
 
 def test_a_run_compiles_when_it_has_earned_that_and_a_search_while_it_has_time(turned):

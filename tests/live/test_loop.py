@@ -97,7 +97,7 @@ def train(steps=60, slow=True, seed=0):
 @pytest.fixture
 def watched(tmp_path, monkeypatch, one_thread, turned):
     """``watched(train)`` trains under `run` in this process; returns what `train` returned, and the loop."""
-    monkeypatch.setattr(spending, "PATIENCE", 0.0)
+    monkeypatch.setattr(spending, "PATIENCE", 1e-9)
     monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(spending, "SHARE", 1e9)
     monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)

@@ -194,7 +194,7 @@ def test_a_script_that_does_not_end_is_ended(folders, tmp_path, monkeypatch):
     ways = [way for way in (cover.OVERLAY, cover.READ_ONLY) if possible(way, tmp_path / way)]
     if not ways:
         pytest.skip("nothing keeps a script from writing here")
-    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", 0.0)
+    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", (0.0, 0.0))
     program = "import time\ntime.sleep(1000)"
     result = searched(monkeypatch, *folders, program, tmp_path / "out", budget_seconds=2.0)
     assert result.to_dict()["script_exit_code"] != 0
@@ -243,7 +243,7 @@ def test_a_script_in_a_long_step_is_asked_to_say_what_it_found(folders, tmp_path
     ways = [way for way in (cover.OVERLAY, cover.READ_ONLY) if possible(way, tmp_path / way)]
     if not ways:
         pytest.skip("nothing keeps a script from writing here")
-    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", 0.0)
+    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", (0.0, 0.0))
     late = TRAINING.replace(
         "    optimizer.step()", "    optimizer.step()\n    import time; time.sleep(1000 * (step == 3))"
     )

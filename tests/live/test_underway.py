@@ -91,7 +91,7 @@ def tuned(tmp_path, monkeypatch, register):
     """``(*techniques, ...) -> Run``: train and try these techniques alone, in steps that are worth it."""
     register(Hurry)
     register(Idle)
-    monkeypatch.setattr(spending, "PATIENCE", 0.0)
+    monkeypatch.setattr(spending, "PATIENCE", 1e-9)
     monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.02)
 

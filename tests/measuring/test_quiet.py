@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vivace.measuring.quiet import ForeignLoad, _seconds
+from vivace.measuring.quiet import ForeignLoad, Slowed, _seconds, computed_and_waited
 
 SPIN = "import sys, time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 ORPHANED = f"""
@@ -37,3 +37,17 @@ def test_what_a_process_that_has_ended_used_is_ours_too():
     before = _seconds([os.getpid()])
     subprocess.run([sys.executable, "-c", spent], check=True)
     assert _seconds([os.getpid()]) - before >= 0.4
+
+
+def test_how_slow_a_thread_is_follows_what_others_do_now():
+    clocks = iter([(1.0, 0.5), (1.1, 5.0), (2.0, 3.5), (3.0, 3.5), None, (5.0, 9.5)])
+    slowed = Slowed(lambda: next(clocks))
+    assert slowed() == 1.0, "it has not computed for long enough to say"
+    assert slowed() == 4.0
+    assert slowed() == 1.0, "the others have gone"
+    assert slowed() == 1.0
+    assert slowed() == 4.0
+    assert Slowed(lambda: None)() == 1.0
+    assert Slowed(lambda: (4.0, 2.0), since=(0.0, 0.0))() == 1.5
+    found = computed_and_waited()
+    assert found is None or min(found) >= 0.0

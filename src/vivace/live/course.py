@@ -18,11 +18,12 @@ from vivace.inspection import inspect
 from vivace.ledger import Ledger
 from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, own_settings
 from vivace.live.compiling import PASSING_SHARE, Compiling
+from vivace.live.copies import times_on_copies
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import of_process_alone
 from vivace.live.kept import Kept
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, compared, length, middle
-from vivace.live.proof import Proof, Verdict, times_on_copies
+from vivace.live.proof import Proof, Verdict
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
 from vivace.technique import Technique
@@ -163,14 +164,19 @@ class Course:
         groups = additions(self.root, self.machine, self.own)
         rounds = 1 if self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)] else 2
         yield from self._afforded((1 + len(groups)) * rounds * self.step_seconds)
-        for group, ratio in self._ranked(proof, groups, rounds):
+        for group, ratio in (yield from self._ranked(proof, groups, rounds)):
             plan = adding(base, group)
             if plan in done:
                 continue
             done.add(plan)
-            if not (yield from self._worth(adding(Plan(), group), ratio, proof.expected_seconds(plan))):
-                continue
-            base = yield from self._tried(base, plan, proof.judge(plan))
+            verdict = None
+            while verdict is None:
+                seconds = proof.expected_seconds(plan)
+                if not (yield from self._worth(adding(Plan(), group), ratio, seconds)):
+                    break
+                verdict = proof.judge_until(plan, self.spending.until(self.step_seconds))
+            if verdict is not None:
+                base = yield from self._tried(base, plan, verdict)
         self.spending.hoped = 0.0
         if not base.techniques:
             judged = any("verdict" in entry for entry in self.tried)
@@ -203,16 +209,20 @@ class Course:
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
         proof.may_compile = True
-        verdict = proof.judge(plan)
+        until = self.spending.compiling_until(about + proof.expected_seconds(plan))
+        verdict = proof.judge_until(plan, until)
         cost = proof.end(plan)
-        self.spending.compiling += self.clock.wall() - begin
+        self.spending.compiled(self.clock.wall() - begin)
+        if verdict is None:
+            self._note(plan, f"compiling it took far longer than {duration(about)}")
+            return cost
         if (yield from self._tried(base, plan, verdict)) == plan and self._confirms:
             yield from self._confirmed(plan)
         return cost
 
     def _ranked(
         self, proof: Proof, groups: list[list[Technique]], rounds: int
-    ) -> list[tuple[list[Technique], float | None]]:
+    ) -> Generator[Wish, Any, list[tuple[list[Technique], float | None]]]:
         """The groups that can act, and how many times as fast copies of the step are under each, where copies
         can tell; the fastest first, without what is much slower.
         """
@@ -220,7 +230,14 @@ class Course:
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         plans = {adding(Plan(), group): group for group in groups}
         alone = list(filter(of_process_alone, plans))  # only the script's own steps can tell
-        times, refused = times_on_copies(proof, [plan for plan in plans if plan not in alone], rounds)
+        copies = times_on_copies(proof, [plan for plan in plans if plan not in alone], rounds)
+        while True:
+            try:
+                next(copies)
+            except StopIteration as ended:
+                times, refused = ended.value
+                break
+            yield from self._afforded(rounds * self.step_seconds)
         for plan, reason in refused.items():
             self._note(plan, reason)
         for plan, ratio in times.items():
@@ -293,13 +310,15 @@ class Course:
             yield Pause(self.plan, wait)
             yield from self._afforded(cost)
             wait = min(2 * wait, MOST_WATCH_STEPS)
-            before = self.spending.waited
+            before = self.spending.spent
             kept = yield KEEP
-            begin = self.clock.wall()
             proof = Proof(kept, self.machine, self.clock)
-            verdict = proof.judge(self.plan)
+            verdict = None
+            while verdict is None:
+                yield from self._afforded(proof.expected_seconds(self.plan))
+                verdict = proof.judge_until(self.plan, self.spending.until(self.step_seconds))
             proof.end(self.plan)
-            cost = self.spending.waited - before + self.clock.wall() - begin
+            cost = self.spending.spent - before
             self.verdicts.append(verdict)
             self._record("watched", {"step": self.loop.num_steps, **verdict.to_dict()})
             if not verdict.kept:
@@ -329,6 +348,9 @@ class Course:
             found = compared(pairs, by_processor=by_processor)
             if found.slower or found.wall.estimate >= 1.0 or len(pairs) == WATCHED_PAIRS:
                 break
+            if not self.spending.affords(0.0, self.step_seconds):
+                yield from self._afforded(0.0)
+                before = yield Segment(self.reference, steps)
         every = [*self.comparison.pairs, *pairs]
         self.comparison = compared(every[-WATCHED_PAIRS:], by_processor=by_processor)
         self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})

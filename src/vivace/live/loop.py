@@ -303,7 +303,7 @@ class Loop:
             return
         if self._at_work or self._is_recorded(optimizer):
             return
-        begin = self.clock.wall()
+        begin = self.spending.working_since = self.clock.wall()
         self.is_in_hook = True
         conductor = self.conductor
         try:
@@ -322,6 +322,7 @@ class Loop:
             raise
         finally:
             self.is_in_hook = False
+            self.spending.working_since = None
         budget = self.errand.search_seconds
         if budget is not None and self.spending.elapsed > budget:
             self.step_aside()

@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO, cast
 
@@ -71,7 +71,6 @@ ROUNDED_AGAIN = 2  # steps of a plan that looks broken, which round otherwise
 LIMIT = 5.0
 
 SAME_GRADIENT = 1e-3  # of a replay beside the script's own: atomics may sum otherwise
-UNDISTURBED = 0.9  # of the processor's largest share: a copy's steps with less are taken once more
 NOISY_REPLAY = 2.0  # times as long as a replay without rounding noise
 
 
@@ -110,6 +109,10 @@ class Verdict:
         return {**dataclasses.asdict(self), "limit": LIMIT}
 
 
+class TooLong(Exception):
+    """A verdict takes longer than it may."""
+
+
 class Proof:
     """Replays of one kept step. Raises CannotKeep where the reference does not repeat it."""
 
@@ -119,6 +122,9 @@ class Proof:
             tuple[float, str], tuple[dict[Place, list[bool]], list[dict[Measure, float]]]
         ] = {}
         self.may_compile = False  # what a plan compiles, the first time
+        self.replay_seconds = 0.0  # with its copies
+        self._until = math.inf  # by the wall's clock: no step is begun that would end later
+        self._went_on: set[Plan] = set()  # whose verdicts took longer than they might
         self.rearranged = False  # did a replay draw random numbers in another order than the script?
         root = kept.things[0]
         if kept.lacking is not None:
@@ -138,15 +144,20 @@ class Proof:
             if raised_by_handler(error):
                 raise
             raise failed(f"a copy of its model fails: {type(error).__name__}", error) from None
-        self.replay_seconds = clock.wall() - begin  # with its copies
+        self.replay_seconds = clock.wall() - begin
         self._require_the_same_step(self.replay(Plan(), ordered=False) if self.rearranged else self.reference)
 
     def expected_seconds(self, plan: Plan) -> float:
-        """What `judge` will take, about."""
-        if plan.promise == Numerics.EXACT or all(t.card.stage in NEARLY_EXACT for t in plan.techniques):
-            return self.replay_seconds
-        known = self._key(plan) in self._shadows
-        return self.replay_seconds * (1 if known else 2 + NOISY_REPLAY * FEW_SHADOWS)
+        """What `judge` will take, about; at most, once that has come to no end."""
+        own = 1 + 2 * any(t.card.stage == Stage.OPTIMIZER for t in plan.techniques)
+        _, shadows = self._shadows.get(self._key(plan), ({}, []))
+        wanted = FEW_SHADOWS
+        if plan in self._went_on:
+            wanted = SHADOWS + ROUNDED_AGAIN
+        elif plan.promise == Numerics.EXACT or all(t.card.stage in NEARLY_EXACT for t in plan.techniques):
+            wanted = 0
+        more = max(0, wanted - len(shadows))
+        return self.replay_seconds * (own + (more > 0) + NOISY_REPLAY * more)
 
     def end(self, plan: Plan) -> float:
         """Let go of all that is kept; about the seconds of another proof of a plan."""
@@ -173,6 +184,11 @@ class Proof:
         outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
         return Replay(outcome, each, stepped.wall_seconds, stepped.cpu_seconds)
 
+    def _require_time(self, seconds: float) -> None:
+        """Raises TooLong where so many more are not there."""
+        if self.clock.wall() + seconds > self._until:
+            raise TooLong
+
     def times(self, plan: Plan, things: tuple[Any, ...]) -> tuple[float, float]:
         """Seconds by the wall's clock and by the processor's of one more step of copies that may have made
         some already. Raises what `replay` does.
@@ -192,6 +208,8 @@ class Proof:
         given: Tensors | None = None,
     ) -> _Stepped:
         root, optimizers, arguments, keywords = things
+        if not plan.compiles:
+            self._require_time(self.replay_seconds)
         draws = LogicalDraws()
         alike: AbstractContextManager[Any] = nullcontext()
         if plan.compiles:  # whose random numbers cannot be led
@@ -238,6 +256,7 @@ class Proof:
             return []
         with self.kept.precision():
             outputs = list(tensors_of(hosted.call(getattr(root, self.kept.method), arguments, keywords)))
+        self._require_time(0.0)  # what is compiled, is compiled in two parts
         pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         return outputs
@@ -299,6 +318,19 @@ class Proof:
         verdict = self._judged(plan)
         return dataclasses.replace(verdict, seconds=self.clock.wall() - begin)
 
+    def judge_until(self, plan: Plan, moment: float) -> Verdict | None:
+        """The same; None where it is not known by that `moment` of the wall's clock. Ask again, and
+        the shadows that were run are still there.
+        """
+        self._until = moment
+        try:
+            return self.judge(plan)
+        except TooLong:
+            self._went_on.add(plan)
+            return None
+        finally:
+            self._until = math.inf
+
     def _judged(self, plan: Plan) -> Verdict:
         try:
             if reason := self._other_update(plan):
@@ -306,12 +338,12 @@ class Proof:
             found = self.replay(plan)
         except Refused as refused:
             return Verdict(False, str(refused))
-        except CannotKeep:
+        except (CannotKeep, TooLong):
             raise
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            return Verdict(False, _under_it(error))
+            return Verdict(False, under_it(error))
         try:
             return self._held(plan, found)
         except Refused as refused:
@@ -378,7 +410,7 @@ class Proof:
         """Distances of a step that only rounds otherwise. Raises Refused where that one fails."""
         try:
             return self._distances(self.replay(plan, noise), self.reference)
-        except CannotKeep:
+        except (CannotKeep, TooLong):
             raise
         except Exception as error:
             if raised_by_handler(error):
@@ -428,73 +460,7 @@ class Proof:
         return envelope_of(runs, 1.0, smallest)
 
 
-def times_on_copies(
-    proof: Proof, plans: Iterable[Plan], rounds: int
-) -> tuple[dict[Plan, float], dict[Plan, str]]:
-    """How many times as fast copies of the step are under each plan that can act, and why others cannot.
-
-    The same copies make all of these steps, what they compute is not looked at. Each plan's are one after the
-    other: oneDNN keeps 1,024 kernels, and plans that take turns on a deep network would make theirs anew.
-    """
-    things = proof.kept.copies()
-    times: dict[Plan, list[tuple[float, float]]] = {}
-    refused: dict[Plan, str] = {}
-
-    def timed(plan: Plan) -> tuple[float, float]:
-        nonlocal things
-        try:
-            return proof.times(plan, things)
-        except (Refused, CannotKeep):
-            raise
-        except Exception as error:  # some models make a second step only once the script has reset them
-            if raised_by_handler(error):
-                raise
-            things = proof.kept.copies()
-            return proof.times(plan, things)
-
-    def taken(plan: Plan) -> None:
-        nonlocal things
-        try:
-            times[plan] = times.get(plan, []) + [timed(plan) for _ in range(rounds)]
-        except Refused as error:
-            refused[plan] = str(error)
-        except CannotKeep:
-            raise
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            if not plan.techniques:
-                raise failed(f"a copy of its model fails: {type(error).__name__}", error) from None
-            refused[plan] = _under_it(error)
-            times.pop(plan, None)
-            things = proof.kept.copies()
-
-    for plan in plans:
-        taken(plan)
-    if not times:
-        return {}, refused
-    taken(Plan())
-    if proof.kept.device.type == "cpu":
-        for plan in disturbed(times):
-            taken(plan)
-    wall = {plan: min(own[0] for own in each) for plan, each in times.items()}
-    cpu = {plan: max(1e-9, min(own[1] for own in each)) for plan, each in times.items()}
-    reference = wall.pop(Plan()), cpu.pop(Plan())
-    found = {plan: reference[0] / seconds for plan, seconds in wall.items()}
-    if proof.kept.device.type == "cpu":  # whom others disturb is not slow
-        found = {plan: max(ratio, reference[1] / cpu[plan]) for plan, ratio in found.items()}
-    return found, refused
-
-
-def disturbed(times: dict[Plan, list[tuple[float, float]]]) -> list[Plan]:
-    """The plans of which each step, by wall's and processor's seconds, got less of the processor than others
-    did: something else, as the script's loaders, was at work meanwhile.
-    """
-    shares = {plan: max(cpu / max(wall, 1e-9) for wall, cpu in each) for plan, each in times.items()}
-    return [plan for plan, share in shares.items() if share < UNDISTURBED * max(shares.values())]
-
-
-def _under_it(error: Exception) -> str:
+def under_it(error: Exception) -> str:
     """Why a plan is not tried, with which a copy of the script's step fails."""
     if ran_out_of_memory(error):
         return "the memory does not hold a copy of the step under it"

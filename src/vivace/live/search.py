@@ -27,7 +27,8 @@ from vivace.processes import scripts
 OUTPUT = "script.txt"  # what the script printed
 DISK = Path("/var/tmp")  # for what is large and may go
 BUDGET_SECONDS = 600.0
-LATE_SECONDS = 60.0  # after the budget, for a script that has not come to its next step
+# After the budget, for a script that has not come to its next step: as long again, within these bounds.
+LATE_SECONDS = (10.0, 60.0)
 # What a script sends elsewhere is not kept back by folders; these two have a word for it.
 OFFLINE = {"WANDB_MODE": "offline", "COMET_MODE": "disabled"}
 
@@ -87,7 +88,7 @@ def search(
             if name != LOCK:
                 (folder / name).unlink(missing_ok=True)
         covered = [sys.executable, "-I", cover.__file__, str(scratch), str(folder), *ways, "--", *words]
-        until = budget_seconds + LATE_SECONDS
+        until = budget_seconds + min(max(LATE_SECONDS[0], budget_seconds), LATE_SECONDS[1])
         code = _ended(covered, environment, folder / OUTPUT, until, script_input)
     if code == cover.CANNOT_COVER:
         raise InputError(

@@ -15,9 +15,9 @@ LEAST_SECONDS = 0.5  # what a search costs at least: imports, files, a few turns
 PATIENCE = 16.0  # times as long the run must last
 TRUSTED = 4.0  # times what has passed: so much counts of what is said to come
 HOPED_SHARE = 0.25  # of the seconds that copies of a step promise
-HOPED_PATIENCE = 16.0  # times as long the run must last as what is spent on such a promise
 PAYS = 2.0  # times what it costs to try a plan, it must promise
 COMPILING_SHARE = 0.02  # of the whole run, once: what compiling brings is not seen before
+LATE = 2.0  # times what compiling was said to take: longer it may be only while the run has that to spend
 SEARCHING_SHARE = 0.3  # the same, of what is left to a run that is for nothing but the search
 CLOSE = 0.05  # so much faster than its copy a step may be
 
@@ -33,9 +33,10 @@ class Clock:
 class Spending:
     """Counts the seconds that a run has been kept waiting, and says whether more may be spent.
 
-    `waited` is the time of our own work inside the script's; `lost` what steps under candidates took longer
-    than the script's own would have. Both together stay within `allowed`, but for what the last thing that
-    was begun took longer than expected. `hoped` are the seconds that the plan promises which is tried;
+    `waited` is the time of our own work inside the script's, and since `working_since` more of it; `lost`
+    what steps under candidates took longer than the script's own would have. Both together stay within
+    `allowed`, but for the step on copies that was begun last. `hoped` are the seconds that the plan promises
+    which is tried;
     `compiling` are those of `waited` that are allowed beside the rest. `free_seconds`: of a run that is for
     nothing but the search.
 
@@ -55,6 +56,7 @@ class Spending:
         self.began = clock.wall()
         self.waited = waited
         self.lost = self.hoped = self.around_calls = self.compiling = 0.0
+        self.working_since: float | None = None
 
     @property
     def own_seconds(self) -> float:
@@ -64,20 +66,33 @@ class Spending:
         return self.waited + self.around_calls
 
     @property
+    def spent(self) -> float:
+        """Seconds that the run has been kept waiting until this moment."""
+        since = self.working_since
+        return self.waited + self.lost + (0.0 if since is None else self.clock.wall() - since)
+
+    @property
     def elapsed(self) -> float:
         """Seconds since the run began."""
         return self.clock.wall() - self.began
 
     def allowed(self, step_seconds: float) -> float:
         """Seconds that may have been spent by now."""
-        start, counted = _start(step_seconds), self._counted()
-        once = start if counted >= PATIENCE * start else counted / PATIENCE
-        hoped = min(HOPED_SHARE * self.hoped, counted / HOPED_PATIENCE)
-        return once + SHARE * self.elapsed + hoped + self.compiling
+        most = self._counted() / PATIENCE
+        once = min(_start(step_seconds), most) + min(HOPED_SHARE * self.hoped, most)
+        return once + SHARE * self.elapsed + self.compiling
 
     def affords(self, seconds: float, step_seconds: float) -> bool:
         """May so many seconds more be spent?"""
-        return self.is_free or self.waited + self.lost + seconds <= self.allowed(step_seconds)
+        if self.is_free:
+            return self.elapsed < self.free_seconds
+        return self.spent + seconds <= self.allowed(step_seconds)
+
+    def until(self, step_seconds: float) -> float:
+        """When, by the wall's clock, all is spent that may be."""
+        if self.is_free:
+            return self.began + self.free_seconds
+        return self.clock.wall() + self.allowed(step_seconds) - self.spent
 
     def pays(self, step_seconds: float, seconds_left: float) -> bool:
         """Is a whole search worth its time, where so many seconds are left and no more?"""
@@ -100,6 +115,15 @@ class Spending:
         if self.is_free:
             return seconds <= SEARCHING_SHARE * (self.free_seconds - self.elapsed)
         return seconds <= COMPILING_SHARE * self._counted()
+
+    def compiling_until(self, seconds: float) -> float:
+        """When compiling that was to take so many seconds has to end, by the wall's clock."""
+        most = self.free_seconds - self.elapsed if self.is_free else self._counted() / PATIENCE - self.spent
+        return self.clock.wall() + max(LATE * seconds, most)
+
+    def compiled(self, seconds: float) -> None:
+        """So many seconds were spent on compiling; what is more than its share is paid from the rest."""
+        self.compiling += seconds if self.is_free else min(seconds, COMPILING_SHARE * self._counted())
 
     def will_compile(self, seconds: float) -> bool:
         """May it be now, or when the run has become as long as it is said to be?"""

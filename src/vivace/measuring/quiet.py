@@ -1,10 +1,12 @@
-"""Are other processes busy on our cores? A step on all cores waits for its slowest thread."""
+"""Are other processes busy on our cores, and how slow are we? A step on all cores waits for its slowest
+thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -13,6 +15,7 @@ from vivace import words
 from vivace.inspection.gather import usable_cores
 
 TOLERATED_SHARE = 0.08  # of our cores
+LEAST_COMPUTED = 0.2  # seconds, over which it is told how slow a thread is
 
 
 class ForeignLoad:
@@ -61,6 +64,46 @@ class ForeignLoad:
                     idle += numbers[3] + numbers[4]
                     busy += sum(numbers) - numbers[3] - numbers[4]
         return busy, idle, _seconds(self._own)
+
+
+def computed_and_waited() -> tuple[float, float] | None:
+    """Seconds that the thread which calls has computed, and that it waited for a processor, ready to; None
+    where the system does not tell.
+
+    From its ``schedstat``: https://docs.kernel.org/scheduler/sched-stats.html
+    """
+    try:
+        computed, waited, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
+        return int(computed) * 1e-9, int(waited) * 1e-9
+    except (OSError, ValueError):
+        return None
+
+
+class Slowed:
+    """How many times as long as alone a thread takes to compute, as others use the processor too.
+
+    It is told by the seconds for which the thread was ready to compute and had no processor.
+
+    Args:
+        since: what `clocks` said when it begins; left out, that is now.
+    """
+
+    def __init__(
+        self,
+        clocks: Callable[[], tuple[float, float] | None] = computed_and_waited,
+        since: tuple[float, float] | None = None,
+    ) -> None:
+        self._clocks = clocks
+        self._last, self._times = since or clocks(), 1.0
+
+    def __call__(self) -> float:
+        """Of the thread that calls, since then, or since a call before which it had computed for a while; 1
+        where the system does not tell.
+        """
+        before, now = self._last, self._clocks()
+        if before is not None and now is not None and now[0] - before[0] >= LEAST_COMPUTED:
+            self._last, self._times = now, 1.0 + max(0.0, now[1] - before[1]) / (now[0] - before[0])
+        return self._times
 
 
 def _seconds(pids: Sequence[int]) -> float:

@@ -26,6 +26,7 @@ from vivace.ledger import Observation
 from vivace.machine import Machine
 from vivace.measuring.beside import evaluation_seconds, saving_seconds
 from vivace.measuring.loading import limit_beside
+from vivace.measuring.quiet import Slowed
 from vivace.observing.observe import COUNTED_STEPS, live_bytes, minor_faults, observe, peak_of
 from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
@@ -149,6 +150,7 @@ class Worker:
                 "has_metric": self.job.metric is not None,
                 "metric_data": self.job.metric_data,
                 "registered": [cls.name for cls in registry.registered()],
+                "slowed": Slowed(since=(0.0, 0.0))(),
             }
 
     def libraries(self) -> list[str]:

@@ -12,7 +12,7 @@ from torch import nn
 
 spending = sys.modules.get("vivace.live.spending")
 if spending is not None and os.environ.get("IMPATIENT"):
-    spending.PATIENCE = spending.HOPED_PATIENCE = 1.0
+    spending.PATIENCE = 1.0
     spending.START_SECONDS = 20.0
 
 
