@@ -72,11 +72,77 @@ def trained_by_methods(step):
     Trainer().train(step)
 
 
-def open_end(step):
+def counted(step):
     number = 0
     while number < 100:
         step()
         number += 1
+
+
+def as_mingpt(step):
+    config, number = SimpleNamespace(max_iters=100), 0
+    while True:
+        step()
+        number += 1
+        if config.max_iters is not None and number >= config.max_iters:
+            break
+
+
+def as_makemore(step):
+    args, number = SimpleNamespace(max_steps=100), 0
+    while True:
+        step()
+        number += 1
+        if args.max_steps >= 0 and number >= args.max_steps:
+            break
+
+
+def as_nanogpt(step):
+    number, most = 0, 99
+    while True:
+        step()
+        number += 1
+        if number > most:
+            break
+
+
+def counted_in_tokens(step):
+    seen = 0
+    while not seen >= 6400 and seen < 10_000:
+        step()
+        seen += 64
+        if seen >= 6400 or seen > 9000:
+            break
+
+
+def counted_down(step):
+    left = 100
+    while left > 0:
+        step()
+        left -= 1
+
+
+def steps_over_passes(step):
+    """Batches are drawn from pass after pass."""
+    for _number in range(8 * PASS):
+        step()
+
+
+def until_it_is_good(step):
+    best, worse = 0, 0
+    while worse < 10:
+        step()
+        best += 1
+        if best > 100:
+            worse += 1
+
+
+def for_a_time(step):
+    begin, number = 0.0, 0
+    while begin < 10.0:
+        step()
+        number += 1
+        begin += 0.1
 
 
 def epochs_of_slices(step):
@@ -104,10 +170,13 @@ def drawn(step):
         step()
 
 
-OF_PASSES = (epochs_of_settings, epochs_of_a_table)
+OF_PASSES = (epochs_of_settings, epochs_of_a_table, steps_over_passes)
+OF_WHILE = (counted, as_mingpt, as_makemore, as_nanogpt, counted_down)
 
 
-@pytest.mark.parametrize("train", [epochs_of_settings, epochs_of_a_table, steps_alone, epochs_of_slices])
+@pytest.mark.parametrize(
+    "train", [epochs_of_settings, epochs_of_a_table, steps_alone, epochs_of_slices, *OF_WHILE]
+)
 def test_loops_over_ranges_say_how_long_they_are(train):
     said, count = looked(train)
     assert set(said[1:]) == {count}
@@ -127,7 +196,17 @@ def test_an_epoch_is_as_long_as_those_before_it():
     assert said[-1] < count * 1.05  # the last epoch promises no other
 
 
-@pytest.mark.parametrize("train", [open_end, backwards, drawn])
+def test_a_number_that_counts_something_else_says_as_much():
+    said, count = looked(counted_in_tokens)
+    assert all(abs(number - count) < 1 for number in said[1:])
+
+
+def test_steps_that_are_counted_over_passes_are_no_passes():
+    said, count = looked(steps_over_passes)
+    assert count <= said[-1] <= count + PASS
+
+
+@pytest.mark.parametrize("train", [until_it_is_good, for_a_time, backwards, drawn])
 def test_what_says_nothing_is_not_guessed(train):
     said, _ = looked(train)
     assert said == [8 * number for number in range(1, len(said) + 1)]

@@ -1,8 +1,9 @@
-"""How long a script's own loops say that they are going to be: ``for epoch in range(args.epochs)``.
+"""How long a script's own loops say that they are going to be: ``for epoch in range(args.epochs)``, or
+``while step < max_steps``, also as ``if step >= max_steps: break``.
 
-The `for` statements around the step are read as they stand in the source, with the values that their names
-have. Nothing of the script's is called but the length of a list and the size of a tensor. Lightning's loop
-is a `while`, and is asked for its epochs.
+The loops around the step are read as they stand in the source, with the values that their names have.
+Nothing of the script's is called but the length of a list and the size of a tensor. Lightning is asked for
+its epochs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ Place = tuple[CodeType, int]  # a function, and a line in it
 # What goes once through all that it is given: Python's own, and bars that show how far it is.
 IN_ORDER = {"enumerate", "list", "iter", "tqdm", "tqdm_notebook"}
 IN_ORDER |= {"track", "progress_bar", "master_bar", "alive_it"}
+OFTEN = 8  # steps at most between two changes of a number that counts them, and not what is without success
+OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+}
 
 
 class Length:
@@ -43,34 +51,37 @@ class Length:
         """`step` steps are done; a pass over the data has so many, or 0 where that is not known.
 
         A loop that has gone on takes the steps that it took, or those of what it goes round: of the loops
-        inside it, or the pass. The first that has not is believed to go round the same; what is around
-        that one says nothing.
+        inside it, or the pass. The first that has not is believed to go round the same, if it is a `for`;
+        what is around that one says nothing.
         """
         to_come, a_round = left_of_pass, steps_a_pass
         seen = {}
-        is_sure = True
+        is_sure, was_said = True, self.is_said  # a first look sees no loop go on
         for place, left, total in rounds_left(inspect.currentframe()):
             before = self._seen.get(place)
             seen[place] = rounds = (
-                Rounds(left, step) if before is None else before.after(left, step, self._at)
+                Rounds(left, step, total or left + 1)
+                if before is None
+                else before.after(left, step, self._at)
             )
-            self.is_said = self.is_said or before is not None
-            if is_sure:
-                a_round = max(a_round, rounds.steps)
-                to_come, a_round = to_come + left * a_round, total * a_round
-            is_sure = is_sure and rounds.steps > 0
+            counts = total is not None or 0 < rounds.steps <= OFTEN
+            self.is_said = self.is_said or (before is not None and counts)
+            if is_sure and counts:
+                to_come, a_round = rounds.with_those_inside(to_come, a_round)
+            is_sure = is_sure and counts and rounds.steps > 0
         self._at, self._seen = step, seen
-        self.num_steps = max(self.num_steps, step + to_come)
+        self.num_steps = max(self.num_steps if was_said else 0.0, step + to_come)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Of a loop: so many are `left` since a step, and each takes so many `steps`, at least; 0 until it has
-    gone on.
+    """Of a loop: so many are `left` since a step, of `total`, and each takes so many `steps`, at least; 0
+    until it has gone on.
     """
 
     left: int
     since: int
+    total: int
     steps: float = 0.0
 
     def after(self, left: int, step: int, at: int) -> Rounds:
@@ -78,24 +89,34 @@ class Rounds:
         if left == self.left:
             return self
         if left > self.left:  # it has begun again
-            return Rounds(left, step, self.steps)
+            return Rounds(left, step, max(self.total, left + 1), self.steps)
         took = (step - at if self.since == at else at - self.since) / (self.left - left)
-        return Rounds(left, step, max(self.steps, took))
+        return Rounds(left, step, self.total, max(self.steps, took))
+
+    def with_those_inside(self, to_come: float, a_round: float) -> tuple[float, float]:
+        """The steps to come of this loop and what is inside, and its steps in all, by those of what it goes
+        round. Of a pass over the data that it does not go round, it has a part, or the pass has parts of it.
+        """
+        if self.steps and 2 * self.steps < a_round:
+            whole = self.total * self.steps
+            return (self.left * self.steps, whole) if whole > a_round else (to_come, a_round)
+        a_round = max(a_round, self.steps)
+        return to_come + self.left * a_round, self.total * a_round
 
 
-def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int]]:
-    """Of each loop over a range around the step, the innermost first: rounds after this one, and in all."""
+def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int | None]]:
+    """Of each loop around the step that says so, the innermost first: rounds after this one, and in all,
+    where it goes over a range.
+    """
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if module not in ("torch", "vivace"):
             for loop in reversed(_loops(frame.f_code)):
                 if loop.body[0].lineno <= frame.f_lineno <= (loop.body[-1].end_lineno or 0):
                     names = ChainMap(dict(variables(frame)), frame.f_globals)
-                    values = _range(loop.iter, names)
-                    target = loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target
-                    now = _value(target, names)
-                    if values is not None and isinstance(now, int) and now in values:
-                        yield (frame.f_code, loop.lineno), len(values) - 1 - values.index(now), len(values)
+                    rounds = _of_for(loop, names) if isinstance(loop, ast.For) else _of_while(loop, names)
+                    if rounds is not None:
+                        yield (frame.f_code, loop.lineno), *rounds
         if module in ("lightning", "pytorch_lightning"):
             yield from _epochs_of_lightning(frame)
         frame = frame.f_back
@@ -110,14 +131,57 @@ def _epochs_of_lightning(frame: FrameType) -> Iterator[tuple[Place, int, int]]:
             yield (frame.f_code, 0), total - 1 - done, total
 
 
+def _of_for(loop: ast.For, names: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rounds that are left to a loop over a range, and in all."""
+    values = _range(loop.iter, names)
+    now = _value(loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target, names)
+    if values is None or not isinstance(now, int) or now not in values:
+        return None
+    return len(values) - 1 - values.index(now), len(values)
+
+
+def _of_while(loop: ast.While, names: Mapping[str, Any]) -> tuple[int, None] | None:
+    """How far the number that ends a loop is from there after this round: of its condition, or of an
+    ``if ...: break``.
+    """
+    ends = [_until(loop.test, False, names)]
+    for statement in loop.body:
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Break):
+            ends.append(_until(statement.test, True, names))
+    known = [end for end in ends if end is not None]
+    return (max(0, min(known) - 1), None) if known else None
+
+
+def _until(node: ast.expr, answer: bool, names: Mapping[str, Any]) -> int | None:
+    """By how much numbers must change for a comparison to have this answer; None where that is not known."""
+    if isinstance(node, ast.BoolOp):
+        every = isinstance(node.op, ast.And) == answer
+        known = [end for end in (_until(value, answer, names) for value in node.values) if end is not None]
+        return (max if every else min)(known, default=None)
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        return None
+    left, right = _value(node.left, names), _value(node.comparators[0], names)
+    if type(left) is not int or type(right) is not int:
+        return None
+    operator = type(node.ops[0])
+    if not answer:
+        operator = OPPOSITE.get(operator, operator)
+    if operator in (ast.Lt, ast.LtE):
+        left, right = right, left
+    if operator not in OPPOSITE:
+        return None
+    return max(0, right - left + (operator in (ast.Lt, ast.Gt)))
+
+
 @functools.lru_cache(maxsize=64)
-def _loops(code: CodeType) -> tuple[ast.For, ...]:
-    """The `for` statements of a function, or of a module, with the lines of their file."""
+def _loops(code: CodeType) -> tuple[ast.For | ast.While, ...]:
+    """The loops of a function, or of a module, with the lines of their file."""
     with contextlib.suppress(OSError, TypeError, SyntaxError, ValueError):
         read = inspect.findsource if code.co_name == "<module>" else inspect.getsourcelines
         lines, first = read(code)
         tree = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))), max(0, first - 1))
-        return tuple(sorted((n for n in ast.walk(tree) if isinstance(n, ast.For)), key=lambda n: n.lineno))
+        loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+        return tuple(sorted(loops, key=lambda loop: loop.lineno))
     return ()
 
 
