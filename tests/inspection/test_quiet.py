@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vivace.measuring.quiet import ForeignLoad, _seconds
+from vivace.inspection.quiet import ForeignLoad, _seconds
 
 SPIN = "import sys, time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 ORPHANED = f"""

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from vivace import words
-from vivace.inspection.gather import usable_cores
+from vivace.inspection.limits import usable_cores
 
 TOLERATED_SHARE = 0.08  # of our cores
 
