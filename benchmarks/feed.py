@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 import vivace
+from vivace.inspection.quiet import ForeignLoad
 from vivace.measuring.paired import Contestant
-from vivace.measuring.quiet import ForeignLoad
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 from vivace.processes.launch import Source

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vivace.errors import ChildFailed, JobError, Refused
+from vivace.inspection.quiet import ForeignLoad
 from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across
-from vivace.measuring.quiet import ForeignLoad
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 from vivace.processes.launch import Source

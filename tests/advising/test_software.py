@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from vivace.advising import software
 from vivace.advising.demand import Bin, Demand
 from vivace.advising.software import advise_on_software, kind_of
 from vivace.errors import InputError
@@ -120,6 +121,16 @@ def test_without_a_record_that_fits_there_is_no_figure_and_a_command(profile, re
     assert no_figure(advice)
     assert advice.next == "vivace tune JOB"
     assert "(dense)" in advice.reasons[0]
+
+
+def test_who_has_the_package_alone_is_not_sent_to_a_script_of_the_source_code(
+    profile, records, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(software, "CHECKOUT", tmp_path)
+    advice = advise_on_software(profile(operators=ATTENTION), records=records(EAGER, PLAN))
+    assert advice.next == "vivace tune JOB"
+    assert "comes with Vivace's source code" in advice.reasons[0]
+    assert "--records" in advice.reasons[0]
 
 
 def test_the_newest_record_counts_and_other_versions_are_said(profile, records, machine):

@@ -464,6 +464,33 @@ def test_an_interrupted_training_keeps_its_work_and_ends_with_130(begin, tmp_pat
     assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
+LATE = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command ignores it
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+late = Late()  # Python lets go of it at its very end
+from vivace.command.cli import main
+main()
+"""
+ABORTED = """
+from vivace.command import cli
+def app(**_):
+    raise KeyboardInterrupt
+cli.app = app
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("code", "expected"), [(LATE, 0), (ABORTED, 130)])
+def test_ctrl_c_beside_a_commands_work_ends_with_its_code(code, expected):
+    command = [sys.executable, "-c", code, "recipes", "--json", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (expected, "")
+    assert expected or json.loads(done.stdout)
+
+
 def test_fits_answers_for_every_card_of_the_catalogue(vivace):
     from vivace.advising.catalogue import load_catalogue
 

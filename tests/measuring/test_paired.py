@@ -14,9 +14,9 @@ import pytest
 
 import vivace
 from vivace.errors import JobError, Refused, Unsteady
+from vivace.inspection.quiet import ForeignLoad
 from vivace.job import load
 from vivace.measuring.paired import Clocks, Contestant, Timed, compare
-from vivace.measuring.quiet import ForeignLoad
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 

@@ -44,6 +44,17 @@ def test_a_gpu_that_a_script_leaves_idle_stands_on_the_first_screen():
     assert "The script trains on the processor, not on the H100" in found.notes
 
 
+def test_times_that_other_processes_disturbed_are_marked():
+    quiet, disturbed = (
+        answer(document() | more) for more in ({}, {"disturbed": True, "foreign_share": 0.37})
+    )
+    assert (
+        "Other processes used 37 % of the processor meanwhile, so all times are disturbed" in disturbed.notes
+    )
+    assert [name for name, _ in disturbed.facts][:2] == ["a step, disturbed", "samples a second, disturbed"]
+    assert "disturbed" not in str(quiet)
+
+
 def test_two_causes_stand_whole_beside_the_shares_of_the_step_and_its_limit():
     told = lines(answer(document()), 80)
     assert len(told) <= MOST_LINES

@@ -13,6 +13,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from vivace.inspection import inspect
+from vivace.inspection.quiet import ForeignLoad
 from vivace.profiling.answering import answer
 from vivace.profiling.record import RECORD, experiments, facts, fetches, guard, hooks, waits
 from vivace.profiling.record.clock import Clock
@@ -83,6 +85,21 @@ def fail(error):
 
 def causes(document):
     return [verdict["cause"] for verdict in document["verdicts"]]
+
+
+@pytest.mark.parametrize(("share", "disturbed"), [(0.4, True), (0.01, False)])
+def test_what_other_processes_used_of_the_processor_while_it_timed_is_said(
+    recorded, batches, monkeypatch, share, disturbed
+):
+    monkeypatch.setattr(ForeignLoad, "disturb", lambda self: setattr(self, "largest", share))
+    document, record = recorded(Loop(batches))
+    assert record["foreign_share"] == document["foreign_share"] == share
+    assert document["disturbed"] is disturbed
+
+
+def test_torchs_version_is_told_as_the_machine_tells_it(recorded, batches):
+    document, _ = recorded(Loop(batches))
+    assert document["machine"]["versions"]["torch"] == inspect().versions["torch"]
 
 
 def test_a_healthy_loop_is_healthy_and_described(recorded, batches):

@@ -17,7 +17,7 @@ from vivace.errors import FolderError, InputError
 from vivace.sweeping import study as study_module
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.importance import importances_of
-from vivace.sweeping.record import Finalist, is_winner, ranked, record_of, spread_of
+from vivace.sweeping.record import Finalist, is_winner, ranked, record_of, spread_of, within_share
 from vivace.sweeping.space import space_of, to_dict
 from vivace.sweeping.study import Setting, Study
 from vivace.torch_internals import sampling
@@ -351,6 +351,29 @@ def test_the_interval_is_students():
     assert many.high - many.mean == pytest.approx(2.201 * stdev(many.values.values()) / 12**0.5, rel=0.02)
     assert spread_of({1: 1.0}).low is None
     assert spread_of({1: 0.9, 2: 0.9}).low is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("accuracy", (0.99, 0.95), (0.716, 1.0)),
+        ("entity F1", (0.05, 0.01), (0.0, 0.284)),
+        ("accuracy", (99.0, 95.0), (71.6, 122.4)),  # in percent: nothing is known of it
+        ("minus perplexity", (-0.1, -0.2), (-0.785, 0.485)),
+        ("minimum margin", (0.99, 0.95), (0.716, 1.224)),
+    ],
+)
+def test_an_interval_of_a_share_ends_where_a_share_does(name, values, ends):
+    found = within_share([finalist(0, *values)], name)[0].spread
+    assert (found.low, found.high) == pytest.approx(ends, rel=0.001, abs=0.001)
+    assert found.cut == (0.0 in ends or 1.0 in ends)
+    assert found.values == dict(enumerate(values, 1))
+
+
+def test_a_gap_of_shares_is_one_at_most():
+    first, second = within_share(ranked([finalist(0, 0.9, 0.2), finalist(1, 0.1, 0.1001)]), "accuracy")
+    assert (second.behind.low, second.behind.high) == (-1.0, 1.0)
+    assert (first.spread.low, first.spread.high) == (0.0, 1.0)
 
 
 def test_equal_differences_of_a_coarse_metric_make_no_winner():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from vivace.pages.sameness import plain
 from vivace.verifying import displacement
 from vivace.verifying.displacement import (
     Outcome,
@@ -58,6 +59,27 @@ def test_no_distance_of_what_is_not_finite_is_small():
     kinds = (Quantity.SCALE, Quantity.RESIDUAL, Quantity.GRADIENT_SCALE, Quantity.GRADIENT_RESIDUAL)
     for measure in (LOSS, *(Measure(kind, layer) for kind in kinds for layer in ("", "w"))):
         assert found[measure] == math.inf, measure
+
+
+def test_weights_that_shrink_are_called_weight_decay_only_where_there_is_some():
+    before, streams = State({"w": torch.ones(2)}, {}), torch.zeros(1)
+    mine, theirs = (
+        Outcome([1.0], State({"w": torch.full((2,), end)}, {}), streams, streams, drew=False)
+        for end in (0.8, 0.9)
+    )
+    for decay, quantity, said in (
+        (0.0, "shrinking", "shrinking or growing of the weights"),
+        (0.1, "decay", "weight decay"),
+    ):
+        found = distances(mine, theirs, before, {"w": decay}, 1)
+        figures = [
+            check(m, 0, value, 0.0, 0.0)
+            for m, value in found.items()
+            if m.quantity in (Quantity.DECAY, Quantity.SHRINKING)
+        ]
+        assert [figure["quantity"] for figure in figures] == [quantity]
+        assert not figures[0]["kept"]
+        assert plain(figures[0]["name"]) == said
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

@@ -183,3 +183,28 @@ def test_inference_mode_hands_arguments_over_without_their_defaults(layer, size)
             (kernel,) = count_work(lambda: layer(inputs)).kernels
         found.append(dataclasses.replace(kernel, name=""))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
+def test_of_a_table_rows_are_read_and_its_dense_gradient_is_written_whole(kind, weighted):
+    table, indices = torch.randn(1000, 8, requires_grad=True), torch.randint(1000, (4, 3))
+    weights = torch.ones(4, 3, requires_grad=True) if weighted else None
+
+    def look_up():
+        if kind == "embedding":
+            return functional.embedding(indices, table)
+        return functional.embedding_bag(indices, table, mode="sum", per_sample_weights=weights)
+
+    work = count_work(lambda: look_up().sum().backward())
+    whole, rows = table.numel() * 4, indices.numel() * 8 * 4
+    read, written = (
+        {
+            phase: sum(a.bytes for k in work.kernels if k.phase == phase for a in accesses(k))
+            for phase in ("forward", "backward")
+        }
+        for accesses in (lambda k: k.reads, lambda k: k.writes)
+    )
+    assert rows <= read["forward"] < rows + 1000
+    assert read["backward"] < whole
+    assert whole <= written["backward"] < 2 * whole

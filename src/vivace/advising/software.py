@@ -22,7 +22,8 @@ from vivace.ledger import Ratio
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
 
-RECORDS = Path(__file__).resolve().parents[3] / "records"  # of a checkout
+CHECKOUT = Path(__file__).resolve().parents[3]  # where Vivace runs from its source code
+RECORDS = CHECKOUT / "records"
 ALIKE = 10.0  # times more or fewer operations a step, up to which a record tells of a job
 MEASURED_AS = {"convolutional": "cnn resnet18", "recurrent": "lstm", "transformer": "transformer"}
 STAYING = "torch"
@@ -182,10 +183,10 @@ def _fitting(
         device = f"{machine.device.name}, {machine.num_cores} cores"
         if machine.device.kind != "cpu":
             return {}, f"Frameworks were compared on processors only, not on this machine ({device})", tune
-        return {}, f"Frameworks were not compared on this machine ({device})", measure
+        return _unmeasured(f"Frameworks were not compared on this machine ({device})", measure, tune)
     like = {name: entry for name, entry in record["work"].items() if entry["kind"] == kind}
     if not like:
-        return {}, f"The record of {record['date']} holds no {kind} network", measure
+        return _unmeasured(f"The record of {record['date']} holds no {kind} network", measure, tune)
     name = min(like, key=lambda name: abs(math.log(work / like[name]["flops_per_step"])))
     other = like[name]["flops_per_step"]
     sizes = f"{words.quantity(work, 'FLOP')} a step here, {words.quantity(other, 'FLOP')} there"
@@ -196,6 +197,16 @@ def _fitting(
     told += f"; torch {then} then, {now or 'none'} now" if then != now else ""
     found = {**record, "job": name, "rows": [row for row in record["rows"] if row["job"] == name]}
     return found, told, ""
+
+
+def _unmeasured(why: str, measure: str, tune: str) -> tuple[dict[str, Any], str, str]:
+    """No part of a record, and the command that makes one, where the person has it."""
+    if (CHECKOUT / "scripts" / "bench").is_file():
+        return {}, why, measure
+    source = (
+        "Vivace's source code, and not with the package: run it there, and name its records with --records"
+    )
+    return {}, f"{why}; '{measure}', which compares them, comes with {source}", tune
 
 
 def options_of(record: Mapping[str, Any]) -> tuple[Option, ...]:

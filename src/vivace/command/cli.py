@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import shlex
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -574,6 +575,8 @@ def main() -> None:
     """The entry point; bad options end with one sentence and exit code 2 like every other bad input."""
     try:
         code = app(standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):  # before or after a command's own work
+        code = 130
     except Exception as error:  # the usage errors of click, whichever package brings it
         explain = getattr(error, "format_message", None)
         if explain is None:
@@ -586,6 +589,7 @@ def main() -> None:
             message = meant(error) or f"{' '.join(explain().split()).rstrip('.')}; see {command} --help"
             Screen("--json" in sys.argv, False).fail("UsageError", message)
         code = 2
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is told, and Python takes a while to end
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from vivace.inspection.quiet import Slowed
 from vivace.live.candidates import compiling
 from vivace.live.proof import Proof
 from vivace.live.spending import Spending
 from vivace.measuring.pace import TRACING_SECONDS, compiling_pace, compiling_seconds
-from vivace.measuring.quiet import Slowed
 from vivace.observing.reference import Kernels
 from vivace.plan import Plan
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from vivace.live.course import KEEP, Course, Wish, Wishes
+from vivace.live.failing import Before, fails_alone
 from vivace.live.hosted import Hosted, acts_on_calls, of_process_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import Pause, Segment, Timing
 from vivace.live.refusals import why_of_model
 from vivace.plan import Plan
 from vivace.profiling.record.signals import raised_by_handler
-from vivace.tensors.randomness import StreamNotes
 from vivace.watching.outside import of_library
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Conductor:
         self._keeping = self._autocasts = False
         self.hooked = False  # have modules got hooks since the last call?
         self._calls = 0  # of the root since the last step
-        self._streams = StreamNotes(self.course.device)
+        self._before = Before(root, self.course.device)  # a call under a plan
         self._wish: Wish = Pause(self.course.reference, 1)
         self._done = self._interrupted = self._left_out = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
@@ -83,15 +83,35 @@ class Conductor:
             return self._kept_call(original, arguments, keywords)
         if self._acting is None or not acts_on_calls(self._acting.plan):  # where it fails, that is its own
             return original(root, *arguments, **keywords)
-        self._streams.take()
+        plan = self._acting.plan
+        self._before.take()
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
-        except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
+        except Exception as error:
             if raised_by_handler(error) or not of_library(type(error).__module__):
                 raise
-            reason = f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}"
-        self.drop("; ".join(filter(None, (reason, self._streams.put_back()))))
+            if self._fails_alone(error, arguments, keywords):
+                raise
+            reason = f"its model failed under {plan}: {type(error).__name__}: {error}"
+        self.drop("; ".join(filter(None, (reason, self._before.lost))))
         return original(root, *arguments, **keywords)
+
+    def _fails_alone(self, error: Exception, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Is what a call raised under the plan the script's own fault? Then all is as the call left it, and
+        the plan acts on the next one; else as it was before.
+        """
+        begin = self.clock.wall()
+        self._stand_back()
+        after = Before(self.root, self.course.device)
+        after.take(whole=True)
+        self._before.put_back()
+        with self.loop.at_work():
+            alone = fails_alone(error, self.loop.seen.method, self.root, arguments, keywords)
+        if alone:
+            after.put_back()
+        self.loop.interrupted = True
+        self.spending.waited += self.clock.wall() - begin
+        return alone
 
     def updating(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -162,6 +182,7 @@ class Conductor:
     def let_go(self) -> None:
         """Hold nothing of the script's any more: it may train another model."""
         self.root = self.course.root = nn.Module()
+        self._before = Before(self.root, self.course.device)
         self._optimizers = []
         vars(self).pop("optimizer", None)
 

@@ -214,7 +214,7 @@ class Proof:
         alike: AbstractContextManager[Any] = nullcontext()
         if plan.compiles:  # whose random numbers cannot be led
             alike, ordered = compiler.equal_random_numbers(), False
-        with _as_it_began(self.kept), torch.enable_grad(), _silence() as said, alike:
+        with _as_it_began(self.kept), torch.enable_grad(), silence() as said, alike:
             hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
             try:
                 self._wait()
@@ -271,7 +271,7 @@ class Proof:
         if not isinstance(self.kept, KeptCall):
             return []
         root, _, arguments, keywords = self.kept.copies()
-        with _as_it_began(self.kept), torch.enable_grad(), _silence():
+        with _as_it_began(self.kept), torch.enable_grad(), silence():
             with self.kept.precision():
                 outputs = list(tensors_of(getattr(root, self.kept.method)(*arguments, **keywords)))
             if len(outputs) != len(self.kept.gradients):
@@ -537,7 +537,7 @@ def _by_others() -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[list[io.StringIO]]:
+def silence() -> Iterator[list[io.StringIO]]:
     """What copies of a model print is kept, what they warn of and log is dropped: the script's own call has
     said it already.
     """

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from vivace.errors import Unsteady
 from vivace.inspection.energy import Meter
+from vivace.inspection.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.ledger import WIDE, Ratio
 from vivace.machine import Machine
-from vivace.measuring.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source

@@ -21,12 +21,12 @@ import torch
 from vivace.data.damage import Damage
 from vivace.data.order import ordered, share_of
 from vivace.errors import JobError, VivaceError
+from vivace.inspection.quiet import Slowed
 from vivace.job import Batch, Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
 from vivace.measuring.beside import evaluation_seconds, saving_seconds
 from vivace.measuring.loading import limit_beside
-from vivace.measuring.quiet import Slowed
 from vivace.observing.observe import COUNTED_STEPS, live_bytes, minor_faults, observe, peak_of
 from vivace.observing.reference import profile_reference
 from vivace.plan import Plan

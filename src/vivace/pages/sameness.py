@@ -32,6 +32,7 @@ _PLAIN = {  # what the ruler's figures are called where no one has read how it m
     "loss curve": "loss curve",
     "residual": "direction of the update",
     "scale": "size of the update",
+    "shrinking": "shrinking or growing of the weights",
     "spread over random streams": "spread of random steps",
 }
 

@@ -86,6 +86,9 @@ def _notes(document: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:
     if limit is not None and faults:  # else the evidence says it
         at = f", at {words.percent(limit)} of this machine's limit"
     notes = [f"A step takes {words.duration(document['step_seconds'])}{at}: {', '.join(shares)}"]
+    if document.get("disturbed"):
+        used = words.percent(document["foreign_share"])
+        notes.append(f"Other processes used {used} of the processor meanwhile, so all times are disturbed")
     if document.get("idle_gpu"):
         notes.append(capital(document["idle_gpu"]))
     if document.get("replaced"):
@@ -96,9 +99,10 @@ def _notes(document: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:
 def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     machine, peak = document.get("machine") or {}, document["memory"].get("peak_bytes")
     cores = words.real(machine.get("cores"))
+    beside = ", disturbed" if document.get("disturbed") else ""
     facts = [
-        ("a step", words.duration(document["step_seconds"])),
-        ("samples a second", words.number(document["samples_per_second"])),
+        (f"a step{beside}", words.duration(document["step_seconds"])),
+        (f"samples a second{beside}", words.number(document["samples_per_second"])),
     ]
     share = document.get("share_of_limit")
     if share is not None:  # else it is not known, or the step beats what was measured

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace import words
+from vivace.inspection.quiet import TOLERATED_SHARE
 from vivace.ledger import NO_KERNELS
 from vivace.machine import NOT_YET, Machine
 from vivace.operators import MATRIX_CLASSES
@@ -51,6 +52,7 @@ def judge(
         "samples_per_second": seen.samples_per_second,
         "samples_per_second_in_all": seen.samples_per_second_in_all,
         "steps": record["clean_steps"],
+        **_others(record.get("foreign_share")),
         "bound_seconds": bound,
         "share_of_limit": share,
         "bound_by": _bound_by(rows, bound, launching),
@@ -91,6 +93,11 @@ def _machine(seen: Seen) -> dict[str, Any]:
         "versions": {**machine.versions, "torch": record.get("torch")},
         "ceilings": machine.ceilings,
     }
+
+
+def _others(share: float | None) -> dict[str, Any]:
+    """What other processes used of the processor in the timed window, and whether that disturbed it."""
+    return {"foreign_share": share, "disturbed": (share or 0.0) > TOLERATED_SHARE}
 
 
 def _experiments(record: dict[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def _notes(found: Swept) -> list[str]:
             f"{words.count(len(found.failed), 'trial')} failed; trial {last.number} "
             f"({told(last.parameters)}): {last.reason}"
         )
+    if any(one.spread is not None and one.spread.cut for one in found.finalists):
+        notes.append(f"intervals end at 0 and 1, as {found.metric_name} does: so few seeds tell no more")
     return [*notes, *_front(found), *found.notices]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -16,6 +17,10 @@ _STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialSt
 # Two-sided 95 % quantiles of Student's t by the number of values; between them, the wider one.
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 _STUDENT |= {11: 2.228, 12: 2.201, 14: 2.160, 16: 2.131, 21: 2.086, 31: 2.042, 61: 2.000, 121: 1.980}
+# Names of metrics from 0 to 1.
+_SHARE = re.compile(
+    r"(?i)(?<![a-z])(acc|accuracy|precision|recall|f1|iou|dice|jaccard|auc|auroc|map)(?![a-z])"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +79,14 @@ class Spread:
     """A metric over seeds: its values by seed, their mean, and the 95 % interval of the mean (Student's t).
 
     Fewer than two values, or equal ones as of a metric in coarse steps, have no interval: `low` and `high`
-    are None.
+    are None. `cut`: the interval ends where such a metric does, of which `within_share` knows.
     """
 
     values: dict[int, float]
     mean: float
     low: float | None
     high: float | None
+    cut: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -94,6 +100,26 @@ def spread_of(values: dict[int, float]) -> Spread:
     return Spread(
         values, middle, None if half is None else middle - half, None if half is None else middle + half
     )
+
+
+def within_share(finalists: Sequence[Finalist], metric_name: str) -> list[Finalist]:
+    """The finalists, no interval of which leaves 0 to 1 where the metric's name and values are a share's. The
+    mean cannot lie outside, so the interval covers it as often as before.
+    """
+    every = [value for one in finalists if one.spread for value in one.spread.values.values()]
+    if not _SHARE.search(metric_name) or not all(0 <= v <= 1 for v in every):
+        return list(finalists)
+    return [
+        dataclasses.replace(one, spread=_cut(one.spread, 0.0), behind=_cut(one.behind, -1.0))
+        for one in finalists
+    ]
+
+
+def _cut(spread: Spread | None, least: float) -> Spread | None:
+    if spread is None or spread.low is None or spread.high is None:
+        return spread
+    low, high = max(spread.low, least), min(spread.high, 1.0)
+    return dataclasses.replace(spread, low=low, high=high, cut=(low, high) != (spread.low, spread.high))
 
 
 def difference_of(one: dict[int, float], other: dict[int, float]) -> Spread | None:

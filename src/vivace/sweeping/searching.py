@@ -29,7 +29,7 @@ from vivace.sweeping.best import title_of, write_best
 from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
 from vivace.sweeping.importance import importances_of
 from vivace.sweeping.packing import SILENCE_SECONDS, Packing, packed
-from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of
+from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of, within_share
 from vivace.sweeping.result import Swept
 from vivace.sweeping.runs import Repeat, Runs
 from vivace.sweeping.space import Parameters, Space, space_of, to_dict, told
@@ -311,7 +311,7 @@ def _concluded(
         objectives=setting.objectives,
         best=best.parameters if best else {},
         metric=best.rank if best else None,
-        finalists=tuple(finalists),
+        finalists=tuple(within_share(finalists, looked["metric_name"])),
         trials=tuple(records),
         importances=importances_of(study.trials(), study.importances, setting.seed),
         front=tuple(study.front()) if study.costs else (),

@@ -23,7 +23,7 @@ class Snapshot:
     def __init__(self, session: Session) -> None:
         captured = any(technique.card.captures for technique in session.plan.techniques)
         self.streams = StreamNotes(session.build.device)
-        self.buffers = _BufferNotes(session.build.models, captured)
+        self.buffers = BufferNotes(session.build.models, captured)
 
     def take(self) -> None:
         """Note the present state; called before every step."""
@@ -45,7 +45,7 @@ class _Copy:
     often: bool
 
 
-class _BufferNotes:
+class BufferNotes:
     """The buffers: which tensors the modules hold, and their contents.
 
     Those of normalizations, and with `captured` (a replayed step counts no versions) all of them, are
@@ -62,6 +62,7 @@ class _BufferNotes:
         self._num_takes = 0
 
     def take(self) -> None:
+        """Note the present state; called before every step."""
         if not any(self._owned) and not self._copies:  # as in most models without normalization
             self._held = [{}] * len(self._owned)
             self._num_takes += 1
@@ -94,6 +95,7 @@ class _BufferNotes:
         return version_of(copy.buffer) != copy.version or (self._num_takes == 1 and not _is_unchanged(copy))
 
     def put_back(self) -> str:
+        """Make them what they were at the last `take`; returns what could not be, else an empty string."""
         unknown = (c for c in self._copies.values() if not c.often and c.version == version_of(c.buffer))
         if not all(map(_is_unchanged, unknown)):
             return "a buffer was written through `.data`, in this step or one shortly before"

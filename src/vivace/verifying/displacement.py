@@ -124,8 +124,9 @@ def distances(
 
     Over all parameters and for each: `scale` (projection of the displacement on the reference's, minus 1),
     `residual` (what is left, relative to the reference's displacement). In all: `decay` (difference along the
-    weights, as a fraction of the weight decay where there is one), `loss`, `buffers` (their update) and
-    `evaluation` (outputs). `decay` maps a parameter's name to learning rate x weight decay.
+    weights, as a fraction of the weight decay; `shrinking` where the reference has none, as a fraction of the
+    displacement), `loss`, `buffers` (their update) and `evaluation` (outputs). `decay` maps a parameter's
+    name to learning rate x weight decay.
     """
     found: dict[Measure, float] = {}
     sums = [0.0, 0.0, 0.0]
@@ -151,8 +152,8 @@ def distances(
     dot, square, whole = sums
     scale, residual = scale_and_residual(dot, square, whole, 0.0)
     found[Measure(Quantity.SCALE)], found[Measure(Quantity.RESIDUAL)] = scale, residual
-    norm = math.sqrt(square * weights) or 1.0
-    found[Measure(Quantity.DECAY)] = along / (due or norm)
+    along_weights = Quantity.DECAY if due else Quantity.SHRINKING
+    found[Measure(along_weights)] = along / (due or math.sqrt(square * weights) or 1.0)
     found |= _gradient_distances(outcome.gradients, reference.gradients)
     pairs = zip(outcome.losses, reference.losses, strict=True)
     found[Measure(Quantity.LOSS)] = _largest(abs(a - b) / (abs(b) + 1e-12) for a, b in pairs)

@@ -16,6 +16,7 @@ class Quantity(enum.StrEnum):
     SCALE = "scale"
     RESIDUAL = "residual"
     DECAY = "decay"
+    SHRINKING = "shrinking"  # the same, of a training without weight decay
     BUFFER = "buffer"
     EVALUATION = "evaluation"
     OUTPUT = "output"

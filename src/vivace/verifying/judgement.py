@@ -13,7 +13,7 @@ SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thou
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 NEAR = 4.0  # times the limit: a figure that is off by less is judged again with more shadows
 FAR = 8.0  # times the limit: a figure that is off by more is broken, and no coarser shadow is run
-COMPUTED = ("loss", "gradient", "scale", "residual", "decay", "buffer")  # in this order; then the rest
+COMPUTED = ("loss", "gradient", "scale", "residual", "decay", "shrinking", "buffer")  # then the rest
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 SHADOW = "a shadow, the job rounded at random"
 
@@ -54,6 +54,7 @@ def check(
     smallest = {
         Quantity.LOSS: SMALLEST_LOSS,
         Quantity.DECAY: max(SMALLEST_DECAY, roundoff / 2),
+        Quantity.SHRINKING: max(SMALLEST_DECAY, roundoff / 2),
     }
     floor = smallest.get(quantity, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit

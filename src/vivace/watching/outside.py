@@ -23,7 +23,7 @@ from torch import nn
 MOST_ENTRIES = 1000
 MOST_NUMBERS = 2**18  # of a tensor
 MOST_LOOKED_AT = 2000  # objects
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NOT_STATE = (nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader)
 _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 Attributes = dict[tuple[int, str, str], Any]
@@ -66,7 +66,7 @@ class Outside:
                     tensor.copy_(copy)
 
     def _look(self, value: object) -> None:
-        if isinstance(value, (*_PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
+        if isinstance(value, (*PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
             return
         if len(self._seen) >= MOST_LOOKED_AT:
             return
@@ -118,7 +118,7 @@ class Outside:
             for name, value in vars(base).items():
                 if name.startswith("__") and name != "__call__":
                     continue
-                if isinstance(value, (*_PLAIN, torch.Tensor)):
+                if isinstance(value, (*PLAIN, torch.Tensor)):
                     self._classes.append((base, name, value))
                 self._look(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
 
@@ -135,7 +135,7 @@ class Outside:
         names, space = set(_names(function.__code__)), function.__globals__
         found = {name: space[name] for name in names if name in space}
         self._spaces.append(
-            (space, {k: v for k, v in found.items() if isinstance(v, (*_PLAIN, torch.Tensor))})
+            (space, {k: v for k, v in found.items() if isinstance(v, (*PLAIN, torch.Tensor))})
         )
         self._look_at_all(found.values())
         self._look_at_all((function.__defaults__ or (), function.__kwdefaults__ or {}, vars(function)))
@@ -149,7 +149,7 @@ def attributes(models: list[nn.Module]) -> Attributes:
             for key, value in vars(module).items():
                 if isinstance(value, torch.Tensor) and value.numel() <= MOST_NUMBERS:
                     found[index, name, key] = value.detach().clone()
-                elif isinstance(value, _PLAIN) and not key.startswith("_") and key != "training":
+                elif isinstance(value, PLAIN) and not key.startswith("_") and key != "training":
                     found[index, name, key] = value
     return found
 

@@ -43,6 +43,7 @@ from vivace.work.kernel import Access, Kernel
 _FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
 _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
+_LOOKS_UP = re.compile(r"^_embedding_bag(_forward_only|_per_sample_weights_backward)?$")
 # Two passes over their input: the statistics first, then the values; one where an operator does one of them.
 _PASSES = re.compile(r"(batch|group|instance)_norm(?!_moments|_apply)")
 
@@ -157,6 +158,10 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         if kind == "convolution":
             shape = convolution_shape(given)
             self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
+        if _LOOKS_UP.match(name):  # of the table the rows that are looked up
+            rows = {given["weight"].shape: given["indices"].numel() * given["weight"].shape[1]}
+            reads = _at_most(self.kernels[-1].reads, inputs, rows)
+            self.kernels[-1] = dataclasses.replace(self.kernels[-1], reads=reads)
         sparse = {t.shape: t for t in tensors((args, kwargs)) if t.layout == torch.sparse_coo}
         if sparse:  # of a whole table beside it, the rows that it has
             numbers = {shape: dense_parts(one)[1].numel() for shape, one in sparse.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.metadata
 import itertools
 import mmap
 import os
@@ -44,7 +45,7 @@ def describe(hooks: LoopHooks) -> dict[str, Any]:
     return {
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),  # in the form of `Machine.versions`
         "loader": _loader(hooks.loader) if hooks.loader is not None else None,
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
         "settings": [_settings(optimizer) for optimizer in optimizers],

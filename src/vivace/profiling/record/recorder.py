@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from vivace.files import replace_text
+from vivace.inspection.quiet import ForeignLoad
 from vivace.profiling.record import CUT, RECORD, TRACE, experiments, facts
 from vivace.profiling.record.clock import PHASES, Clock, Step
 from vivace.profiling.record.counting import CountedStep
@@ -188,6 +189,7 @@ class Recorder:
             enter[self._state]()
 
     def _enter_timed(self) -> None:
+        self._others = ForeignLoad([os.getppid()])  # what started this rank has started the others, too
         self._dynamo = facts.dynamo()
         self._live = facts.live_graph_tensors()
         self.hooks.fetch_cpu_seconds = 0.0
@@ -197,6 +199,7 @@ class Recorder:
         self.precision.begin()
 
     def _enter_watched(self) -> None:
+        self._look_at_others()
         now = facts.live_graph_tensors()
         steps = max(1, len(self.steps))
         growth = {name: held - self._live[1].get(name, 0) for name, held in now[1].items()}
@@ -217,6 +220,10 @@ class Recorder:
             self._undo.callback(self.waits.restore)
             self.waits.install()
         self._leave = self._leave_watched
+
+    def _look_at_others(self) -> None:
+        self._others.disturb()
+        self.document["foreign_share"] = self._others.largest
 
     def _leave_watched(self) -> None:
         self.waits.restore()
@@ -308,6 +315,8 @@ class Recorder:
         self.document.setdefault("problems", []).append(described(error))
 
     def _describe(self) -> None:
+        if self._state == "timed":  # the run ended within the window
+            self._guarded(self._look_at_others)
         self._average()
         document = self.document
         document["resident"] = self.resident

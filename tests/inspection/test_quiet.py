@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vivace.measuring.quiet import ForeignLoad, Slowed, _seconds, computed_and_waited
+from vivace.inspection.quiet import ForeignLoad, Slowed, _seconds, computed_and_waited
 
 SPIN = "import sys, time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 ORPHANED = f"""

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from vivace import words
-from vivace.inspection.gather import usable_cores
+from vivace.inspection.limits import usable_cores
 
 TOLERATED_SHARE = 0.08  # of our cores
 LEAST_COMPUTED = 0.2  # seconds, over which it is told how slow a thread is
