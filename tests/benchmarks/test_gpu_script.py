@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -96,6 +97,7 @@ def test_kernels_of_one_norm_move_what_the_count_says(module):
 def module(monkeypatch):
     """Loads a file of the script under its own name, as the script does."""
     monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.setattr(paired, "WORKER", paired.WORKER)  # the script has one of its own
     yield importlib.import_module
     for path in GPU.glob("[a-z]*.py"):
         sys.modules.pop(path.stem, None)
@@ -129,18 +131,43 @@ def test_bad_input_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("brought", [False, True])
-def test_kernels_among_the_wheels_are_unpacked_before_anything_runs(tmp_path, brought):
-    """A Python that only notes what it is asked to run stands for the machine's."""
-    python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+def test_wheels_and_kernels_are_unpacked_before_anything_runs(tmp_path, brought):
+    """A Python that only notes the script's own files stands for the machine's, which need not have pip."""
+    python, log, site = tmp_path / "python", tmp_path / "log", tmp_path / f"vivace-gpu-wheels-{os.getuid()}"
+    python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@" ;; esac\necho "$@" >> {log}\n')
     python.chmod(0o755)
-    (tmp_path / "a.whl").touch()
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a/__init__.py", "")
+    site.mkdir()
+    (site / "an_older_call.py").touch()
     if brought:
         (tmp_path / "kernels.tar.gz").touch()
-    assert run("--wheels", tmp_path, python=python).returncode == 0
+    assert run("--wheels", tmp_path, python=python, TMPDIR=str(tmp_path)).returncode == 0
+    assert [file.name for file in site.iterdir()] == ["a"]
     asked = [line.split()[0] for line in log.read_text().splitlines()]
     unpacking = ["benchmarks/gpu/ahead.py"] if brought else []
-    assert asked == ["-m", *unpacking, "benchmarks/gpu/needs.py", "benchmarks/gpu"]
+    assert asked == ["benchmarks/gpu/needs.py", *unpacking, "benchmarks/gpu"]
+
+
+def test_kernels_that_cannot_be_unpacked_stop_nothing(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ncase $1 in *ahead.py) exit 1 ;; esac\n")
+    python.chmod(0o755)
+    (tmp_path / "kernels.tar.gz").touch()
+    done = run("--wheels", tmp_path, python=python, TMPDIR=str(tmp_path))
+    assert done.returncode == 0
+    assert "kernels.tar.gz' cannot be used: kernels are compiled here" in done.stderr
+
+
+def test_a_python_that_is_too_old_or_not_there_is_named(tmp_path):
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    for python in (old, tmp_path / "none"):
+        done = run(python=python)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"gpu.sh: '{python}' is not Python 3.11 or newer")
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
@@ -236,6 +263,42 @@ def test_what_is_missing_is_named_in_the_first_second(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("package", "wrong", "said", "fetched"),
+    [
+        ("pydantic", "1.10.13", "1.10.13 is too old, 2.7 or newer is needed", True),
+        (
+            "psutil",
+            ImportError("for another Python"),
+            "it cannot be imported here: ImportError: for an",
+            True,
+        ),
+        ("torch", "2.8.0+cu128", "2.8.0+cu128 is too old, 2.11 or newer is needed", False),
+        ("torch", "2.11.0+cu130", "", False),
+    ],
+)
+def test_what_is_there_and_does_not_serve_is_named(
+    module, monkeypatch, capsys, package, wrong, said, fetched
+):
+    needs = module("needs")
+    version, imported = needs.version, needs.importlib.import_module
+
+    def other(name):
+        if name == package and isinstance(wrong, Exception):
+            raise wrong
+        return wrong if name == package else None
+
+    if isinstance(wrong, str):
+        monkeypatch.setattr(needs, "version", lambda name: other(name) or version(name))
+    else:
+        monkeypatch.setattr(needs.importlib, "import_module", lambda name: other(name) or imported(name))
+    assert needs.main() == (2 if said else 0)
+    told = capsys.readouterr().err
+    assert (f"gpu.sh: {package}: {said}" in told) == bool(said)
+    assert bool(re.search(rf" {package}\s", told)) == fetched
+    assert (f"gpu.sh: {package}: choose with PYTHON=..." in told) == bool(said and not fetched)
+
+
 def test_without_torchao_the_minutes_begin_and_what_is_lost_is_said(module, monkeypatch, capsys):
     needs = module("needs")
     real = needs.requires
@@ -322,7 +385,6 @@ def times():
 def test_every_case_fits_into_its_part(module, tmp_path, monkeypatch, part):
     """A case that asks for more than the whole part has is never reached, on no GPU."""
     asked = {}
-    monkeypatch.setattr(paired, "WORKER", paired.WORKER)  # the script has one of its own
 
     class Asked(module("book").Book):
         """Runs no case, and notes what each asks for."""
