@@ -17,9 +17,10 @@ from unittest.mock import Mock
 import pytest
 
 import vivace
-from vivace.errors import ChildFailed, InputError, Refused
+from vivace.errors import ChildFailed, Code, InputError, JobError, Refused
 from vivace.machine import Device
 from vivace.measuring import paired
+from vivace.verifying.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -192,6 +193,39 @@ def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
     assert statuses == {"a": "ok", "b": "refused", "c": "ok"}
 
 
+@pytest.mark.parametrize("part", ["ceilings", "cnn", "feed"])
+@pytest.mark.parametrize("error", [ChildFailed, JobError])
+def test_a_cuda_error_stays_in_its_process_and_the_next_case_has_another(
+    module, tmp_path, monkeypatch, part, error
+):
+    """After an illegal access each call of that process fails, by whatever class it is reported."""
+
+    class Child:
+        def __init__(self, *_):
+            self.broken = False
+
+        def ask(self, command, timeout, **arguments):
+            if self.broken or command in ("matmul", "overlap"):
+                self.broken = True
+                raise error("CUDA error: an illegal memory access was encountered")
+            return {"seconds": 1.0}
+
+        def close(self):
+            pass
+
+    loaded, book = module({"cnn": "cnn", "feed": "feeding"}.get(part, "others")), module("book")
+    monkeypatch.setattr(loaded, "Child", Child)
+    monkeypatch.setattr(loaded, "_inspect", lambda _: {}, raising=False)
+    for name in ("_waterfall", "_contract"):
+        monkeypatch.setattr(loaded, name, lambda *_: None, raising=False)
+    its = book.Book(tmp_path, part, 60, FACTS | {"dry": True})
+    getattr(loaded, part)(its)
+    statuses = [case["status"] for case in its.cases.values()]
+    assert statuses.count("failed") == 1
+    assert statuses[0] == "failed"
+    assert len(statuses) > 1
+
+
 def test_what_was_done_before_a_death_in_mid_line_is_kept_and_what_comes_after_too(module, tmp_path):
     book, write = module("book"), module("summary").write
     part = book.Book(tmp_path, "feed", 60, FACTS, lambda: write(tmp_path))
@@ -326,6 +360,41 @@ def test_no_case_begins_after_the_parts_time(module, tmp_path):
     assert part.case("long", dict, seconds=5)["status"] == "unreached"
     assert part.unreached == ["long"]
     assert "long" not in (tmp_path / "cases.jsonl").read_text()
+
+
+def test_a_table_that_cannot_be_made_stops_no_case(module, tmp_path):
+    write = module("summary").write
+    for part, case in (("speed", {"peak_bytes": None}), ("feed", {"found": {"hidden_share": 0.5}})):
+        book = module("book").Book(tmp_path, part, 60, FACTS, lambda: write(tmp_path))
+        book.case("mlp | strict fp32", lambda case=case: case)
+        assert book.case("b", dict)["status"] == "ok"
+    text = (tmp_path / "results.md").read_text()
+    assert "no table could be made of them (TypeError: " in text
+    assert "| hidden_share | 50% |" in text
+
+
+def test_a_plan_that_is_too_large_beside_the_reference_is_refused_and_not_tried_again(
+    module, tmp_path, monkeypatch
+):
+    speed, book = module("speed"), module("book").Book(tmp_path, "speed", 60, FACTS)
+    monkeypatch.setattr(speed.Track, "reference", lambda _: Mock())
+    for name, code, status in (("a", Code.OUT_OF_MEMORY, "refused"), ("b", Code.KILLED, "failed")):
+        lacking = Mock(open=Mock(side_effect=ChildFailed("out of memory", code=code)))
+        monkeypatch.setattr(speed.Track, "_contestant", lambda _, made=lacking: made)
+        track = speed.Track(book, "resnet50_512")
+        assert book.case(name, lambda track=track: track.plan_case({"tf32": {}}))["status"] == status
+        assert lacking.close.called
+    assert book.done("a")
+    assert not book.done("b")
+
+
+def test_a_plan_that_could_not_be_judged_is_not_called_broken(module, tmp_path, monkeypatch):
+    correctness, book = module("correctness"), module("book").Book(tmp_path, "correctness", 60, FACTS)
+    verdict = Verdict(None, "rounding", 0.0, 0.0, 0, 0, "no step was the same twice")
+    monkeypatch.setattr(correctness, "Verifier", lambda *_, **__: Mock(judge=lambda *_, **__: verdict))
+    correctness._rule(book, "mlp", [{"tf32": {}}])
+    case = book.cases["ruler tf32 on mlp"]
+    assert (case["status"], case["reason"]) == ("failed", "no step was the same twice")
 
 
 def test_results_of_another_machine_are_not_mixed_in(module, tmp_path):
