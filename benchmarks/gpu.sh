@@ -15,10 +15,11 @@
 # `python tests/cuda_stand_in benchmarks/gpu.sh --dry-run`. Exit code 1: a case failed, or a promise was broken;
 # 2: something is missing, which is said in the first second.
 #
-# No .venv: python3 (or PYTHON=...) with torch, torchvision and scikit-learn. What Vivace needs beside them and
-# is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR; torchao too,
-# without which nothing is tried in float8. `python benchmarks/gpu/ahead.py wheels`, run before on any machine with
-# the same torch, compiles Vivace's kernels into that folder too: minutes that no GPU has to wait.
+# No .venv: python3 (or PYTHON=...), 3.11 or newer, with torch, torchvision and scikit-learn. What Vivace needs
+# beside them and is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR; torchao too,
+# without which nothing is tried in float8. `python benchmarks/gpu/ahead.py wheels`, run before on any machine by
+# the same Python (3.12, say) with the same torch, compiles Vivace's kernels into that folder too: minutes that no GPU
+# has to wait.
 #
 # Where GPUs are lent by the command, DIR comes back with each; bring it along with the next:
 #
@@ -46,18 +47,27 @@ while [ $# -gt 0 ]; do
     esac
 done
 
+fail() {
+    echo "gpu.sh: $*" >&2
+    exit 2
+}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "'$python' is not Python 3.11 or newer: choose with PYTHON=... one that is, and has torch"
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$wheels" ]; then
-    [ -d "$wheels" ] || {
-        echo "gpu.sh: there is no folder '$wheels' with wheels" >&2
-        exit 2
-    }
+    [ -d "$wheels" ] || fail "there is no folder '$wheels' with wheels"
     site=${TMPDIR:-/tmp}/vivace-gpu-wheels-$(id -u)
-    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-        --target "$site" "$wheels"/*.whl
+    rm -rf "$site"
+    for wheel in "$wheels"/*.whl; do
+        [ ! -f "$wheel" ] || "$python" -m zipfile -e "$wheel" "$site"  # not every Python has pip
+    done
     export PYTHONPATH="$PYTHONPATH:$site"
-    [ ! -f "$wheels/kernels.tar.gz" ] || "$python" benchmarks/gpu/ahead.py "$wheels" --unpack
 fi
 "$python" benchmarks/gpu/needs.py
+if [ -f "${wheels:-.}/kernels.tar.gz" ]; then
+    "$python" benchmarks/gpu/ahead.py "$wheels" --unpack ||
+        echo "gpu.sh: '$wheels/kernels.tar.gz' cannot be used: kernels are compiled here, which takes minutes" >&2
+fi
 export PYTHONUNBUFFERED=1
 exec "$python" benchmarks/gpu ${arguments[@]+"${arguments[@]}"}

@@ -19,6 +19,7 @@ import speed
 from book import Book, facts, read
 from summary import write
 
+import vivace
 from vivace.errors import InputError
 
 # Seconds. These are the commands for a GPU that is lent for half an hour, ten minutes a command. What matters
@@ -29,7 +30,7 @@ CALLS = {
     "third": {"tune": 330, "speed": 210},
 }
 ALONE = 540  # a part that is named
-NO_GPU = """this machine has no NVIDIA GPU that its driver shows. What runs without one:
+NO_GPU = """torch trains on no NVIDIA GPU here. What runs without one:
 
   python tests/cuda_stand_in benchmarks/gpu.sh --dry-run
 """
@@ -60,6 +61,8 @@ def main() -> int:
         parser.error(f"there is no part '{unknown[0]}'; there are: {', '.join(wanted)}")
     now = facts(chosen.dry_run)
     if now["kind"] != "cuda":
+        for finding in vivace.inspect().findings:
+            print(f"gpu.sh: {finding.problem}: {finding.next}", file=sys.stderr)
         print(f"gpu.sh: {NO_GPU}", file=sys.stderr)
         return 2
     os.environ["VIVACE_GPU_DRY"] = str(int(chosen.dry_run))

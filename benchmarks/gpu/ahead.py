@@ -5,8 +5,8 @@
 
 What the part cnn launches of Vivace's kernels runs on the stand-in of tests/cuda_stand_in, which needs a C
 compiler: kernels do nothing there, and Triton compiles them as for a GPU. On the GPU's machine Triton takes
-what it finds where its own version and the GPU's capability are the same; so run this with the torch that is
-there.
+what it finds where its own build, which is one for each version of Python, and the GPU's capability are the
+same; so run this by the version of Python and with the torch that are there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import contextlib
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -61,7 +63,8 @@ def pack(wheels: Path, environment: dict[str, str], *, dry: bool = False) -> Non
     wheels.mkdir(parents=True, exist_ok=True)
     with tarfile.open(wheels / ARCHIVE, "w:gz") as archive:
         archive.add(environment["TRITON_CACHE_DIR"], ".")
-    print(f"{wheels / ARCHIVE}: {(wheels / ARCHIVE).stat().st_size / 2**20:.1f} MiB")
+    builds = f"Python {'.'.join(platform.python_version_tuple()[:2])} and Triton {version('triton')}"
+    print(f"{wheels / ARCHIVE}: {(wheels / ARCHIVE).stat().st_size / 2**20:.1f} MiB, for {builds} alone")
 
 
 def unpack(archive: Path) -> None:

@@ -167,6 +167,38 @@ class Book:
             os.fsync(file.fileno())
 
 
+class Server:
+    """A child that is made when it is first needed, and made anew after an error."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.child: Any = None
+
+    def call(self, use: Callable[[Any], Any]) -> Any:
+        self.child = self.child or self.make()
+        try:
+            return use(self.child)
+        except Refused:
+            raise
+        except Exception:  # CUDA errors stay in a process, under whatever name: go on in a new one
+            self.close()
+            raise
+
+    def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
+        return self.call(lambda child: child.ask(command, timeout, **arguments))
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.close()
+        self.child = None
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Case]]]:
     """The facts, and by part the newest of each case; a torn last line is left out."""
     path = folder / FILE

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from book import Book
-from correctness import Server
+from book import Book, Server
 from counters import measured
 from norm_shapes import ALLOWED, NUM_CASES, PRODUCTS, SHAPES
 from speed import Settings, Track
@@ -97,17 +96,14 @@ def _rest() -> Iterator[tuple[str, dict[str, Settings]]]:
 def _in_child(book: Book, entry: str, cases: dict[str, tuple[str, dict[str, Any]]]) -> None:
     if book.done(*cases):
         return
-    child = Child(entry, TINY, {"dry": book.dry})
-    try:
+    with Server(lambda: Child(entry, TINY, {"dry": book.dry})) as server:
         for name, (command, arguments) in cases.items():
             timeout = book.patience(90.0)
             book.case(
                 name,
-                lambda c=command, t=timeout, a=arguments: {"found": child.ask(c, t, **a)},
+                lambda c=command, t=timeout, a=arguments: {"found": server.ask(c, t, **a)},
                 seconds=4,
             )
-    finally:
-        child.close()
 
 
 def _contract(book: Book) -> None:

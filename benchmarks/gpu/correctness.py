@@ -9,15 +9,15 @@ Everything that touches the GPU runs in a child process; this one imports no tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from book import Book, Case
+from book import Book, Case, Server
 
 import vivace
-from vivace.errors import ChildFailed, PlanError
+from vivace.errors import PlanError
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.technique import Stage, registry
@@ -110,41 +110,14 @@ def _rule(book: Book, job: str, plans: list[dict[str, Any]]) -> None:
         document = {key: getattr(verdict, key) for key in kept}
         if verdict.promise == "semantics":
             return {**document, "status": "refused", "reason": "it promises SEMANTICS here: for the metric"}
+        if not verdict.judged:
+            return {**document, "status": "failed"}
         return {**document, "status": "ok" if verdict.kept else "broken"}
 
     with Server(lambda: Verifier(_source(job), machine, timeout=book.patience(150.0))) as server:
         for plan in plans:
-            book.case(f"ruler {_name(plan)} on {job}", lambda plan=plan: judge(server, plan), seconds=6)
-
-
-class Server:
-    """A child that is made when it is first needed, and made anew after it died."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-        self.child: Any = None
-
-    def call(self, use: Callable[[Any], Any]) -> Any:
-        self.child = self.child or self.make()
-        try:
-            return use(self.child)
-        except ChildFailed:  # CUDA errors stay in a process: go on in a new one
-            self.close()
-            raise
-
-    def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
-        return self.call(lambda child: child.ask(command, timeout, **arguments))
-
-    def close(self) -> None:
-        if self.child is not None:
-            self.child.close()
-        self.child = None
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            seconds = 30 if _compiled(plan) else 6
+            book.case(f"ruler {_name(plan)} on {job}", lambda plan=plan: judge(server, plan), seconds=seconds)
 
 
 def _source(job: str) -> Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from book import Book
+from book import Book, Server
 
 from vivace.processes.launch import Child, Source
 
@@ -16,10 +16,7 @@ def feed(book: Book) -> None:
     """Both cases in one child process; demanded: at least 95 % of the placing hidden, and equal bits."""
     if book.done(*CASES):
         return
-    child = Child("arrivals:Arrivals", TINY, {"dry": book.dry})
-    try:
+    with Server(lambda: Child("arrivals:Arrivals", TINY, {"dry": book.dry})) as server:
         for name, command in CASES.items():
             timeout = book.patience(180.0)
-            book.case(name, lambda c=command, t=timeout: {"found": child.ask(c, t)}, seconds=8)
-    finally:
-        child.close()
+            book.case(name, lambda c=command, t=timeout: {"found": server.ask(c, t)}, seconds=8)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from book import Book, Case
+from book import Book, Case, Server
 
 from vivace.errors import ChildFailed, Refused
 from vivace.processes.launch import Child, Source
@@ -32,13 +32,11 @@ PEER, PEER_JOBS = "pytorch_autotune", ("resnet50", "gpt", "resnet18", "mobilenet
 
 def ceilings(book: Book) -> None:
     """Rates of this GPU: what `vivace inspect --measure` finds, and a few large shapes beside it."""
-    child = Child("probes:Probes", Source(f"{HERE / 'tiny.py'}:mlp"), {"dry": book.dry})
-    try:
+    source = Source(f"{HERE / 'tiny.py'}:mlp")
+    with Server(lambda: Child("probes:Probes", source, {"dry": book.dry})) as server:
         for name in ("matmul", "copy", "host_to_device", "device_to_host", "launch"):
             timeout = book.patience(60.0)
-            book.case(name, lambda name=name, t=timeout: {"rates": child.ask(name, t)}, seconds=3)
-    finally:
-        child.close()
+            book.case(name, lambda name=name, t=timeout: {"rates": server.ask(name, t)}, seconds=3)
     book.case("vivace inspect", lambda: _inspect(book), seconds=5)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from book import Book, Case
 
 import vivace
+from vivace.errors import ChildFailed, Code, Refused
 from vivace.measuring import paired
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -99,7 +102,8 @@ class Track:
 
     def reference_case(self) -> Case:
         """Speed, operations and memory of strict fp32."""
-        contestant = self.reference()
+        with _fitting():
+            contestant = self.reference()
         steps = max(1, round(self._seconds(0.5) / contestant.step_seconds))
         seconds = median(contestant.block(steps) for _ in range(3))
         counted = contestant.ask("count")
@@ -114,12 +118,13 @@ class Track:
         """One plan against the reference, in turn; the empty plan stands for PyTorch's defaults."""
         reference, contestant = self.reference(), self._contestant()
         try:
-            contestant.open(Plan.from_dict(plan), strict=bool(plan), warm_seconds=self._seconds(1.0))
-            proof = contestant.ask("confirm", reference=self.observed)
-            seconds = max(2.0, min(8.0, self.book.left - 5))
-            compared = paired.compare(
-                reference, contestant, seconds=self._seconds(seconds), tolerance=self._tolerance
-            )
+            with _fitting():
+                contestant.open(Plan.from_dict(plan), strict=bool(plan), warm_seconds=self._seconds(1.0))
+                proof = contestant.ask("confirm", reference=self.observed)
+                seconds = max(2.0, min(8.0, self.book.left - 5))
+                compared = paired.compare(
+                    reference, contestant, seconds=self._seconds(seconds), tolerance=self._tolerance
+                )
         finally:
             contestant.close()
         return {
@@ -154,3 +159,14 @@ class Track:
 
     def _contestant(self) -> paired.Contestant:
         return paired.Contestant(self.source, self.machine, log=self.log, timeout=self.book.patience(200.0))
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """What is too large for this GPU is refused: asked for again it would be so again."""
+    try:
+        yield
+    except ChildFailed as failed:
+        if failed.code != Code.OUT_OF_MEMORY:
+            raise
+        raise Refused(f"too large for this GPU beside strict fp32: {failed}") from None

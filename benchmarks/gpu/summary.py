@@ -26,7 +26,11 @@ def write(folder: Path) -> None:
     text += ["A dry run with tiny shapes: no figure here means anything.\n"] if facts.get("dry") else []
     rates = _rates(cases.get("ceilings", {}))
     for part, those in cases.items():
-        lines = SECTIONS[part](those, rates)
+        try:
+            lines = SECTIONS[part](those, rates)
+        except Exception as error:  # the other parts' tables must be written, and their cases run
+            why = f"{type(error).__name__}: {error}"
+            lines = [f"These figures are in cases.jsonl alone: no table could be made of them ({why})."]
         text += [f"## {part.capitalize()}\n", *lines, *_problems(those), ""]
     new = folder / "results.new"
     new.write_text("\n".join(text), encoding="utf-8")

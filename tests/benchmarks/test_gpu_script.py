@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 import vivace
-from vivace.errors import ChildFailed, InputError, Refused
+from vivace.errors import ChildFailed, Code, InputError, JobError, Refused
 from vivace.machine import Device
 from vivace.measuring import paired
+from vivace.verifying.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -96,6 +98,7 @@ def test_kernels_of_one_norm_move_what_the_count_says(module):
 def module(monkeypatch):
     """Loads a file of the script under its own name, as the script does."""
     monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.setattr(paired, "WORKER", paired.WORKER)  # the script has one of its own
     yield importlib.import_module
     for path in GPU.glob("[a-z]*.py"):
         sys.modules.pop(path.stem, None)
@@ -129,18 +132,43 @@ def test_bad_input_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("brought", [False, True])
-def test_kernels_among_the_wheels_are_unpacked_before_anything_runs(tmp_path, brought):
-    """A Python that only notes what it is asked to run stands for the machine's."""
-    python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+def test_wheels_and_kernels_are_unpacked_before_anything_runs(tmp_path, brought):
+    """A Python that only notes the script's own files stands for the machine's, which need not have pip."""
+    python, log, site = tmp_path / "python", tmp_path / "log", tmp_path / f"vivace-gpu-wheels-{os.getuid()}"
+    python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@" ;; esac\necho "$@" >> {log}\n')
     python.chmod(0o755)
-    (tmp_path / "a.whl").touch()
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a/__init__.py", "")
+    site.mkdir()
+    (site / "an_older_call.py").touch()
     if brought:
         (tmp_path / "kernels.tar.gz").touch()
-    assert run("--wheels", tmp_path, python=python).returncode == 0
+    assert run("--wheels", tmp_path, python=python, TMPDIR=str(tmp_path)).returncode == 0
+    assert [file.name for file in site.iterdir()] == ["a"]
     asked = [line.split()[0] for line in log.read_text().splitlines()]
     unpacking = ["benchmarks/gpu/ahead.py"] if brought else []
-    assert asked == ["-m", *unpacking, "benchmarks/gpu/needs.py", "benchmarks/gpu"]
+    assert asked == ["benchmarks/gpu/needs.py", *unpacking, "benchmarks/gpu"]
+
+
+def test_kernels_that_cannot_be_unpacked_stop_nothing(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ncase $1 in *ahead.py) exit 1 ;; esac\n")
+    python.chmod(0o755)
+    (tmp_path / "kernels.tar.gz").touch()
+    done = run("--wheels", tmp_path, python=python, TMPDIR=str(tmp_path))
+    assert done.returncode == 0
+    assert "kernels.tar.gz' cannot be used: kernels are compiled here" in done.stderr
+
+
+def test_a_python_that_is_too_old_or_not_there_is_named(tmp_path):
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    for python in (old, tmp_path / "none"):
+        done = run(python=python)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"gpu.sh: '{python}' is not Python 3.11 or newer")
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
@@ -163,6 +191,39 @@ def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
     assert facts == FACTS
     statuses = {name: case["status"] for name, case in parts["speed"].items()}
     assert statuses == {"a": "ok", "b": "refused", "c": "ok"}
+
+
+@pytest.mark.parametrize("part", ["ceilings", "cnn", "feed"])
+@pytest.mark.parametrize("error", [ChildFailed, JobError])
+def test_a_cuda_error_stays_in_its_process_and_the_next_case_has_another(
+    module, tmp_path, monkeypatch, part, error
+):
+    """After an illegal access each call of that process fails, by whatever class it is reported."""
+
+    class Child:
+        def __init__(self, *_):
+            self.broken = False
+
+        def ask(self, command, timeout, **arguments):
+            if self.broken or command in ("matmul", "overlap"):
+                self.broken = True
+                raise error("CUDA error: an illegal memory access was encountered")
+            return {"seconds": 1.0}
+
+        def close(self):
+            pass
+
+    loaded, book = module({"cnn": "cnn", "feed": "feeding"}.get(part, "others")), module("book")
+    monkeypatch.setattr(loaded, "Child", Child)
+    monkeypatch.setattr(loaded, "_inspect", lambda _: {}, raising=False)
+    for name in ("_waterfall", "_contract"):
+        monkeypatch.setattr(loaded, name, lambda *_: None, raising=False)
+    its = book.Book(tmp_path, part, 60, FACTS | {"dry": True})
+    getattr(loaded, part)(its)
+    statuses = [case["status"] for case in its.cases.values()]
+    assert statuses.count("failed") == 1
+    assert statuses[0] == "failed"
+    assert len(statuses) > 1
 
 
 def test_what_was_done_before_a_death_in_mid_line_is_kept_and_what_comes_after_too(module, tmp_path):
@@ -236,6 +297,42 @@ def test_what_is_missing_is_named_in_the_first_second(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("package", "wrong", "said", "fetched"),
+    [
+        ("pydantic", "1.10.13", "1.10.13 is too old, 2.7 or newer is needed", True),
+        (
+            "psutil",
+            ImportError("for another Python"),
+            "it cannot be imported here: ImportError: for an",
+            True,
+        ),
+        ("torch", "2.8.0+cu128", "2.8.0+cu128 is too old, 2.11 or newer is needed", False),
+        ("torch", "2.11.0+cu130", "", False),
+    ],
+)
+def test_what_is_there_and_does_not_serve_is_named(
+    module, monkeypatch, capsys, package, wrong, said, fetched
+):
+    needs = module("needs")
+    version, imported = needs.version, needs.importlib.import_module
+
+    def other(name):
+        if name == package and isinstance(wrong, Exception):
+            raise wrong
+        return wrong if name == package else None
+
+    if isinstance(wrong, str):
+        monkeypatch.setattr(needs, "version", lambda name: other(name) or version(name))
+    else:
+        monkeypatch.setattr(needs.importlib, "import_module", lambda name: other(name) or imported(name))
+    assert needs.main() == (2 if said else 0)
+    told = capsys.readouterr().err
+    assert (f"gpu.sh: {package}: {said}" in told) == bool(said)
+    assert bool(re.search(rf" {package}\s", told)) == fetched
+    assert (f"gpu.sh: {package}: choose with PYTHON=..." in told) == bool(said and not fetched)
+
+
 def test_without_torchao_the_minutes_begin_and_what_is_lost_is_said(module, monkeypatch, capsys):
     needs = module("needs")
     real = needs.requires
@@ -263,6 +360,41 @@ def test_no_case_begins_after_the_parts_time(module, tmp_path):
     assert part.case("long", dict, seconds=5)["status"] == "unreached"
     assert part.unreached == ["long"]
     assert "long" not in (tmp_path / "cases.jsonl").read_text()
+
+
+def test_a_table_that_cannot_be_made_stops_no_case(module, tmp_path):
+    write = module("summary").write
+    for part, case in (("speed", {"peak_bytes": None}), ("feed", {"found": {"hidden_share": 0.5}})):
+        book = module("book").Book(tmp_path, part, 60, FACTS, lambda: write(tmp_path))
+        book.case("mlp | strict fp32", lambda case=case: case)
+        assert book.case("b", dict)["status"] == "ok"
+    text = (tmp_path / "results.md").read_text()
+    assert "no table could be made of them (TypeError: " in text
+    assert "| hidden_share | 50% |" in text
+
+
+def test_a_plan_that_is_too_large_beside_the_reference_is_refused_and_not_tried_again(
+    module, tmp_path, monkeypatch
+):
+    speed, book = module("speed"), module("book").Book(tmp_path, "speed", 60, FACTS)
+    monkeypatch.setattr(speed.Track, "reference", lambda _: Mock())
+    for name, code, status in (("a", Code.OUT_OF_MEMORY, "refused"), ("b", Code.KILLED, "failed")):
+        lacking = Mock(open=Mock(side_effect=ChildFailed("out of memory", code=code)))
+        monkeypatch.setattr(speed.Track, "_contestant", lambda _, made=lacking: made)
+        track = speed.Track(book, "resnet50_512")
+        assert book.case(name, lambda track=track: track.plan_case({"tf32": {}}))["status"] == status
+        assert lacking.close.called
+    assert book.done("a")
+    assert not book.done("b")
+
+
+def test_a_plan_that_could_not_be_judged_is_not_called_broken(module, tmp_path, monkeypatch):
+    correctness, book = module("correctness"), module("book").Book(tmp_path, "correctness", 60, FACTS)
+    verdict = Verdict(None, "rounding", 0.0, 0.0, 0, 0, "no step was the same twice")
+    monkeypatch.setattr(correctness, "Verifier", lambda *_, **__: Mock(judge=lambda *_, **__: verdict))
+    correctness._rule(book, "mlp", [{"tf32": {}}])
+    case = book.cases["ruler tf32 on mlp"]
+    assert (case["status"], case["reason"]) == ("failed", "no step was the same twice")
 
 
 def test_results_of_another_machine_are_not_mixed_in(module, tmp_path):
@@ -322,7 +454,6 @@ def times():
 def test_every_case_fits_into_its_part(module, tmp_path, monkeypatch, part):
     """A case that asks for more than the whole part has is never reached, on no GPU."""
     asked = {}
-    monkeypatch.setattr(paired, "WORKER", paired.WORKER)  # the script has one of its own
 
     class Asked(module("book").Book):
         """Runs no case, and notes what each asks for."""

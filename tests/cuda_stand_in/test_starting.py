@@ -1,6 +1,8 @@
 """The driver shows a GPU: does training use it, and what is said where it does not?"""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,18 @@ def test_a_working_gpu_is_what_a_job_trains_on(stand_in, tmp_path):
     trained = stand_in.vivace("train", JOB, "--out", tmp_path / "run", "--json", computes=True)
     assert trained.returncode == 0, trained.stderr
     assert "on the processor" not in trained.stderr
+
+
+def test_a_gpu_that_torch_cannot_use_is_said_before_its_minutes_begin(stand_in, tmp_path):
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
+    environment = stand_in.environment(cuda=12080) | {"PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", script, "first", "--out", tmp_path / "out"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "serves CUDA up to 12.8, and torch" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("verb", ["tune", "train", "verify", "profile"])
