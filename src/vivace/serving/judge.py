@@ -61,7 +61,7 @@ class Judge:
         another form cannot.
         """
         _require_fp32(self.model)
-        self.recording = record(self.job, self.model)
+        self.recording = record(self.job, self.model, seed=self.trained.seed)
         require_tensors([one.returned for each in self.recording.calls for one in each])
         calls = Calls.of(self.recording)
         calls.save(self.folder)
@@ -122,7 +122,7 @@ class Judge:
         """Calls on training data, from which int8 learns its ranges; what data they are of."""
         alike = dataclasses.replace(self.job, validation=None)
         try:
-            found = Calls.of(record(alike, self.model, SAMPLES))
+            found = Calls.of(record(alike, self.model, SAMPLES, self.trained.seed))
             if found.fit(validation):
                 found.save(folder)
                 return "training"
@@ -214,7 +214,7 @@ class Judge:
 
         guard = self.model.register_forward_pre_hook(_refuse)
         try:
-            with torch.no_grad(), Streams(derive(0, "metric")):
+            with torch.no_grad(), Streams(derive(self.trained.seed, "metric")):
                 found = finite(self.job, call(self.job, "metric", stand_in, fed()))
         except JobError as error:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
