@@ -289,6 +289,25 @@ class Predicting(nn.Module):
         super().__init__()
         self.inner = small()
 
+class Imputing(nn.Module):
+    """Takes pictures of which some numbers are missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        return self.inner(torch.nan_to_num(images))
+
+
+def test_inputs_with_missing_values_are_the_same_inputs_again(judged, tmp_path):
+    images, labels = pictures(70, 1).tensors
+    images[::3, :, 0, 0] = torch.nan
+    found, facts = judged(made(model=Imputing, validation=lambda: [(images, labels)]))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert found.change(str(tmp_path / "same.npz"), 0.5)["value"] == facts["metric"]
+
+
     def forward(self, images):
         return self.inner(images)
 
