@@ -124,6 +124,26 @@ mapping = made(
 )
 
 
+class Losing(nn.Module):
+    """Is given the labels too, and returns the batch's loss beside its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images, labels):
+        logits = self.inner(images)
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+losing = made(
+    model=Losing,
+    loss=lambda model, batch: model(*batch)["loss"],
+    metric=lambda model, batches: -sum(float(model(*batch)["loss"]) for batch in batches),
+    validation=lambda: DataLoader(pictures(64, 1), batch_size=32),
+)
+
+
 def worst_class(model, batches):
     """Not the mean of single samples: the least recall of the three classes."""
     right, total = torch.zeros(3), torch.zeros(3)
