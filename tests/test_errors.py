@@ -15,6 +15,7 @@ from vivace.errors import (
     AnswerIsNo,
     ChildFailed,
     Code,
+    FolderError,
     InputError,
     JobError,
     Refused,
@@ -126,6 +127,16 @@ def test_what_is_no_error_of_vivaces_crosses_as_a_failed_child():
     error = JobError("the step fails")
     error.__cause__ = MemoryError()
     assert own_error(error).code == Code.OUT_OF_MEMORY
+
+
+def test_a_full_disk_is_no_fault_of_what_is_tried():
+    full = OSError(errno.ENOSPC, "No space left on device", "outputs.npz")
+    error = JobError("the Job's data failed")
+    error.__cause__ = full
+    for found in (own_error(full), own_error(error)):
+        assert type(VivaceError.from_dict(found.to_dict())) is FolderError
+        assert "a disk is full" in str(found)
+        assert "outputs.npz" in str(found)
 
 
 def test_a_device_that_another_process_has_is_busy():

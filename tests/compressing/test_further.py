@@ -111,19 +111,21 @@ def test_what_cannot_be_trained_further(trained, tmp_path):
 
 
 def test_a_plan_that_does_not_act_on_the_narrower_model_is_told(monkeypatch):
-    plans = []
+    plans, seeds = [], set()
 
-    def train(job, plan, **_):
+    def train(job, plan, seed, **_):
         plans.append(plan.names)
+        seeds.add(seed)
         if plan.names:
             raise Refused("no convolution is left to act on")
 
     monkeypatch.setattr(further, "train", train)
     trainer = further.Trainer(None, threads=torch.get_num_threads())
-    told = trainer.train("job.py:job", {"channels_last": {}}, "run", 1.0)
+    told = trainer.train("job.py:job", {"channels_last": {}}, "run", 1.0, 7)
     assert told == {"declined": "no convolution is left to act on"}
     assert plans == [("channels_last",), ()]
-    assert trainer.train("job.py:job", {}, "run", 1.0) == {"declined": ""}
+    assert trainer.train("job.py:job", {}, "run", 1.0, 7) == {"declined": ""}
+    assert seeds == {7}, "data that are split at random must be split as in the model's own run"
 
 
 def test_int8_that_loses_too_much_is_trained_with_its_rounding_and_then_kept(trained, tmp_path, measured):

@@ -13,7 +13,7 @@ import vivace
 from vivace.compressing import bench, finding, searching
 from vivace.compressing.answering import answer
 from vivace.compressing.page import front
-from vivace.errors import FolderError, InputError
+from vivace.errors import FolderError, InputError, Refused
 from vivace.files import take_lock
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
@@ -21,6 +21,27 @@ from vivace.processes.launch import Source
 from vivace.serving.files import digest
 from vivace.serving.forms import BY_NAME
 
+DEAF = """
+import torch
+import vivace
+
+def metric(model, batches):
+    for images, _ in batches:
+        model(images)
+    return 0.9
+
+def data():
+    return [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(4)]
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=data,
+    loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+    metric=metric,
+    validation=data,
+)
+"""
 FEW = ("eager_fp32", "onnx_fp32", "openvino_int8", "eager_bf16")
 WITHOUT = """
 import json
@@ -201,6 +222,66 @@ def test_an_interrupted_search_keeps_what_it_has_and_goes_on(trained, tmp_path, 
     assert {"eager_fp32", "onnx_fp32", "openvino_int8"} <= {one.name for one in found.tried if one.ratio}
     with pytest.raises(InputError, match="has batch 1, not 2"):
         vivace.compress(reference, run=run, margin="20%", batch=2, out=tmp_path, resume=True)
+
+
+def test_a_file_that_has_changed_since_it_was_judged_is_made_anew(trained, tmp_path, steady, monkeypatch):
+    monkeypatch.setattr(finding, "FORMS", (BY_NAME["eager_fp32"], BY_NAME["onnx_fp32"]))
+    reference, run = trained("job")
+    first = vivace.compress(reference, run=run, out=tmp_path)
+    file = tmp_path / "forms" / "onnx_fp32.onnx"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    again = vivace.compress(reference, run=run, out=tmp_path, resume=True)
+    assert again.chosen == first.chosen == "onnx_fp32"
+    assert file.stat().st_size == len(whole) == again.winner.bytes
+    assert digest(file) == again.winner.sha256
+
+
+def test_a_metric_that_would_let_any_form_pass_is_refused(tmp_path):
+    """It calls the model, and says the same whatever that returns."""
+    (tmp_path / "job.py").write_text(DEAF)
+    run = tmp_path / "run"
+    vivace.train(f"{tmp_path / 'job.py'}:job", out=run)
+    with pytest.raises(Refused, match=r"metric is 0\.9 whatever the model returns"):
+        vivace.compress(f"{tmp_path / 'job.py'}:job", run=run, out=tmp_path / "out")
+
+
+def test_where_no_metric_can_tell_the_same_numbers_are_kept(trained, tmp_path, steady, monkeypatch):
+    """Two batches, each with one loss, are too few for an interval; rounding alone decides."""
+    monkeypatch.setattr(finding, "FORMS", tuple(BY_NAME[name] for name in ("eager_fp32", "onnx_fp32")))
+    reference, run = trained("losing")
+    found = vivace.compress(reference, run=run, out=tmp_path)
+    one = found.tried[1]
+    assert (one.status, one.change) == ("kept", None), one.reason
+    assert "Same model: yes, to rounding" in answer(found).same
+
+
+def test_what_the_metric_does_not_use_may_not_be_another_models(trained, tmp_path, steady, monkeypatch):
+    monkeypatch.setattr(finding, "FORMS", (BY_NAME["eager_fp32"], BY_NAME["eager_bf16"]))
+    reference, run = trained("wide")
+    found = vivace.compress(reference, run=run, margin="60%", out=tmp_path)
+    assert found.chosen == "eager_bf16", found.tried[1].reason
+    assert any("the metric does not use 'output['size']'" in note for note in answer(found).notes)
+    real = bench.read_arrays
+
+    def spoilt(path):
+        arrays = real(path)
+        return [[label, -size] for label, size in arrays] if "bf16" in path.name else arrays
+
+    monkeypatch.setattr(bench, "read_arrays", spoilt)
+    found = vivace.compress(reference, run=run, margin="60%", out=tmp_path)
+    assert found.tried[1].status == "refused"
+    assert "the metric does not use 'output['size']', which is off by" in found.tried[1].reason
+
+
+def test_a_metric_and_a_margin_that_are_not_what_was_thought_are_told(trained, tmp_path, steady):
+    reference, run = trained("job")
+    shutil.copytree(run, tmp_path / "run")
+    document = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**document, "metric": 0.123}))
+    found = vivace.compress(reference, run=tmp_path / "run", margin=0.5, out=tmp_path / "out")
+    assert any("accuracy was 0.123 when the run ended, and is" in note for note in found.notes)
+    assert any("the margin of 0.5 is" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,29 @@ def test_a_changed_file_of_a_compression(trained, tmp_path):
         vivace.export(folder, to="openvino", out=tmp_path / "out")
 
 
+def test_a_run_that_was_trained_anew_after_it_was_compressed(trained, tmp_path):
+    """The file is of the weights before, and the card would speak of those now."""
+    folder = compressed(tmp_path, *trained("job"), margin=0.2, status="kept")
+    document = json.loads((folder / "compress.json").read_text())
+    document["subject"]["trained"]["sha256"] = "0" * 64
+    (folder / "compress.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="holds other weights than vivace compress was given"):
+        vivace.export(folder, to="openvino", out=tmp_path / "out")
+    assert not list((tmp_path / "out").glob("model*"))
+
+
+def test_an_output_that_the_metric_does_not_use_is_not_handed_over_unseen(trained, tmp_path, spoilt):
+    reference, run = trained("wide")
+    folder = compressed(tmp_path, reference, run, margin=0.5, status="kept")
+    found = vivace.export(folder, to="openvino", out=tmp_path / "out")
+    assert found.kept, found.reason
+    assert any("the metric does not use 'output['size']'" in note for note in answer(found).notes)
+    spoilt(lambda returned: [[label, -size] for label, size in returned])
+    found = vivace.export(folder, to="openvino", out=tmp_path / "out")
+    assert not found.kept
+    assert found.reason.startswith("the metric does not use 'output['size']', which is off by")
+
+
 def test_bad_input(trained, tmp_path):
     _, run = trained("job")
     with pytest.raises(InputError, match="onnx, openvino, aoti, torch, not to 'tflite'"):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 import vivace
 
@@ -76,6 +76,25 @@ class Growing(nn.Module):
 growing = made(model=Growing)
 
 
+class Drawing(nn.Module):
+    """Keeps directions that it has drawn, and does not save them."""
+
+    def __init__(self):
+        super().__init__()
+        self.directions, self.last = torch.randn(36, 48), nn.Linear(48, 3)
+
+    def forward(self, images):
+        return self.last(torch.cos(images.flatten(1) @ self.directions))
+
+
+def drawn(part):
+    """A share of the pictures, split anew in each process."""
+    return DataLoader(random_split(pictures(120, 2), [64, 56])[part], batch_size=16)
+
+
+drawing = made(model=Drawing, data=lambda: drawn(0), validation=lambda: drawn(1), epochs=8)
+
+
 class Scaled(nn.Module):
     """Takes a mapping and a keyword, and returns a mapping."""
 
@@ -102,6 +121,26 @@ mapping = made(
         model({"images": batch[0]}, scale=torch.ones(1, 1))["logits"], batch[1]
     ),
     metric=called_with_a_mapping,
+)
+
+
+class Losing(nn.Module):
+    """Is given the labels too, and returns the batch's loss beside its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images, labels):
+        logits = self.inner(images)
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+losing = made(
+    model=Losing,
+    loss=lambda model, batch: model(*batch)["loss"],
+    metric=lambda model, batches: -sum(float(model(*batch)["loss"]) for batch in batches),
+    validation=lambda: DataLoader(pictures(64, 1), batch_size=32),
 )
 
 

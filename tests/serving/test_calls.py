@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader
 
 from vivace.compressing import worker as worker_module
 from vivace.compressing.worker import Worker
@@ -173,8 +174,14 @@ def test_ranges_of_int8_come_from_validation_data_where_training_data_have_anoth
     assert judged(made(model=model, data=cropped))[1]["calibrated_on"] == "validation"
 
 
+def test_samples_that_are_trained_on_and_judged_are_counted(judged):
+    assert judged(made())[1]["num_shared"] == 0
+    both = DataLoader(ConcatDataset([pictures(30, 0), pictures(70, 1)]), batch_size=25, shuffle=True)
+    assert judged(made(data=lambda: both))[1]["num_shared"] == 70
+
+
 def test_ranges_of_int8_come_from_256_samples_however_small_the_batches(judged, tmp_path):
-    loader = torch.utils.data.DataLoader(pictures(300, 0), batch_size=10)
+    loader = DataLoader(pictures(300, 0), batch_size=10)
     assert judged(made(data=lambda: loader))[1]["calibrated_on"] == "training"
     assert sum(Calls.load(tmp_path / "calibration").rows) == 260
 
@@ -280,6 +287,25 @@ def test_a_metric_that_writes_into_its_batches(judged, tmp_path):
     assert "sample by sample" in change["method"]
     halves = numpy.concatenate([arrays[0] for arrays in Calls.load(tmp_path).inputs])
     assert numpy.array_equal(halves, 0.5 * pictures(70, 1).tensors[0].numpy())
+
+
+class Imputing(nn.Module):
+    """Takes pictures of which some numbers are missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        return self.inner(torch.nan_to_num(images))
+
+
+def test_inputs_with_missing_values_are_the_same_inputs_again(judged, tmp_path):
+    images, labels = pictures(70, 1).tensors
+    images[::3, :, 0, 0] = torch.nan
+    found, facts = judged(made(model=Imputing, validation=lambda: [(images, labels)]))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert found.change(str(tmp_path / "same.npz"), 0.5)["value"] == facts["metric"]
 
 
 class Predicting(nn.Module):

@@ -70,6 +70,7 @@ def test_a_small_change_of_one_output_is_found(model, calls, place):
 
     checks = judged(model, calls, scaled)
     assert [check.kept for check in checks] == [place != 0, place != 1]
+    assert checks[place].share == pytest.approx(0.001, rel=0.5)
 
 
 def test_what_cannot_be_compared(model, calls):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from vivace.serving.material import Material
 from vivace.serving.planned import under_plan
 from vivace.serving.trained import load_trained
 from vivace.training.checkpoints import _digest
+from vivace.training.training import train
+
+SCENES = Path(__file__).parents[1] / "scenes"
 
 
 @pytest.fixture
@@ -40,6 +44,15 @@ def test_the_weights_of_the_run_and_where_they_come_from(run):
     file = next(folder.glob(f"checkpoints/step_{facts.step}/model.pt"))
     assert facts.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     assert facts.metric == json.loads((folder / "run.json").read_text())["metric"]
+
+
+def test_what_a_run_drew_is_drawn_again(tmp_path):
+    """Directions of the model that are no weights, and which samples are held out."""
+    reference = f"{SCENES / 'served.py'}:drawing"
+    done = train(reference, out=tmp_path / "run", seed=7)
+    judge = Judge(load(reference), str(tmp_path / "run"), str(tmp_path))
+    assert judge.record()["metric"] == pytest.approx(done.metric)
+    assert judge.trained.seed == 7
 
 
 def test_a_flipped_byte_is_not_loaded(run):

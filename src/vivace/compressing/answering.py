@@ -10,6 +10,7 @@ from vivace import words
 from vivace.compressing.result import Compressed, Tried
 from vivace.events import metric_title
 from vivace.pages.answer import Answer
+from vivace.serving.use import unjudged
 
 MOST_NAMED = 4  # of operators
 
@@ -33,6 +34,7 @@ def answer(found: Compressed) -> Answer:
             *_unmeasured(found),
             *_undecided(found),
             *_faster_beside(found),
+            *_unjudged(found),
             *_untried(found),
             *_missing(found),
             *found.notes,
@@ -126,6 +128,15 @@ def _faster_beside(found: Compressed) -> list[str]:
         for one in rows.values()
         if one.ratio and one.ratio.low > own.high
     ]
+
+
+def _unjudged(found: Compressed) -> list[str]:
+    """Outputs of the form to deploy that the metric does not see, where the metric decides."""
+    winner = found.winner
+    unused = found.subject.get("unused", ())
+    if winner.numbers == "fp32" and not winner.job:
+        return []
+    return list(filter(None, [unjudged(winner.checks, unused)]))
 
 
 def _undecided(found: Compressed) -> list[str]:

@@ -22,6 +22,7 @@ from vivace.serving.files import digest, parts
 from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
+from vivace.serving.use import astray
 from vivace.words import duration, number, ratio, size
 
 JUDGE = "vivace.serving.judge:Judge"
@@ -80,6 +81,7 @@ class Bench:
     def begin(self) -> dict[str, Any]:
         """Record the calls and what the model returns, and open the reference."""
         self.facts = self.judge.ask("record", TIMEOUT)
+        self.facts["unused"] = self.judge.ask("unused", TIMEOUT)
         self.threads = self.facts["threads"]
         self._reference = Server(self, BY_NAME[REFERENCE])
         self._reference.open(self.files, self.batch)
@@ -284,7 +286,10 @@ class Bench:
             reason = f"'{broken.output}' is not the model's: {broken.problem}"
             return outcome_of(form, "refused", reason, **found)
         change = self._change(form)
-        found["change"] = change.to_dict()
+        found["change"] = change.to_dict() if change is not None else None
+        unseen = "" if form.exact or form.further else astray(found["checks"], self.facts["unused"])
+        if unseen:
+            return outcome_of(form, "refused", unseen, **found)
         status, reason = decide(form, checks, change, timed.ratio, self._told(found), by_size=by_size)
         return outcome_of(form, status, reason, **found)
 
@@ -324,10 +329,15 @@ class Bench:
             self._envelopes[numbers] = self._reference.ask("envelope", numbers=numbers, samples=samples)
         return self._envelopes[numbers]
 
-    def _change(self, form: Form) -> Change:
-        document = self.judge.ask(
-            "change", TIMEOUT, outputs=str(self._outputs(form.name)), margin=self.margin
-        )
+    def _change(self, form: Form) -> Change | None:
+        """What the metric loses; None where that cannot be told, and rounding alone decides."""
+        outputs = str(self._outputs(form.name))
+        try:
+            document = self.judge.ask("change", TIMEOUT, outputs=outputs, margin=self.margin)
+        except (Refused, JobError):
+            if not form.exact:
+                raise
+            return None
         return Change(**{k: v for k, v in document.items() if k not in ("difference", "kept")})
 
 
@@ -351,7 +361,7 @@ def not_faster(speed: Ratio, smaller: str) -> str:
 
 
 def decide(
-    form: Form, checks: list[Check], change: Change, speed: Ratio, smaller: str, *, by_size: bool
+    form: Form, checks: list[Check], change: Change | None, speed: Ratio, smaller: str, *, by_size: bool
 ) -> tuple[Status, str]:
     """What the measurements say of a form: is it right, and is it worth it?"""
     if speed.low <= 1.0 and not by_size:
@@ -364,6 +374,7 @@ def decide(
             f"the same numbers were asked for, and '{outside.output}' is {number(outside.envelopes)} "
             "times as far from your model's as rounding explains"
         )
+    assert change is not None
     if change.kept:
         return "kept", ""
     told = f"{number(change.value)} instead of {number(change.reference)}"

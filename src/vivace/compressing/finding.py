@@ -11,6 +11,7 @@ import shlex
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vivace.compressing.page import render
 from vivace.compressing.result import Compressed, Tried, choose
 from vivace.compressing.searching import Search
 from vivace.errors import InputError
-from vivace.events import OnEvent, Tell, teller
+from vivace.events import OnEvent, Tell, metric_title, teller
 from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
@@ -29,15 +30,20 @@ from vivace.job import Job
 from vivace.measuring.budget import BUDGETS, SHARE, parse_budget
 from vivace.pages.notebook import listening
 from vivace.processes.launch import Source
+from vivace.serving.files import digest
 from vivace.serving.forms import FORMS
 from vivace.serving.margin import parse_margin
 from vivace.serving.trained import run_of
 from vivace.training.stopping import ends_like_ctrl_c
-from vivace.words import SECONDS, amount, count, duration
+from vivace.words import SECONDS, amount, count, duration, number, percent
 
 OBJECTIVES = ("latency", "throughput", "size")
 BATCHES = {"latency": 1, "throughput": 32, "size": 1}
 MARGIN = "0.5%"
+DEPLOYED = ("kept", "undecided")  # forms whose files stay
+FEW_SHARED = 12  # samples of the 256 from which ranges are learnt: so many may be alike by chance
+LARGE = 0.1  # of the metric: a difference that may have been meant as a share
+SAME = 0.01  # of the run's metric: what its last evaluation and this one may differ by
 DOCUMENT, PAGE, FILES, LOG, JOURNAL = "compress.json", "compress.html", "forms", "forms.log", "forms.jsonl"
 LOOSE = (DOCUMENT, PAGE, LOG, JOURNAL, *(file for way in WAYS for file in way.files()))
 FURTHER_RUNS = tuple(way.name for way in WAYS)
@@ -164,7 +170,7 @@ class _Compressing:
             tried=tuple(tried),
             subject=bench.facts,
             machine=self.machine.to_dict(),
-            notes=tuple(_notes(bench.facts, tried, search, self.seconds)),
+            notes=(*_of_metric(bench, wish.margin), *_notes(bench.facts, tried, search, self.seconds)),
             interrupted=search.interrupted,
             seconds=time.monotonic() - self.begin,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -194,7 +200,7 @@ class _Compressing:
             "machine": self.machine.fingerprint,
         }
         journal = Journal(folder / JOURNAL, asked)
-        known = journal.recall()
+        known = [one for one in journal.recall() if _is_whole(one, folder / FILES)]
         _forget(folder / FILES, known)
         search = Search(
             bench,
@@ -226,12 +232,18 @@ def auto_budget(training_seconds: object) -> float:
 
 def _write(found: Compressed, folder: Path) -> None:
     """Leave the document, the page, and the files of forms that may be deployed."""
-    wanted = {Path(one.file).stem for one in found.tried if one.status in ("kept", "undecided") and one.file}
+    wanted = {Path(one.file).stem for one in found.tried if one.status in DEPLOYED and one.file}
     for file in (folder / FILES).iterdir():
         if file.stem not in wanted:
             file.unlink()
     replace_text(folder / DOCUMENT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
     replace_text(folder / PAGE, render(found))
+
+
+def _is_whole(one: Tried, files: Path) -> bool:
+    """Is the file of a form that may be deployed still the one that was judged?"""
+    deployed = one.status in DEPLOYED and bool(one.file)
+    return not deployed or ((files / one.file).is_file() and digest(files / one.file) == one.sha256)
 
 
 def _forget(files: Path, known: list[Tried]) -> None:
@@ -284,6 +296,23 @@ def _prepare(folder: Path, *, resume: bool) -> None:
     (folder / FILES).mkdir(exist_ok=True)
 
 
+def _of_metric(bench: Bench, margin: str | float) -> Iterator[str]:
+    """What makes the metric, or the margin, another than the person may think."""
+    facts, trained = bench.facts, bench.facts["trained"]
+    before, now, name = trained["metric"], facts["metric"], metric_title(facts)
+    alike = facts["whole"] and trained["metric_data"] == facts["metric_data"]
+    if alike and before is not None and abs(now - before) > SAME * abs(before):
+        yield (
+            f"{name} was {number(before)} when the run ended, and is {number(now)} with its weights now: "
+            "its data, or what the model keeps beside its weights, may have changed"
+        )
+    if "%" not in str(margin) and bench.margin > LARGE * abs(now):
+        share = percent(bench.margin / abs(now)) if now else "all"
+        yield f"the margin of {number(bench.margin)} is {share} of the {name}: a share is written as 0.5%"
+    if facts["metric_data"] != "training" and facts["num_shared"] > FEW_SHARED:
+        yield f"{facts['num_shared']} or more training samples are validation samples too: {name} is too good"
+
+
 def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: float) -> list[str]:
     found, left = [], len(search.order.worth_it())
     if search.interrupted:
@@ -298,5 +327,5 @@ def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: f
     if not facts["whole"]:
         found.append(f"judged on the first {facts['samples']:,} samples: more do not fit into memory")
     if any(one.numbers == "int8" and one.ratio for one in tried) and facts["calibrated_on"] != "training":
-        found.append("int8 was calibrated on validation data: the metric does not take training batches")
+        found.append("int8 was calibrated on validation data: training batches are not called like them")
     return found

@@ -35,26 +35,29 @@ class Trainer:
         torch.set_num_threads(threads)
         self.job = job
 
-    def train(self, job: str, plan: dict[str, Any], out: str, seconds: float) -> dict[str, Any]:
+    def train(self, job: str, plan: dict[str, Any], out: str, seconds: float, seed: int) -> dict[str, Any]:
         """Train it, or go on where an earlier search stopped, under the plan unless that declines it.
+
+        `seed` is that of the model's own run: data that are split at random are split as they were there.
 
         Returns under ``declined`` why it did, else an empty text.
         """
         declined = ""
         try:
-            self._run(job, Plan.from_dict(plan), out, seconds)
+            self._run(job, Plan.from_dict(plan), out, seconds, seed)
         except Refused as refused:
             declined = str(refused)
-            self._run(job, Plan(), out, seconds)
+            self._run(job, Plan(), out, seconds, seed)
         return {"declined": declined}
 
-    def _run(self, job: str, plan: Plan, out: str, seconds: float) -> None:
+    def _run(self, job: str, plan: Plan, out: str, seconds: float, seed: int) -> None:
         train(
             job,
             None
             if Path(out, CHECKPOINTS).exists()
             else plan,  # where it goes on its own: it may have fallen back
             out=out,
+            seed=seed,
             resume=True,
             deadline_seconds=seconds,
             checkpoint_every_seconds=CHECKPOINT_SECONDS,
@@ -130,8 +133,9 @@ class Further(abc.ABC):
         self._tell("phase", {"name": phase})
         run, log = self.folder / self.name, self.folder / f"{self.name}.log"
         with Child(TRAINER, source, {"threads": self.bench.threads}, log=log) as child:
-            plan = self.bench.facts["trained"]["plan"]
-            asked = {"job": self.reference, "plan": plan, "out": str(run), "seconds": self.seconds}
+            trained = self.bench.facts["trained"]
+            asked = {"job": self.reference, "plan": trained["plan"], "seed": trained["seed"]}
+            asked |= {"out": str(run), "seconds": self.seconds}
             declined = child.ask("train", self.seconds + ENDING_SECONDS, **asked)["declined"]
         self.bench.forget_further(self.prefix)
         self.bench.further[self.prefix] = (source, str(run))

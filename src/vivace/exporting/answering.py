@@ -10,6 +10,7 @@ from vivace.events import metric_title
 from vivace.exporting.result import Exported
 from vivace.pages.answer import Answer, capital
 from vivace.serving.forms import form_named
+from vivace.serving.use import unjudged
 
 CALLS = {  # with the file, the inputs by their order and by their names, and OpenVINO's number format
     "onnx": 'onnxruntime.InferenceSession("{file}").run(None, {{{named}}})',
@@ -62,6 +63,7 @@ def answer(found: Exported) -> Answer:
             *((check["output"], _told(check)) for check in found.checks),
             ("its layers", _layers(found.layers)),
         ),
+        notes=tuple(filter(None, [unjudged(found.checks, found.unused)])) if found.kept else (),
         facts=tuple(_facts(found)),
         date=found.date,
         page=found.page_path,

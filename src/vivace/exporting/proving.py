@@ -30,6 +30,7 @@ from vivace.serving.forms import EXTRA
 from vivace.serving.layers import few_calls
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.proof import answers, pieces
+from vivace.serving.use import astray
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
@@ -112,6 +113,11 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
     own = {"run": str(subject.run), "folder": str(scratch)}
     with Child(JUDGE, source, own, log=log) as judge:
         facts = judge.ask("record", TIMEOUT)
+        if subject.weights not in ("", facts["trained"]["sha256"]):
+            raise CheckpointError(
+                f"'{subject.run}' holds other weights than vivace compress was given: run it again"
+            )
+        unused = [] if form.exact else judge.ask("unused", TIMEOUT)
         calls = Calls.load(scratch)
         with Child(MAKER, source, {**own, "threads": facts["threads"]}, log=log) as maker:
             file = _file(subject, maker, folder, scratch)
@@ -133,6 +139,8 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
                 margin=subject.margin or 0.005 * abs(facts["metric"]),
             )
     kept, reason = _answer(checks, layers["checks"], change)
+    told = [check.to_dict() for check in checks]
+    unseen = "" if form.further or not kept else astray(told, unused)
     rows = list(map(calls.rows_of, asked))
     return Exported(
         job="",
@@ -141,11 +149,12 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         numbers=form.numbers,
         file=str(file),
         hashes={p.name: _sha256(p) for p in sorted((*folder.glob("model.*"), folder / WEIGHTS))},
-        kept=kept,
-        reason=reason,
+        kept=kept and not unseen,
+        reason=reason or unseen,
         samples=min(sum(rows), sum(map(calls.rows_of, calls.first(PROOF_SAMPLES)))),
         batches=tuple(sorted(set(rows))),
-        checks=tuple(check.to_dict() for check in checks),
+        checks=tuple(told),
+        unused=tuple(unused),
         layers=layers,
         change=change,
         inputs=tuple(_inputs(calls, facts["inputs"])),

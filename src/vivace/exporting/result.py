@@ -18,7 +18,8 @@ class Exported:
     `checks` hold each output's distance from the model's (see `serving.envelope.Check`), `layers` under
     ``checks`` that of each layer that stands in the file, in the order of the model, of how many, and under
     ``reason`` why none could be told; `change` what the metric loses with the file's own outputs, `measured`
-    what `vivace compress` measured of it.
+    what `vivace compress` measured of it. `unused` are the places of outputs that the metric does not use,
+    where it decides.
     """
 
     job: str
@@ -41,6 +42,7 @@ class Exported:
     versions: dict[str, str]
     date: str
     page_path: str = ""
+    unused: tuple[int, ...] = ()
 
     @property
     def exit_code(self) -> int:

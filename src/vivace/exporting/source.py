@@ -21,7 +21,7 @@ class Subject:
     """A form of the weights of a run. `made` is its file where there is one already, with its sha256.
 
     `measured` is what the document of `vivace compress` says of it; empty without one. `margin` is what the
-    metric may lose.
+    metric may lose, `weights` the sha256 of the run's weights when they were compressed.
     """
 
     job: str
@@ -31,6 +31,7 @@ class Subject:
     sha256: str = ""
     margin: float | None = None
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
+    weights: str = ""
 
 
 def subject_of(folder: Path, to: str) -> Subject:
@@ -58,22 +59,21 @@ def _of_compression(folder: Path, to: str) -> Subject:
         kept = [one for one in tried if one["status"] == "kept" and one["ratio"]]
         best = max(kept, key=lambda one: float(one["ratio"]["estimate"]), default=None)
         best = next((one for one in kept if one["name"] == document.get("chosen")), best)
-        run, job, margin = (
-            Path(document["subject"]["trained"]["folder"]),
-            str(document["job"]),
-            document["margin"],
-        )
+        trained, job, margin = document["subject"]["trained"], str(document["job"]), document["margin"]
+        run, weights = Path(trained["folder"]), str(trained.get("sha256") or "")
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"'{folder / 'compress.json'}' is not what vivace compress wrote") from None
     if best is None and any(one["name"] == PLAIN[to] and one["status"] in UNJUDGED for one in tried):
-        return Subject(job, _moved(run, document, folder), BY_NAME[PLAIN[to]], margin=float(margin))
+        run = _moved(run, document, folder)
+        return Subject(job, run, BY_NAME[PLAIN[to]], margin=float(margin), weights=weights)
     if best is None:
         why = "; ".join(f"{one['name']}: {one['reason']}" for one in tried)
         raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
     form = form_named(best["name"])
+    weights = "" if best.get("run") else weights  # of what was trained further nothing is written down
     run, job = _moved(Path(best.get("run") or run), document, folder), best.get("job") or job
     made = folder / "forms" / form.file if best.get("file") else None
-    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best))
+    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best), weights)
 
 
 def _moved(run: Path, document: dict[str, Any], folder: Path) -> Path:

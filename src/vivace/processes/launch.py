@@ -30,12 +30,14 @@ import cloudpickle
 from vivace.errors import (
     ChildFailed,
     Code,
+    FolderError,
     JobError,
     OutOfMemory,
     PlanError,
     TimedOut,
     VivaceError,
     is_busy_device,
+    is_full_disk,
     ran_out_of_memory,
 )
 from vivace.files import open_own
@@ -389,7 +391,9 @@ def enough_memory_to(what: str) -> Iterator[None]:
 
 
 def own_error(error: BaseException) -> VivaceError:
-    """An exception as one of Vivace's, which can cross to the parent; exhausted memory is named as such."""
+    """An exception as one of Vivace's, which can cross to the parent; a lack of memory, or of room on a disk,
+    is named as such.
+    """
     if isinstance(error, OutOfMemory):
         return ChildFailed(str(error), code=Code.OUT_OF_MEMORY)
     cause = error.__cause__ if isinstance(error, JobError) else error
@@ -398,4 +402,6 @@ def own_error(error: BaseException) -> VivaceError:
         return ChildFailed("out of memory: " + text.split("\n")[0], code=Code.OUT_OF_MEMORY)
     if cause is not None and is_busy_device(cause):
         return ChildFailed(blame(cause)[:500], code=Code.BUSY)
+    if cause is not None and is_full_disk(cause):
+        return FolderError(f"a disk is full, and nothing can be written any more: {blame(cause)[:500]}")
     return error if isinstance(error, VivaceError) else ChildFailed(blame(error)[:500])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -76,18 +77,18 @@ class Recording:
         return sum(map(batch_size, self.batches))
 
 
-def record(job: Job, model: nn.Module, samples: int | None = None) -> Recording:
+def record(job: Job, model: nn.Module, samples: int | None = None, seed: int = 0) -> Recording:
     """Run the job's metric on its validation data, batch by batch, and keep what it calls the model with.
 
     A metric that ends before its data do is taken at its word. With `samples`, no batch is taken once there
-    are so many.
+    are so many. `seed` is the run's: data that are split at random are split as they were in its training.
 
     Raises JobError where the job has no metric, it fails or is no finite number, or there is no sample;
     Refused where the metric does not call the model for each batch that it takes, before the next one.
     """
-    batches, whole = _batches(job, samples)
+    batches, whole = _batches(job, samples, seed)
     calls: list[list[Call]] = []
-    value = finite(job, _asked(job, model, _fitting(batches, calls), calls))
+    value = finite(job, _asked(job, model, _fitting(batches, calls), calls, seed))
     if not any(calls):
         raise Refused(NEVER_CALLED)
     while not calls[-1]:  # it took a batch, and ended
@@ -108,7 +109,7 @@ def first_call(job: Job, model: nn.Module) -> Call:
     """
     calls: list[list[Call]] = []
     try:
-        _asked(job, model, _batches(job, 1)[0], calls)
+        _asked(job, model, _batches(job, 1, 0)[0], calls, 0)
     except JobError:
         if not any(calls):
             raise
@@ -117,7 +118,7 @@ def first_call(job: Job, model: nn.Module) -> Call:
     return calls[0][0]
 
 
-def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[Call]]) -> object:
+def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[Call]], seed: int) -> object:
     """What the job's metric returns; its calls of the model go to `calls`, by batch."""
     if job.metric is None:
         raise JobError(
@@ -130,7 +131,7 @@ def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[
             calls.append([])
             yield map_tensors(batch, torch.clone)  # the metric may write into it
 
-    with _listening(model, calls) as parts, torch.no_grad(), Streams(derive(0, "metric")):
+    with _listening(model, calls) as parts, torch.no_grad(), Streams(derive(seed, "metric")):
         value = call(job, "metric", model, fed())
     if parts and any(calls):
         raise Refused(
@@ -150,13 +151,13 @@ def _fitting(batches: Sequence[Any], calls: Sequence[Sequence[Call]]) -> Iterato
         left -= sum(bytes_of(tensors(one.returned)) for one in calls[-1])
 
 
-def _batches(job: Job, samples: int | None) -> tuple[list[Any], bool]:
+def _batches(job: Job, samples: int | None, seed: int) -> tuple[list[Any], bool]:
     """Validation batches in the order of `train`, as many as `MOST_BYTES` hold, and `samples` need."""
     field = "validation" if job.validation is not None else "data"
-    with Streams(derive(0, "data")):
+    with Streams(derive(seed, "data")):
         loader = call(job, field)
     found, num_bytes, count = list[Any](), 0, 0
-    source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage.of(job))
+    source = ordered(loader, seed=derive(seed, "validation"), epoch=0, damage=Damage.of(job))
     for batch in source:
         if batch is None:
             continue
@@ -338,6 +339,13 @@ class Calls:
     def rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
         """How many samples a call is on."""
         return next(len(array) for array, dims in zip(inputs, self.dynamic, strict=True) if 0 in dims)
+
+    def digests(self) -> Iterator[bytes]:
+        """What tells the samples of all calls apart."""
+        for inputs in self.inputs:
+            of_rows = [array for array, dims in zip(inputs, self.dynamic, strict=True) if 0 in dims]
+            for row in range(self.rows_of(inputs)):
+                yield hashlib.blake2b(b"".join(a[row].tobytes() for a in of_rows), digest_size=16).digest()
 
     def cut(
         self, inputs: Sequence[numpy.ndarray[Any, Any]], start: int, rows: int

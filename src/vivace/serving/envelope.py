@@ -30,13 +30,14 @@ ROUNDOFF = {"fp32": FINEST_ROUNDOFF, "bf16": 2.0**-8}
 @dataclasses.dataclass(frozen=True)
 class Check:
     """An output of the model or of a layer: its distance from the reference in envelopes; or why it cannot be
-    compared.
+    compared. `share` is the distance as a share of how far the output's own numbers lie from their mean.
     """
 
     output: str
     envelopes: float | None
     largest: float = 0.0  # difference of one element
     problem: str = ""
+    share: float = 0.0
 
     @property
     def kept(self) -> bool:
@@ -80,6 +81,15 @@ def distance(ones: Arrays, others: Arrays) -> float:
     the same.
     """
     return _size([difference(a, b) for a, b in zip(ones, others, strict=True)])
+
+
+def _spread(arrays: Arrays) -> float:
+    """The standard deviation of all elements; their size where they are all equal."""
+    found = numpy.concatenate([_real(one).ravel() for one in arrays])
+    found = found[numpy.isfinite(found)]
+    if not found.size:
+        return 0.0
+    return float(found.std()) or float(abs(found[0]))
 
 
 def _finite(ones: Arrays, others: Arrays) -> float:
@@ -127,7 +137,8 @@ def compare(
             float(numpy.abs(difference(a, b)).max(initial=0.0)) for a, b in zip(ones, others, strict=True)
         )
         apart = distance(ones, others)
-        checks.append(Check(name, apart / width if width else (0.0 if not apart else float("inf")), largest))
+        envelopes = apart / width if width else (0.0 if not apart else float("inf"))
+        checks.append(Check(name, envelopes, largest, share=apart / (_spread(ones) or 1.0)))
     return checks
 
 

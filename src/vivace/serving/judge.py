@@ -29,6 +29,7 @@ from vivace.serving.int8 import SAMPLES
 from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
+from vivace.serving.use import require_use
 from vivace.serving.values import Untold, array_of, is_object, require_tensors
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
@@ -61,7 +62,7 @@ class Judge:
         another form cannot.
         """
         _require_fp32(self.model)
-        self.recording = record(self.job, self.model)
+        self.recording = record(self.job, self.model, seed=self.trained.seed)
         require_tensors([one.returned for each in self.recording.calls for one in each])
         calls = Calls.of(self.recording)
         calls.save(self.folder)
@@ -76,6 +77,7 @@ class Judge:
         self._require_repeatable()
         write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
+        calibrated_on, num_shared = self._write_calibration(calibration, calls)
         return {
             "metric": self.recording.metric,
             "metric_name": self.job.metric_name,
@@ -84,7 +86,8 @@ class Judge:
             "whole": self.recording.whole,
             "inputs": names_of_inputs(self.model, first.given),
             "outputs": names_of(first.returned),
-            "calibrated_on": self._write_calibration(calibration, calls),
+            "calibrated_on": calibrated_on,
+            "num_shared": num_shared,
             "trained": self.trained.to_dict(),
             "num_parameters": sum(p.numel() for p in self.model.parameters()),
             "model": type(self.model).__name__,
@@ -118,18 +121,34 @@ class Judge:
     def _answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[numpy.ndarray[Any, Any]]:
         return [array_of(tensor, "returns") for tensor in tensors(self.model(*args, **kwargs))]
 
-    def _write_calibration(self, folder: Path, validation: Calls) -> str:
-        """Calls on training data, from which int8 learns its ranges; what data they are of."""
+    def _write_calibration(self, folder: Path, validation: Calls) -> tuple[str, int]:
+        """Calls on training data, from which int8 learns its ranges; what data they are of, and how many of
+        their samples are judged too.
+        """
         alike = dataclasses.replace(self.job, validation=None)
         try:
-            found = Calls.of(record(alike, self.model, SAMPLES))
+            found = Calls.of(record(alike, self.model, SAMPLES, self.trained.seed))
             if found.fit(validation):
                 found.save(folder)
-                return "training"
+                judged = set(validation.digests())
+                return "training", sum(one in judged for one in found.digests())
         except VivaceError:  # a metric need not take the batches that the loss takes
             pass
         validation.save(folder)
-        return "validation"
+        return "validation", 0
+
+    def unused(self) -> list[int]:
+        """The places of outputs on which the metric does not depend.
+
+        Raises Refused where that is all of them, or the metric is better where answers are wrong.
+        """
+        assert self.recording is not None
+        batches = self.recording.batches
+
+        def ask(outputs: Sequence[Any]) -> float:
+            return self._metric(outputs, batches, [(b, None) for b in self._numbers])
+
+        return require_use(ask, self._theirs, self.recording.metric, self.job.metric_name)
 
     def change(self, outputs: str, margin: float) -> dict[str, Any]:
         """What the metric loses with the outputs of a form, which answer the recorded calls one by one."""
@@ -214,7 +233,7 @@ class Judge:
 
         guard = self.model.register_forward_pre_hook(_refuse)
         try:
-            with torch.no_grad(), Streams(derive(0, "metric")):
+            with torch.no_grad(), Streams(derive(self.trained.seed, "metric")):
                 found = finite(self.job, call(self.job, "metric", stand_in, fed()))
         except JobError as error:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
@@ -247,6 +266,15 @@ def _require_fp32(model: nn.Module) -> None:
                 f"the model's weights are {numbers} ('{name}'), and every form is compared with the model in "
                 "fp32: give a Job whose model() ends with .float(), with the same run"
             )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Are they the same numbers? What is no number, as where a value is missing, is the same as another."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 class Replay(nn.Module):
@@ -287,7 +315,7 @@ class Replay(nn.Module):
         known, size = calls[number], batch_size(self._recording.batches[self._batch])
         given = list(tensors([args, kwargs]))
         expected = [self._cut(tensor, size) for tensor in known.inputs]
-        same = len(given) == len(expected) and all(map(torch.equal, given, expected))
+        same = len(given) == len(expected) and all(map(_equal, given, expected))
         if not same:
             raise Refused(
                 "the job's metric calls the model with what depends on its outputs, so that a form would be "

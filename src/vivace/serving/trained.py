@@ -23,7 +23,7 @@ class Trained:
     """What a run folder says of itself: the step of its newest whole checkpoint, the sha256 of its weights.
 
     `metric` is the run's own last one, None without one; `metric_data` says whether it is of
-    ``validation`` or ``training`` data.
+    ``validation`` or ``training`` data. `seed` is the run's, from which its model and data were built.
     """
 
     folder: str
@@ -34,6 +34,7 @@ class Trained:
     sha256: str
     plan: dict[str, Any]
     metric_data: str | None = None
+    seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -73,7 +74,8 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
     found = Checkpoints(checkpoints, {}).newest() if checkpoints.is_dir() else None
     if found is None:
         raise CheckpointError(f"'{folder}' holds no checkpoint: train again, and keep its folder checkpoints")
-    built = _built(job)
+    seed = int(found.manifest.get("seed") or 0)
+    built = _built(job, seed)
     load_into(built, found.model, f"the model of the Job (is '{folder}' a run of another job?)")
     facts = Trained(
         folder=str(folder),
@@ -84,17 +86,18 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
         sha256=found.manifest["files"][FILES[0]]["sha256"],
         plan=dict(document.get("plan") or {}),
         metric_data=document.get("metric_data") or job.metric_data,
+        seed=seed,
     )
     return built, facts
 
 
 def untrained(job: Job) -> nn.Module:
     """The job's model in evaluation mode with the weights that it begins with. Raises JobError."""
-    return _built(job)
+    return _built(job, 0)
 
 
-def _built(job: Job) -> nn.Module:
-    with Streams(0):  # the same in every process, and the streams of a training go on as they were
+def _built(job: Job, seed: int) -> nn.Module:
+    with Streams(seed):  # as its training did: what a model draws and does not save is then the same
         built = call(job, "model")
     models = models_of(job, built)
     if len(models) > 1 or not isinstance(built, nn.Module):
