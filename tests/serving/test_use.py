@@ -21,6 +21,7 @@ def classes(share, *more):
 
 
 def accuracy(outputs):
+    assert all(isinstance(one, numpy.ndarray) for arrays in outputs for one in arrays)
     answers = numpy.concatenate([arrays[0] for arrays in outputs]).argmax(1)
     return float((answers == LABELS).mean())
 

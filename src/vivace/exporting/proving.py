@@ -115,7 +115,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         facts = judge.ask("record", TIMEOUT)
         if subject.weights not in ("", facts["trained"]["sha256"]):
             raise CheckpointError(
-                f"'{subject.run}' holds other weights than vivace compress was given: run it again"
+                f"'{subject.run}' holds other weights than vivace compress was given: compress it again"
             )
         unused = [] if form.exact else judge.ask("unused", TIMEOUT)
         calls = Calls.load(scratch)

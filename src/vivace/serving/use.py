@@ -101,7 +101,8 @@ def _uses(ask: Ask, outputs: Outputs, metric: float, places: Sequence[int]) -> b
     """Does the metric change, or fail, where the outputs at these places are spoilt?"""
     for spoil in (_opposite, _other_side, _nothing):
         spoilt = [
-            [spoil(one) if place in places else one for place, one in enumerate(arrays)] for arrays in outputs
+            [numpy.asarray(spoil(one)) if place in places else one for place, one in enumerate(arrays)]
+            for arrays in outputs
         ]
         try:
             if _differs(ask(spoilt), metric):
