@@ -86,3 +86,30 @@ def test_weights_that_are_one_stay_one_in_the_file(stand_in, tmp_path):
     assert found["row"].tolist() == numbers[2]
     assert found["row"].untyped_storage().data_ptr() == found["0.weight"].data_ptr()
     assert found["of"] == 3
+
+
+ONE_BY_ONE = """
+import sys, torch, weakref
+from torch import nn
+from vivace.training.checkpoints import save_model
+
+original, alive, most = torch.UntypedStorage.cpu, [], []
+
+def cpu(storage):
+    copy = original(storage)
+    alive.append(weakref.ref(copy))
+    most.append(sum(one() is not None for one in alive))
+    return copy
+
+torch.UntypedStorage.cpu = cpu
+layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).cuda()
+with open(sys.argv[1], "wb") as file:
+    save_model(layers.state_dict(), file)
+print(len(most), max(most))
+"""
+
+
+def test_main_memory_holds_one_tensor_of_the_weights_while_they_are_written(stand_in, tmp_path):
+    found = stand_in.python(ONE_BY_ONE, tmp_path / "model.pt", computes=True).splitlines()[-1]
+    assert found == "8 1"
+    assert {str(one.device) for one in torch.load(tmp_path / "model.pt").values()} == {"cpu"}

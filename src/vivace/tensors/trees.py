@@ -15,7 +15,6 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from vivace.errors import Refused
-from vivace.torch_internals.tensors import storage_id
 
 Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
@@ -93,25 +92,6 @@ def _parts(batch: Tree, whole: Callable[[object], bool] | None) -> Iterator[Any]
 def bytes_of(found: Iterable[torch.Tensor]) -> int:
     """Of all elements; memory that two of them share counts twice."""
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
-
-
-def on_host(tree: Tree) -> Any:
-    """The tree with its tensors in main memory; those that share memory on a device, as tied weights do,
-    do so there.
-    """
-    copies: dict[int, torch.UntypedStorage] = {}
-
-    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        if tensor.device.type == "cpu" or not plain or tensor.is_conj() or tensor.is_neg():
-            return tensor.cpu()
-        storage = tensor.untyped_storage()
-        if storage_id(storage) not in copies:
-            copies[storage_id(storage)] = storage.cpu()  # type: ignore[no-untyped-call]
-        place = tensor.storage_offset(), tensor.shape, tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype).set_(copies[storage_id(storage)], *place)
-
-    return map_tensors(tree, on_cpu)
 
 
 def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:

@@ -19,6 +19,7 @@ import shutil
 import time
 import uuid
 import weakref
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +30,7 @@ from vivace import words
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.files import open_own, read_own
 from vivace.plan import Plan
-from vivace.tensors.trees import on_host, tensors
+from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.tensors import dense_parts, storage_id
 from vivace.training.folder import LEDGER, sync_folder
 
@@ -270,8 +271,31 @@ class Checkpoints:
 
 
 def save_model(state: Any, file: IO[bytes]) -> None:
-    """Write weights that any machine reads by `torch.load` alone, also one without a GPU."""
-    torch.save(on_host(state), file)
+    """Write weights that any machine reads by `torch.load` alone, also one without a GPU.
+
+    `torch.save` brings one storage after the other to main memory. What is no plain tensor says by itself
+    where it is, and is brought there before.
+    """
+    token = _AS_ON_HOST.set(True)
+    try:
+        torch.save(map_tensors(state, lambda tensor: tensor if _is_plain(tensor) else tensor.cpu()), file)
+    finally:
+        _AS_ON_HOST.reset(token)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
+_AS_ON_HOST: ContextVar[bool] = ContextVar("as_on_host", default=False)
+
+
+def _place(storage: Any) -> str | None:
+    """Where `torch.save` says that a storage was; None where torch's own say so."""
+    return "cpu" if _AS_ON_HOST.get() and storage.device.type != "meta" else None
+
+
+torch.serialization.register_package(-1, _place, lambda storage, place: None)  # before torch's own
 
 
 def kept_plan(folder: Path) -> Plan | None:
