@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import signal
-import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -16,20 +16,21 @@ from torch.utils.data import DataLoader, TensorDataset
 import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.errors import InputError
-from vivace.live import course, spending
+from vivace.live import course, loop, spending
 from vivace.training.checkpoints import kept_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Slow(nn.Module):
-    """Waits unless something tells it not to: what is faster does not hang on a clock."""
+    """Takes long, by the tests' clock, unless something tells it not to."""
 
     in_a_hurry = False
+    spent: ClassVar = SimpleNamespace(now=0.0)
 
     def forward(self, inputs):
-        if self.training and not Slow.in_a_hurry:
-            time.sleep(0.01)
+        if self.training:
+            Slow.spent.now += 0.001 if Slow.in_a_hurry else 0.01
         return inputs
 
 
@@ -87,13 +88,15 @@ def job(**changes):
 
 
 @pytest.fixture
-def tuned(tmp_path, monkeypatch, register):
+def tuned(tmp_path, monkeypatch, register, turned):
     """``(*techniques, ...) -> Run``: train and try these techniques alone, in steps that are worth it."""
     register(Hurry)
     register(Idle)
     monkeypatch.setattr(spending, "PATIENCE", 0.0)
     monkeypatch.setattr(spending, "PAYS", 0.0)
     monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.02)
+    monkeypatch.setattr(loop, "Clock", lambda: turned.current.clock)
+    monkeypatch.setattr(Slow, "spent", turned.current)
 
     def train(*techniques, out="run", **more):
         monkeypatch.setattr(course, "additions", lambda *_: [[technique] for technique in techniques])
@@ -107,10 +110,8 @@ def tuned(tmp_path, monkeypatch, register):
 def plain(tmp_path_factory):
     """The weights of the same training as it is."""
     torch.set_num_threads(1)  # as in the tests themselves
-    Slow.in_a_hurry = True
     folder = tmp_path_factory.mktemp("plain") / "run"
     vivace.train(job(), out=folder)
-    Slow.in_a_hurry = False
     return folder / "model.pt"
 
 

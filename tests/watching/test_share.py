@@ -1,6 +1,8 @@
 """At the default share of the time: what is caught in thousands of tiny steps, and what that costs."""
 
+import functools
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch.nn import functional
 import vivace
 from vivace import Seam
 from vivace.errors import PromiseBroken
+from vivace.watching import sentinel
+from vivace.watching.schedule import Schedule
 from vivace.watching.sentinel import Sentinel
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -28,6 +32,14 @@ def every_200(build, count):
 
 def nothing(build, count):
     pass
+
+
+@pytest.fixture(autouse=True)
+def _own_time(monkeypatch):
+    """Shares are of the processor's time that this process has used: others take none of it."""
+    own = time.process_time
+    monkeypatch.setattr(sentinel, "time", SimpleNamespace(perf_counter=own, monotonic=own))
+    monkeypatch.setattr(sentinel, "Schedule", functools.partial(Schedule, clock=own))
 
 
 @pytest.fixture
@@ -54,40 +66,67 @@ def test_a_defect_from_step_200_and_one_of_every_200_steps_are_caught(plant, job
     assert step % period == 0
 
 
-def test_what_watching_cost_is_what_the_run_says(plant, job, tmp_path, monkeypatch):
-    """All that the sentinel takes beside the steps themselves, by another clock."""
-    spent = dict.fromkeys(("step", "rests", "holds"), 0.0)
+class Still:
+    """Looks at nothing: what is measured of it beside what it says is what the measuring itself takes."""
 
-    def timed(name):
-        own = getattr(Sentinel, name)
+    seconds = 0.0
+
+    def step(self, take):
+        begin = time.process_time()
+        self.seconds += time.process_time() - begin
+        return take(None)
+
+    def rests(self):
+        pass
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """``(kind, name, spent)``: add what a method takes, without the step that it is given, to `spent`."""
+
+    def time_it(kind, name, spent):
+        own = getattr(kind, name)
 
         def call(self, *arguments, **keywords):
-            began, inside = time.perf_counter(), [0.0]
+            began, inside = time.process_time(), [0.0]
             if name == "step":
                 *arguments, take = arguments
 
                 def taken(batch):
-                    begin = time.perf_counter()
+                    begin = time.process_time()
                     try:
                         return take(batch)
                     finally:
-                        inside[0] = time.perf_counter() - begin
+                        inside[0] = time.process_time() - begin
 
                 arguments.append(taken)
             result = own(self, *arguments, **keywords)
-            spent[name] += time.perf_counter() - began - inside[0]
+            spent[name] += time.process_time() - began - inside[0]
             return result
 
-        monkeypatch.setattr(Sentinel, name, call)
+        spent[name] = 0.0
+        monkeypatch.setattr(kind, name, call)
 
-    for name in spent:
-        timed(name)
-    began = time.perf_counter()
+    return time_it
+
+
+def test_what_watching_cost_is_what_the_run_says(plant, job, tmp_path, timed):
+    """All that the sentinel takes beside the steps themselves, by another clock."""
+    spent, measuring, still = {}, {}, Still()
+    for name in ("step", "rests", "holds"):
+        timed(Sentinel, name, spent)
+    for name in ("step", "rests"):
+        timed(Still, name, measuring)
+    for _ in range(EPOCH * EPOCHS):
+        still.step(lambda batch: None)
+        still.rests()
+    began = time.process_time()
     run = vivace.train(job, plant(nothing), out=tmp_path)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     assert run.watched["kept"] is True, run.watched["sentence"]
     assert run.watched["steps"] >= 3, run.watched["sentence"]
     assert run.watched["between_steps"] >= EPOCHS, run.watched
     assert run.watched["share"] <= 1.2 * SHARE
-    assert run.watched["seconds"] == pytest.approx(sum(spent.values()), rel=0.25), (spent, run.watched)
+    taken = sum(spent.values()) - (sum(measuring.values()) - still.seconds)
+    assert run.watched["seconds"] == pytest.approx(taken, rel=0.25), (spent, measuring, run.watched)
     assert run.watched["share"] == pytest.approx(run.watched["seconds"] / seconds, rel=0.25)
