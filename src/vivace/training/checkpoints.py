@@ -290,7 +290,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 _AS_ON_HOST: ContextVar[bool] = ContextVar("as_on_host", default=False)
 
 
-def _place(storage: torch.UntypedStorage) -> str | None:
+def _place(storage: Any) -> str | None:
     """Where `torch.save` says that a storage was; None where torch's own say so."""
     return "cpu" if _AS_ON_HOST.get() and storage.device.type != "meta" else None
 
