@@ -182,12 +182,11 @@ def without_a_range(steps):
         torch.manual_seed(0)
         model = nn.Sequential(Timed(), nn.Linear(4, 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        step = 0
-        while step < steps:
+        left = iter(range(steps))
+        while next(left, None) is not None:
             optimizer.zero_grad()
             model(torch.ones(2, 4)).mean().backward()
             optimizer.step()
-            step += 1
 
     return train
 

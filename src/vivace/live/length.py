@@ -141,15 +141,19 @@ def _of_for(loop: ast.For, names: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _of_while(loop: ast.While, names: Mapping[str, Any]) -> tuple[int, None] | None:
-    """How far the number that ends a loop is from there after this round: of its condition, or of an
-    ``if ...: break``.
-    """
-    ends = [_until(loop.test, False, names)]
+    """How far the number that ends a loop is from there, after this round."""
+    known = [end for test, answer in _ends(loop) if (end := _until(test, answer, names)) is not None]
+    return (max(0, min(known) - 1), None) if known else None
+
+
+@functools.lru_cache(maxsize=64)
+def _ends(loop: ast.While) -> tuple[tuple[ast.expr, bool], ...]:
+    """What ends a loop, and by which answer: its condition, or that of an ``if ...: break``."""
+    ends = [(loop.test, False)]
     for statement in loop.body:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Break):
-            ends.append(_until(statement.test, True, names))
-    known = [end for end in ends if end is not None]
-    return (max(0, min(known) - 1), None) if known else None
+            ends.append((statement.test, True))
+    return tuple(end for end in ends if isinstance(end[0], ast.Compare | ast.BoolOp))
 
 
 def _until(node: ast.expr, answer: bool, names: Mapping[str, Any]) -> int | None:
@@ -175,25 +179,35 @@ def _until(node: ast.expr, answer: bool, names: Mapping[str, Any]) -> int | None
 
 @functools.lru_cache(maxsize=64)
 def _loops(code: CodeType) -> tuple[ast.For | ast.While, ...]:
-    """The loops of a function, or of a module, with the lines of their file."""
+    """The loops of a function, or of a module, that may say their length, with the lines of their file."""
     with contextlib.suppress(OSError, TypeError, SyntaxError, ValueError):
         read = inspect.findsource if code.co_name == "<module>" else inspect.getsourcelines
         lines, first = read(code)
         tree = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))), max(0, first - 1))
         loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
-        return tuple(sorted(loops, key=lambda loop: loop.lineno))
+        return tuple(sorted(filter(_says, loops), key=lambda loop: loop.lineno))
     return ()
 
 
-def _range(node: ast.expr, names: Mapping[str, Any]) -> range | None:
-    """What is gone through, also inside of the brackets of what keeps its order."""
+def _says(loop: ast.For | ast.While) -> bool:
+    return bool(_ends(loop) if isinstance(loop, ast.While) else _of_range(loop.iter))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_range(node: ast.expr) -> list[ast.expr]:
+    """The ends of a range that is gone through, also inside of the brackets of what keeps its order."""
     if not isinstance(node, ast.Call) or not node.args:
-        return None
+        return []
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name not in ("range", "trange"):
-        return _range(node.args[0], names) if name in IN_ORDER else None
-    ends = [_value(argument, names) for argument in node.args]
-    whole = len(ends) <= 3 and all(isinstance(end, int) for end in ends)
+        return _of_range(node.args[0]) if name in IN_ORDER else []
+    return node.args
+
+
+def _range(node: ast.expr, names: Mapping[str, Any]) -> range | None:
+    """What is gone through."""
+    ends = [_value(argument, names) for argument in _of_range(node)]
+    whole = 1 <= len(ends) <= 3 and all(isinstance(end, int) for end in ends)
     return range(*ends) if whole and 0 not in ends[2:] else None
 
 
