@@ -182,7 +182,7 @@ def test_a_confirmation_that_says_neither_yes_nor_no_goes_on_once(tmp_path, monk
     made.facts = {"signature": "", "batch_size": 1}
     monkeypatch.setattr(bench_module, "MOST_ROUNDS", 3)
 
-    def once(plan, earlier, **_):
+    def once(plan, earlier, *, seconds):
         ratio = ratios[len(earlier)]
         comparison = Comparison(Ratio(ratio, ratio, ratio), ((ratio, 1.0),) * 6)
         found = {"status": "measured", "ratio": bench_module.across([*earlier, comparison])}
@@ -192,37 +192,3 @@ def test_a_confirmation_that_says_neither_yes_nor_no_goes_on_once(tmp_path, monk
     with contextlib.closing(made):
         trial = made.confirm(Plan.from_dict({"channels_last": {}}), seconds=1e9, round_seconds=4)
     assert trial.rounds == wanted
-
-
-@pytest.mark.parametrize(("seconds", "is_told"), [(0.0, True), (1e9, False)])
-def test_more_pairs_of_processes_than_the_budget_holds_are_told_before(
-    tmp_path, monkeypatch, seconds, is_told
-):
-    told, before = [], []
-    made = Bench(
-        Source(f"{STAGE}:large"),
-        vivace.inspect(),
-        Ledger(tmp_path / "ledger.jsonl"),
-        lambda kind, payload: told.append(payload["text"]) if kind == "notice" else None,
-        allow=Numerics.EXACT,
-        memory=None,
-    )
-    made.facts = {"signature": "", "batch_size": 1}
-    monkeypatch.setattr(bench_module, "MOST_ROUNDS", 3)
-
-    def once(plan, earlier, **_):
-        before.append(len(told))
-        ratio = Ratio((1.3, 0.9, 1.2)[len(earlier) % 3], 0.9, 1.3)
-        comparison = Comparison(ratio, ((ratio.estimate, 1.0),) * 6)
-        found = {"status": "measured", "ratio": bench_module.across([*earlier, comparison])}
-        return comparison, {**found, "pairs": comparison.pairs, "rounds": len(earlier) + 1}
-
-    monkeypatch.setattr(made, "_confirm_once", once)
-    with contextlib.closing(made):
-        trial = made.confirm(Plan.from_dict({"channels_last": {}}), seconds=seconds, round_seconds=4)
-    assert trial.rounds > 1
-    assert len(told) == is_told
-    if is_told:
-        assert before == [0] + [1] * (trial.rounds - 1), "it is said before they begin"
-        assert told[0].startswith("channels_last is faster, and not beyond noise: 2 more pairs of processes:")
-        assert told[0].endswith("after the budget; Ctrl-C ends it with the best so far")

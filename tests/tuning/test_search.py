@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vivace
-from vivace import words
 from vivace.ledger import Code, Outcome, Profile, Ratio, Trial
 from vivace.plan import Plan
 from vivace.technique import Numerics
@@ -185,49 +184,6 @@ def test_measured_and_nothing_helps():
     assert search.conclusion.outcome == Outcome.NOTHING_HELPS
     assert search.conclusion.reason == "5 trials measured, and none was faster beyond noise"
     assert not player.left_out
-
-
-@pytest.mark.parametrize("seconds", [10.0, 20.0, 60.0])
-def test_where_a_plan_could_be_settled_long_after_the_budget_only_nothing_is_begun(seconds):
-    """As beside others, where a step takes many times as long."""
-    slow = {"step_seconds": 0.5, "opening_seconds": 8.0, "left_seconds": seconds - 5.0}
-    player, search = play(lambda plan, spent: near(1.5), seconds=seconds, **slow)
-    assert search.is_too_short
-    assert not player.measured
-    assert player.spent == 0.0
-    assert search.conclusion.outcome == Outcome.NOTHING_TRIED
-    told = f"a search of this job that finds a plan takes about {words.duration(search.least_seconds)} here"
-    assert told in search.conclusion.reason
-    player, search = play(lambda plan, spent: near(1.5), seconds=seconds, **slow | {"memory": 0})
-    assert not search.is_too_short, "whether it fits is worth a search in any case"
-
-
-def test_where_steps_are_long_the_time_for_the_fewest_that_are_timed_is_there_before_a_trial_begins():
-    player, _ = play(lambda plan, spent: STEADY, seconds=600.0, left_seconds=20.0, step_seconds=2.0)
-    assert not player.measured
-    player, _ = play(lambda plan, spent: STEADY, seconds=600.0, left_seconds=22.0, step_seconds=2.0)
-    assert player.measured
-
-
-def test_what_is_foretold_of_a_search_is_what_it_takes():
-    """Of one technique, of which nothing can be left out, a trial less."""
-
-    class Slow(Player):
-        def answer(self, request):
-            times = searches[-1].times
-            kinds = {Measure: times.trial(FUSED), Verify: times.verification(), Confirm: times.one_round()}
-            self.seconds = kinds.get(type(request), 0.0)
-            return super().answer(request)
-
-    slow = {"step_seconds": 0.3, "opening_seconds": 6.0}
-    searches = [Search(setting(offer("fused_optimizer"), seconds=1e9, **slow))]
-    least = searches[0].least_seconds - searches[0].times.trial(FUSED)
-    for seconds in (least + 0.1, 2 * least, 0.7 * least):
-        player = Slow(lambda plan, spent: near(1.5))
-        searches.append(player.play(setting(offer("fused_optimizer"), seconds=seconds, **slow)))
-        assert searches[-1].conclusion.outcome == Outcome.FASTER
-        assert player.spent == pytest.approx(least)
-        assert searches[-1].to_the_end(player.asked[-1]) > 0
 
 
 def test_some_measured_and_some_not_is_said():

@@ -250,34 +250,6 @@ def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(t
     assert "too short to tune" in (tmp_path / "report.html").read_text()
 
 
-def test_a_budget_that_checking_the_job_uses_up_is_an_answer_before_more_is_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr("vivace.tuning.tuner.parse_budget", lambda budget: 0.1)
-    heard = []
-    result = vivace.tune(STAGE, out=tmp_path, on_event=lambda event: heard.append(event.payload.get("name")))
-    assert (result.outcome, result.exit_code, len(result.plan)) == ("nothing_tried", 1, 0)
-    assert "ended before the first technique was timed: a search of this job that finds" in result.reason
-    assert result.reason.endswith(" here; give --budget more")
-    assert [phase for phase in heard if phase] == ["checking the job"]
-    assert "Nothing was tried" in (tmp_path / "report.html").read_text()
-
-
-def test_what_ends_after_the_budget_is_said_before_it_begins(tmp_path, monkeypatch):
-    """The machine has become far slower than it was."""
-    heard = []
-    monkeypatch.setattr("vivace.tuning.keeping.Keeping.to_the_end", lambda self, request: 100.0)
-
-    def listen(event):
-        heard.append(event.payload.get("text", ""))
-        if event.kind == EventKind.TRIAL_BEGIN:
-            raise KeyboardInterrupt
-
-    result = vivace.tune(STAGE, budget=BUDGET_SECONDS, steps=1000, out=tmp_path, on_event=listen)
-    assert result.interrupted
-    (told,) = (text for text in heard if "after the budget; Ctrl-C ends it with the best so far" in text)
-    assert told.startswith("Measuring ")
-    assert ": about 1 min 40 s, which end " in told
-
-
 STREAM = """
 import torch
 import vivace

@@ -150,7 +150,6 @@ class Worker:
                 "has_metric": self.job.metric is not None,
                 "metric_data": self.job.metric_data,
                 "registered": [cls.name for cls in registry.registered()],
-                "slowed": Slowed(since=(0.0, 0.0))(),
             }
 
     def libraries(self) -> list[str]:

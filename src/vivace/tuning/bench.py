@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vivace import words
 from vivace.errors import (
     AnswerIsNo,
     ChildFailed,
@@ -35,7 +34,6 @@ from vivace.technique import Numerics, registry
 from vivace.training.crew import ALONE, Company, num_ranks_here
 from vivace.tuning.budget import smaller_plans
 from vivace.tuning.ranks import here, joined, needed_by, of_ranks, require_allowed
-from vivace.tuning.times import late as told_late
 
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was over
@@ -342,14 +340,13 @@ class Bench:
         """Give the device's memory back that the reference holds; the next comparison opens it again."""
         self.reference.close()
 
-    def confirm(self, plan: Plan, *, seconds: float, round_seconds: float, limit: float = 600.0) -> Trial:
+    def confirm(self, plan: Plan, *, seconds: float, round_seconds: float) -> Trial:
         """Measure a plan afresh: several pairs of new processes, each on batches in another order.
 
         Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
         interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five,
         each timed for `round_seconds`; where the plan is faster on the whole, and not in all of the interval,
-        once as many again, up to eight in all; how long that takes beyond `seconds` is said before. A process
-        that is not warm after `limit` hangs. That the techniques act was proven in the search.
+        once as many again, up to eight in all. That the techniques act was proven in the search.
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
@@ -359,7 +356,7 @@ class Bench:
         try:
             while len(rounds) != wanted:
                 started = time.monotonic()
-                comparison, outcome = self._confirm_once(plan, rounds, seconds=round_seconds, limit=limit)
+                comparison, outcome = self._confirm_once(plan, rounds, seconds=round_seconds)
                 rounds.append(comparison)
                 ratio = across(rounds)
                 settled = len(rounds) >= 3 and ratio.width < SETTLED_WIDTH
@@ -368,25 +365,18 @@ class Bench:
                     undecided = ratio.low <= 1.0 < ratio.estimate and not settled
                     more = min(MOST_LATE_ROUNDS, max(3, 2 * len(rounds)))
                     wanted = more if undecided else len(rounds)
-                    self._tell_more(plan, wanted - len(rounds), _since(started), seconds - _since(begin))
         except ENDS as error:
             outcome = _without_ratio(plan, error)
         return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
 
-    def _tell_more(self, plan: Plan, count: int, each: float, left: float) -> None:
-        """That so many more pairs of processes follow, of so many seconds each, though the time is over."""
-        if count * each > max(left, 0.0):
-            told = f"{plan} is faster, and not beyond noise: {words.count(count, 'more pair')} of processes"
-            self.on_event("notice", {"text": told_late(told, count * each, count * each - left)})
-
     def _confirm_once(
-        self, plan: Plan, earlier: list[Comparison], *, seconds: float, limit: float
+        self, plan: Plan, earlier: list[Comparison], *, seconds: float
     ) -> tuple[Comparison, dict[str, Any]]:
         """One pair of new processes; the outcome of it and all `earlier` ones together."""
         found: dict[str, Any] = {"evidence": self.evidence.get(plan.id, {})}
 
         def opened() -> Contestant:
-            contestant = self._open(plan, timeout=limit, seed=FIRST_ROUND + len(earlier))
+            contestant = self._open(plan, seed=FIRST_ROUND + len(earlier))
             with self._ended(contestant, only_on_error=True):
                 if len(earlier) == 2:  # the least that an interval across processes needs
                     self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)

@@ -22,11 +22,8 @@ def cannot_pay(saved_seconds: float, trial_seconds: float, high: float) -> str:
     )
 
 
-def ending(trials: Sequence[Trial], budget_seconds: float, least_seconds: float = 0.0) -> tuple[Outcome, str]:
-    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop.
-
-    One that finds a plan takes `least_seconds`.
-    """
+def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:
+    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop."""
     timed = [trial for trial in trials if trial.role == "candidate" and trial.techniques]
     measured = [trial for trial in timed if trial.status == "measured"]
     failed = _undecided(timed)
@@ -37,7 +34,8 @@ def ending(trials: Sequence[Trial], budget_seconds: float, least_seconds: float 
         return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}{again}"
     spared = sum(trial.code == Code.CANNOT_PAY for trial in timed)
     if not measured and left_out:
-        return Outcome.NOTHING_TRIED, nothing_tried(budget_seconds, least_seconds)
+        told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
+        return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
     if measured:
         told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
     elif spared:
@@ -49,14 +47,6 @@ def ending(trials: Sequence[Trial], budget_seconds: float, least_seconds: float 
     if measured and spared:
         told += f"; {count(spared, 'technique')} not tried, which can save less than trying costs"
     return Outcome.NOTHING_HELPS, told
-
-
-def nothing_tried(budget_seconds: float, least_seconds: float) -> str:
-    """Why no technique was timed; a search that finds a plan takes `least_seconds`."""
-    told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
-    if least_seconds > budget_seconds:
-        told += f": a search of this job that finds a plan takes about {duration(least_seconds)} here"
-    return f"{told}; give --budget more"
 
 
 def _undecided(trials: Sequence[Trial]) -> list[Trial]:

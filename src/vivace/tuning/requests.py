@@ -49,26 +49,20 @@ class WarmAgain:
 
 @dataclasses.dataclass(frozen=True)
 class Verify:
-    """Does a plan keep its promise? `left` of the budget are there for a metric, should it be needed. What
-    takes longer than `limit` hangs.
-    """
+    """Does a plan keep its promise? `left` of the budget are there for a metric, should it be needed."""
 
     plan: Plan
     seconds: float
     left: float
-    limit: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Confirm:
-    """Measure a plan afresh in several pairs of processes, each timed for `round_seconds`; one that takes
-    longer than `limit` to be warm hangs.
-    """
+    """Measure a plan afresh in several pairs of processes, each timed for `round_seconds`."""
 
     plan: Plan
     seconds: float
     round_seconds: float
-    limit: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.registry import asked
 from vivace.tuning.candidates import Candidate, stricter
 from vivace.tuning.ending import cannot_pay, does_not_pay, ending, not_confirmed
-from vivace.tuning.keeping import Keeping
 from vivace.tuning.objective import ONE
 from vivace.tuning.requests import (
     Answer,
@@ -32,7 +31,8 @@ from vivace.tuning.requests import (
 )
 from vivace.tuning.result import LongPlan, prefixes
 from vivace.tuning.setting import Conclusion, Setting, is_coarse
-from vivace.tuning.times import PATIENCE_SECONDS, TIMING_SECONDS
+from vivace.tuning.standing import Standing
+from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
@@ -43,7 +43,7 @@ Found = TypeVar("Found")
 Steps = Generator[Request, Answer, Found]
 
 
-class Search(Keeping):
+class Search(Standing):
     """Finds the fastest plan that keeps its promise: do what `ask` says, `tell` what came of it, and again.
 
     `conclusion` stands where `ask` returns None. `ranking` may be read at any time. `cannot_pay_more` says
@@ -52,6 +52,7 @@ class Search(Keeping):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
+        self.left = setting.left_seconds  # of the budget
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
         self.cannot_pay_more = False
         self._made_less: set[str] = set()  # plans out of which nothing is to be dropped any more
@@ -60,6 +61,7 @@ class Search(Keeping):
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
         self._slow_precision = False  # was all together, with a lower one, no faster than fp32?
         self._ranks_kept: Verdict | None = None  # of the reference of several ranks
+        self._kept_seconds: float | None = None  # of the budget, once a promise was broken
         self._course = self._everything()
         self._request: Request | None = next(self._course, None)
 
@@ -93,7 +95,7 @@ class Search(Keeping):
         yield from self._explain()
         yield from self._list_untried()
         seconds, comparing = self.times.baselines()
-        if setting.num_baselines and self._baselines_seconds and seconds < self._left_over:
+        if setting.num_baselines and self._baselines_seconds and seconds < self.left:
             yield MeasureBaselines(seconds, comparing)
         yield from self._settle()
 
@@ -412,6 +414,45 @@ class Search(Keeping):
             self._cannot_pay[added[0].technique] = cannot_pay(saved, price, high)
         return False
 
+    # Time
+
+    def _free(self) -> float:
+        """Seconds that may still go into finding plans: less what the baselines, dropping, verifying and
+        confirming need. Where there is nothing to verify, nothing is kept for that.
+        """
+        if self._kept_seconds is not None:
+            return self.left - self._kept_seconds
+        kept = self._baselines_seconds
+        ranking = self.ranking()
+        if ranking:
+            kept += self.times.settling(ranking[0]) + self._dropping_seconds
+        return self.left - kept
+
+    @property
+    def _dropping_seconds(self) -> float:
+        """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
+        least: one trial for each that changes numbers, and one for all others.
+        """
+        chosen = self.setting.chosen(self.best)
+        coarse, exact = list[float](), list[float]()
+        for technique in chosen if len(chosen) > 1 else ():
+            part = self.setting.less(self.best, technique.name)
+            if part.id not in self.measured:
+                kind = exact if technique.card.numerics == Numerics.EXACT else coarse
+                kind.append(self.times.trial(part))
+        least = sum(coarse) + max(exact, default=0.0)
+        return max(least, min(sum(coarse) + sum(exact), 0.2 * self.setting.budget_seconds))
+
+    @property
+    def _baselines_seconds(self) -> float:
+        """What the first further baseline takes; 0 where that is more than a tenth of the budget."""
+        seconds, _ = self.times.baselines()
+        affordable = self.setting.num_baselines and seconds <= 0.1 * self.setting.budget_seconds
+        return seconds if affordable else 0.0
+
+    def _time_for(self, plan: Plan) -> bool:
+        return self._free() > self.times.start(plan)
+
     # Settling
 
     def _settle(self) -> Steps[None]:
@@ -426,8 +467,7 @@ class Search(Keeping):
                 return self._end(*(last or why))
             long_kept = yield from self._long_kept(plan)
             seconds = max(TIMING_SECONDS, self.left)
-            limit = self.times.patience(self.times.start(plan))
-            trial = yield Confirm(plan, seconds, self.times.round(seconds), limit)
+            trial = yield Confirm(plan, seconds, self.times.round(seconds))
             assert isinstance(trial, Trial)
             if trial.ratio is not None and self._wins(trial.ratio, self.warmup(trial), trial.evaluating):
                 outcome = Outcome.FASTER if trial.ratio.low > 1.0 else Outcome.FITS
@@ -486,8 +526,9 @@ class Search(Keeping):
         self._kept_seconds = 0.5 * self.left
 
     def _verify(self, plan: Plan) -> Steps[Verdict]:
-        seconds = max(3.0, min(self.left - self.times.one_round(), self.times.ruling()))
-        verdict = yield Verify(plan, seconds, self.left, self.times.judging(plan))
+        one_round = self.times.confirmation() / ROUNDS
+        seconds = max(3.0, min(self.left - one_round, self.times.ruling()))
+        verdict = yield Verify(plan, seconds, self.left)
         assert isinstance(verdict, Verdict)
         return verdict
 
@@ -539,7 +580,7 @@ class Search(Keeping):
         """No plan is worth verifying; one whose warm-up does not pay is named as one for longer runs."""
         fastest = self.fastest()
         if fastest is None:
-            return self._end(*ending(self.trials, self.setting.budget_seconds, self.least_seconds))
+            return self._end(*ending(self.trials, self.setting.budget_seconds))
         reason = f"{fastest}{does_not_pay(self.measured[fastest.id], self.setting.steps)}"
         long_plan = self._long_plan(self.setting.base, verified=False)
         return self._end(Outcome.NOTHING_HELPS, reason, long_plan)

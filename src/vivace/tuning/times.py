@@ -24,8 +24,6 @@ TIMING_SECONDS = 6.0  # of a comparison that was never seen
 LONGEST_COMPARISON = 15.0  # plans undecided by then differ by less than the confirmation can tell
 LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the larger part of the interval
 ROUNDS = 3  # the least that an interval across processes needs
-RULING_STEPS = 170  # of a verification with the least effort there is, shadows and rehearsals included
-HANGING_SECONDS, HANGING = 60.0, 5.0  # and times as long as expected: then a process that settles hangs
 
 
 def check_length(steps: int | None, runs: int) -> None:
@@ -77,22 +75,6 @@ def beforehand(length: Length, budget_seconds: float, *, given: bool) -> str:
     return (
         f"{what} about {duration(whole)}, the budget is {budget}: tuning may take longer than it can save; "
         "give --runs N if you train it more often, or --budget auto"
-    )
-
-
-def beyond(least_seconds: float, budget_seconds: float) -> str:
-    """What a person should know whose budget is shorter than any search of the job that finds something."""
-    return (
-        f"A search of this job that finds a plan takes about {duration(least_seconds)} here, the budget is "
-        f"{duration(budget_seconds)}: what is found is verified and confirmed beyond it; Ctrl-C ends that"
-    )
-
-
-def late(what: str, seconds: float, beyond_seconds: float) -> str:
-    """That what is begun now ends beyond the budget."""
-    return (
-        f"{what}: about {duration(seconds)}, which end {duration(beyond_seconds)} after the budget; Ctrl-C "
-        "ends it with the best so far"
     )
 
 
@@ -184,37 +166,19 @@ class Times:
         return min(0.3 * self.budget_seconds, 6 + 300 * self.step_seconds)
 
     def verification(self) -> float:
-        """Of one plan, the reference's own run included: at least as long as the ruler's least effort."""
-        least = self.opening + RULING_STEPS * self.step_seconds
-        return max(self._verifications, default=max(self.ruling(), least))
-
-    def patience(self, seconds: float) -> float:
-        """For what is expected to take so many seconds: after so many it hangs."""
-        return HANGING_SECONDS + HANGING * seconds
-
-    def judging(self, plan: Plan) -> float:
-        """The most that a verification may take; it may compile a plan anew, to draw the same numbers."""
-        return self.patience(self.verification() + 2 * self.warmup(plan))
+        """Of one plan, the reference's own run included."""
+        return max(self._verifications, default=self.ruling())
 
     def round(self, left: float) -> float:
         """The timing of one pair of processes of a confirmation."""
         return min(max(4.0, left / 5), max(LONGEST_ROUND, 20 * self.step_seconds))
 
-    def one_round(self) -> float:
-        """Of a confirmation of a plan that warms up at once."""
-        return max(self._rounds, default=2 * self.opening + max(4.0, 10 * self.step_seconds))
-
-    def least_seconds(self, plan: Plan) -> float:
-        """To find a plan, to see with another trial what less of it does, to verify and to confirm it."""
-        return 2 * self.trial(plan) + self.settling_at_least(plan)
-
-    def settling_at_least(self, plan: Plan) -> float:
-        """To verify a plan and to confirm it with one pair of processes, though the time be over."""
-        return self.verification() + self.one_round() + self.warmup_again(plan)
+    def confirmation(self) -> float:
+        """Of a plan that warms up at once."""
+        one = max(self._rounds, default=2 * self.opening + max(4.0, 10 * self.step_seconds))
+        return ROUNDS * one
 
     def settling(self, plan: Plan) -> float:
-        """To verify and confirm a plan, which warms up again in each round: what is kept for that. It is what
-        that takes at least, and of what it takes as a rule no more than 45 % of the budget.
-        """
-        usual = min(0.45 * self.budget_seconds, self.verification() + ROUNDS * self.one_round())
-        return max(self.settling_at_least(plan), usual + ROUNDS * self.warmup_again(plan))
+        """To verify and confirm a plan, which warms up again in each round: what is kept for that."""
+        base = min(0.45 * self.budget_seconds, self.verification() + self.confirmation())
+        return base + ROUNDS * self.warmup_again(plan)

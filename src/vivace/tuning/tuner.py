@@ -35,7 +35,6 @@ from vivace.training.stopping import ends_like_ctrl_c
 from vivace.tuning.bench import ENDS, Bench
 from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
-from vivace.tuning.ending import nothing_tried
 from vivace.tuning.loading import sentence
 from vivace.tuning.objective import ONE, Beside, Length
 from vivace.tuning.ranks import here, joined, require_searchable
@@ -57,12 +56,9 @@ from vivace.tuning.setting import Conclusion, Setting
 from vivace.tuning.times import (
     LEAST_SECONDS,
     PATIENCE_SECONDS,
-    Times,
     auto_budget,
     beforehand,
-    beyond,
     check_length,
-    late,
     too_short,
 )
 from vivace.verifying.equivalence import judge_by_metric
@@ -71,7 +67,6 @@ from vivace.verifying.verifier import Verifier
 from vivace.words import real, size
 
 SEMANTICS_SEEDS = 3
-LATE = 1.1  # times as late as the budget, or as was said: later is said
 LONG_PLAN = "plan-long.toml"
 OWN = ("ledger.jsonl", "plan.toml", LONG_PLAN, "report.html", "children.log", LOCK)
 
@@ -175,12 +170,6 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds, auto=given is None)
         if given is None and length.steps is not None and seconds < LEAST_SECONDS:
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length)))
-        passed = time.monotonic() - begin
-        if passed >= seconds and limit is None:
-            times = Times(seconds, profile.step_seconds, bench.facts["start_seconds"])
-            least = passed + times.start(bench.base) + times.least_seconds(bench.base)
-            reason = nothing_tried(seconds, least)
-            return tuning.finish(Conclusion(bench.base, ONE, Outcome.NOTHING_TRIED, reason))
         if told := beforehand(length, seconds, given=given is not None):
             tell("notice", {"text": told})
         return tuning.run()
@@ -207,7 +196,6 @@ class _Tuning:
         self.asked: Request | None = None  # what the search asked for last
         self.verifier: Verifier | None = None
         self.phase = ""
-        self.end_told = 0.0  # when the search ends that goes beyond its budget, as was said last
         self.foretold_compiling: float | None = None  # seconds, if nothing is known of this machine's pace
         size = bench.facts["batch_size"]
         self.baselines: dict[str, float | None]
@@ -302,20 +290,15 @@ class _Tuning:
             first=known_best(bench.known.values(), offered, bench.allow, bench.needed.names),
             feeds_first=waits_for_data(profile),
             num_baselines=1 + len(registry.baselines(profile.device)),
-            compiling_seconds=foretold * compiling_pace(self.machine.fingerprint) * bench.facts["slowed"],
+            compiling_seconds=foretold * compiling_pace(self.machine.fingerprint),
         )
         bench.ledger.append("search", setting.to_dict())
         self.notes["default"] = "the budget is too short to measure it"
-        search = Search(setting)
-        if search.least_seconds > self.seconds and not search.is_too_short and setting.left_seconds > 0:
-            self.end_told = search.least_seconds
-            bench.on_event("notice", {"text": beyond(search.least_seconds, self.seconds)})
-        return search
+        return Search(setting)
 
     def _done(self, request: Request) -> Answer:
         """Do what the search asks for."""
         bench, begin = self.bench, time.monotonic()
-        self._tell_late(request)
         together = bench.company.world_size > 1  # whose children are not to wait for each other idly
         if not isinstance(request, Verify) and (bench.apart or together or isinstance(request, Confirm)):
             self._close_verifier()
@@ -327,9 +310,9 @@ class _Tuning:
                 )
             case LeaveOut(plan, reason, predicted, code):
                 return self._left_out(plan, reason, predicted, code)
-            case Confirm(plan, seconds, round_seconds, limit):
+            case Confirm(plan, seconds, round_seconds):
                 self._enter("confirming")
-                return bench.confirm(plan, seconds=seconds, round_seconds=round_seconds, limit=limit)
+                return bench.confirm(plan, seconds=seconds, round_seconds=round_seconds)
             case Verify():
                 self._enter("verifying")
                 return self._judged(request)
@@ -346,21 +329,6 @@ class _Tuning:
         done = Done(time.monotonic() - begin, chosen, warmup)
         bench.ledger.append("done", {"asked": type(request).__name__, **done.to_dict()})
         return done
-
-    def _tell_late(self, request: Request) -> None:
-        """Say how long what is asked for takes, with what has to follow, where it ends beyond the budget and
-        later than was said before.
-        """
-        if self.search is None or not isinstance(request, Measure | Verify | Confirm):
-            return
-        seconds = self.search.to_the_end(request)
-        end = time.monotonic() - self.begin + seconds
-        if end > LATE * max(self.seconds, self.end_told):
-            self.end_told = end
-            what = {Verify: "Verifying and confirming", Confirm: "Confirming"}.get(type(request), "Measuring")
-            then = ", then verifying and confirming the best" if what == "Measuring" else ""
-            told = late(f"{what} {request.plan}{then}", seconds, end - self.seconds)
-            self.bench.on_event("notice", {"text": told})
 
     def _left_out(self, plan: Plan, reason: str, predicted: tuple[float, float], code: Code) -> Trial:
         first = not any(trial.code == code for trial in self.bench.trials)
@@ -422,7 +390,7 @@ class _Tuning:
                 company=bench.company,
             )
         try:
-            verdict = self.verifier.judge(plan, seconds=request.seconds, timeout=request.limit)
+            verdict = self.verifier.judge(plan, seconds=request.seconds)
         except ENDS as error:
             if bench.company.world_size > 1 or not isinstance(error, Refused):
                 self._close_verifier()  # the next plan has processes of its own: ranks part at any error

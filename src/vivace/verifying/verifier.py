@@ -50,20 +50,19 @@ class Verifier:
         self._reference = reference or Plan()
         self._tell = teller(on_event)
 
-    def judge(self, plan: Plan, *, seconds: float | None = None, timeout: float | None = None) -> Verdict:
+    def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None).
 
-        The first plan's seconds decide how much is run for each; the others' how much may be run again. Where
-        it takes longer than `timeout` it hangs.
+        The first plan's seconds decide how much is run for each; the others' how much may be run again.
         """
-        begin, limit = time.monotonic(), self._timeout if timeout is None else timeout
+        begin = time.monotonic()
         self._child = self._child or self._start()
         if not self.prepared:
             reference = self._reference.to_dict()
-            prepared = self._child.ask("prepare", limit, seconds=seconds, reference=reference)
+            prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self.prepared = True
             self._tell("prepared", expected(prepared, plan))
-        document = self._child.ask("judge", limit, plan=plan.to_dict(), seconds=seconds)
+        document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         return Verdict.of(document | {"seconds": time.monotonic() - begin})
 
     def close(self) -> None:
