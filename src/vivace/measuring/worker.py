@@ -21,7 +21,6 @@ import torch
 from vivace.data.damage import Damage
 from vivace.data.order import ordered, share_of
 from vivace.errors import JobError, VivaceError
-from vivace.inspection.quiet import Slowed
 from vivace.job import Batch, Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
