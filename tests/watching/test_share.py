@@ -128,5 +128,10 @@ def test_what_watching_cost_is_what_the_run_says(plant, job, tmp_path, timed):
     assert run.watched["between_steps"] >= EPOCHS, run.watched
     assert run.watched["share"] <= 1.2 * SHARE
     taken = sum(spent.values()) - (sum(measuring.values()) - still.seconds)
-    assert run.watched["seconds"] == pytest.approx(taken, rel=0.25), (spent, measuring, run.watched)
+    passing_by = 0.003 * seconds  # what steps that are not looked at cost, and nobody counts
+    assert 0.75 * taken - passing_by <= run.watched["seconds"] <= 1.25 * taken, (
+        spent,
+        measuring,
+        run.watched,
+    )
     assert run.watched["share"] == pytest.approx(run.watched["seconds"] / seconds, rel=0.25)
