@@ -96,4 +96,4 @@ def test_where_nccl_does_not_start_no_rank_is_called_lost(two_ranks):
     assert [kind for _, kind, _ in found] == ["InputError", "InputError"]
     for _, _, told in found:
         assert told.startswith("the ranks' GPUs cannot reach each other: NCCL does not start (")
-    assert any("unhandled system error" in told for _, _, told in found), "one may see the other one end first"
+    assert any("unhandled system error" in told for _, _, told in found), "one may see the other end first"
