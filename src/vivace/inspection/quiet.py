@@ -83,18 +83,11 @@ class Slowed:
     """How many times as long as alone a thread takes to compute, as others use the processor too.
 
     It is told by the seconds for which the thread was ready to compute and had no processor.
-
-    Args:
-        since: what `clocks` said when it begins; left out, that is now.
     """
 
-    def __init__(
-        self,
-        clocks: Callable[[], tuple[float, float] | None] = computed_and_waited,
-        since: tuple[float, float] | None = None,
-    ) -> None:
+    def __init__(self, clocks: Callable[[], tuple[float, float] | None] = computed_and_waited) -> None:
         self._clocks = clocks
-        self._last, self._times = since or clocks(), 1.0
+        self._last, self._times = clocks(), 1.0
 
     def __call__(self) -> float:
         """Of the thread that calls, since then, or since a call before which it had computed for a while; 1

@@ -133,7 +133,8 @@ class Course:
             yield self._a_moment()
 
     def _a_moment(self) -> Pause:
-        return Pause(self.plan, max(1, min(WATCH_STEPS, round(MOMENT_SECONDS / self.step_seconds))))
+        steps = round(MOMENT_SECONDS / max(self.step_seconds, 1e-6))  # 0 s where none was like the others
+        return Pause(self.plan, max(1, min(WATCH_STEPS, steps)))
 
     def _worth(self, plan: Plan, ratio: float | None, seconds: float) -> Generator[Wish, Any, bool]:
         """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast,
