@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,9 +22,10 @@ from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.tuning.bench import Bench
 from vivace.tuning.budget import parse_memory
-from vivace.tuning.requests import Done
+from vivace.tuning.requests import Done, Verify
 from vivace.tuning.search import Search, Setting
 from vivace.tuning.times import Times
+from vivace.tuning.tuner import _Tuning
 from vivace.verifying.verdict import Verdict
 
 STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
@@ -222,6 +224,21 @@ def test_what_compiling_takes_is_foretold_by_this_machines_pace(tmp_path, monkey
     assert begun["compiling_seconds"] == pytest.approx(3.0 * foretold_seconds)
     assert fingerprint == vivace.inspect().fingerprint
     assert trials == result.trials
+
+
+def test_an_end_long_after_the_budget_is_told_before_verifying_and_once():
+    heard = []
+    bench = SimpleNamespace(on_event=lambda kind, payload: heard.append((kind, payload["text"])))
+    search = SimpleNamespace(times=Times(60.0, 0.1, 3.0))  # 20 s of verifying and 10 s of confirming
+    tuning = SimpleNamespace(search=search, bench=bench, seconds=60.0, told_late=False)
+    plan = Plan([find("fused_optimizer")()])
+    _Tuning._tell_late(tuning, Verify(plan, 3.0, left=25.0))
+    assert not heard, "5 s of a minute are not worth a line"
+    for _ in range(2):
+        _Tuning._tell_late(tuning, Verify(plan, 3.0, left=5.0))
+    ((kind, text),) = heard
+    assert kind == "notice"
+    assert "takes about 25 s more than the budget" in text
 
 
 @pytest.mark.slow

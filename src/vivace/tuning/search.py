@@ -32,7 +32,7 @@ from vivace.tuning.requests import (
 from vivace.tuning.result import LongPlan, prefixes
 from vivace.tuning.setting import Conclusion, Setting, is_coarse
 from vivace.tuning.standing import Standing
-from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS
+from vivace.tuning.times import PATIENCE_SECONDS, TIMING_SECONDS
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
@@ -526,8 +526,7 @@ class Search(Standing):
         self._kept_seconds = 0.5 * self.left
 
     def _verify(self, plan: Plan) -> Steps[Verdict]:
-        one_round = self.times.confirmation() / ROUNDS
-        seconds = max(3.0, min(self.left - one_round, self.times.ruling()))
+        seconds = max(3.0, min(self.left - self.times.one_round(), self.times.ruling()))
         verdict = yield Verify(plan, seconds, self.left)
         assert isinstance(verdict, Verdict)
         return verdict

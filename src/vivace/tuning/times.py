@@ -24,6 +24,7 @@ TIMING_SECONDS = 6.0  # of a comparison that was never seen
 LONGEST_COMPARISON = 15.0  # plans undecided by then differ by less than the confirmation can tell
 LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the larger part of the interval
 ROUNDS = 3  # the least that an interval across processes needs
+RULING_STEPS = 170  # that a verification takes at least, shadows and rehearsals included
 
 
 def check_length(steps: int | None, runs: int) -> None:
@@ -75,6 +76,14 @@ def beforehand(length: Length, budget_seconds: float, *, given: bool) -> str:
     return (
         f"{what} about {duration(whole)}, the budget is {budget}: tuning may take longer than it can save; "
         "give --runs N if you train it more often, or --budget auto"
+    )
+
+
+def late(beyond_seconds: float) -> str:
+    """What a person should know when settling begins that ends so long after the budget."""
+    return (
+        f"to verify and confirm what was found takes about {duration(beyond_seconds)} more than the budget; "
+        "Ctrl-C ends that with the best so far, not verified"
     )
 
 
@@ -173,10 +182,18 @@ class Times:
         """The timing of one pair of processes of a confirmation."""
         return min(max(4.0, left / 5), max(LONGEST_ROUND, 20 * self.step_seconds))
 
+    def one_round(self) -> float:
+        """Of a confirmation of a plan that warms up at once."""
+        return max(self._rounds, default=2 * self.opening + max(4.0, 10 * self.step_seconds))
+
     def confirmation(self) -> float:
         """Of a plan that warms up at once."""
-        one = max(self._rounds, default=2 * self.opening + max(4.0, 10 * self.step_seconds))
-        return ROUNDS * one
+        return ROUNDS * self.one_round()
+
+    def settling_at_least(self, plan: Plan) -> float:
+        """To verify a plan and confirm it by one pair of processes, which is done though the time is over."""
+        ruling = max(self._verifications, default=self.opening + RULING_STEPS * self.step_seconds)
+        return ruling + self.one_round() + self.warmup_again(plan)
 
     def settling(self, plan: Plan) -> float:
         """To verify and confirm a plan, which warms up again in each round: what is kept for that."""

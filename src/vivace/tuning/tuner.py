@@ -59,6 +59,7 @@ from vivace.tuning.times import (
     auto_budget,
     beforehand,
     check_length,
+    late,
     too_short,
 )
 from vivace.verifying.equivalence import judge_by_metric
@@ -67,6 +68,7 @@ from vivace.verifying.verifier import Verifier
 from vivace.words import real, size
 
 SEMANTICS_SEEDS = 3
+LATE = 0.1  # of the budget: an end so much later is said before
 LONG_PLAN = "plan-long.toml"
 OWN = ("ledger.jsonl", "plan.toml", LONG_PLAN, "report.html", "children.log", LOCK)
 
@@ -195,7 +197,7 @@ class _Tuning:
         self.search: Search | None = None
         self.asked: Request | None = None  # what the search asked for last
         self.verifier: Verifier | None = None
-        self.phase = ""
+        self.phase, self.told_late = "", False
         self.foretold_compiling: float | None = None  # seconds, if nothing is known of this machine's pace
         size = bench.facts["batch_size"]
         self.baselines: dict[str, float | None]
@@ -315,6 +317,7 @@ class _Tuning:
                 return bench.confirm(plan, seconds=seconds, round_seconds=round_seconds)
             case Verify():
                 self._enter("verifying")
+                self._tell_late(request)
                 return self._judged(request)
         chosen, warmup = None, None
         match request:
@@ -329,6 +332,14 @@ class _Tuning:
         done = Done(time.monotonic() - begin, chosen, warmup)
         bench.ledger.append("done", {"asked": type(request).__name__, **done.to_dict()})
         return done
+
+    def _tell_late(self, request: Verify) -> None:
+        """Once, where verifying begins whose end, confirmed, is long after the budget."""
+        assert self.search is not None
+        beyond = self.search.times.settling_at_least(request.plan) - request.left
+        if not self.told_late and beyond > LATE * self.seconds:
+            self.told_late = True
+            self.bench.on_event("notice", {"text": late(beyond)})
 
     def _left_out(self, plan: Plan, reason: str, predicted: tuple[float, float], code: Code) -> Trial:
         first = not any(trial.code == code for trial in self.bench.trials)
