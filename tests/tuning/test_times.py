@@ -17,6 +17,7 @@ from vivace.tuning.times import (
     Times,
     auto_budget,
     beforehand,
+    least_seconds,
     too_short,
 )
 from vivace.verifying.verdict import Verdict
@@ -133,6 +134,14 @@ def test_auto_is_a_tenth_of_the_trainings():
     assert auto_budget(Length(10_000_000, 0.1)) == BUDGETS["max"]
     whole = Length(10_000, 0.1, Beside(start=8.0, evaluation=20.0, evaluations=10, end=2.0))
     assert auto_budget(whole) == pytest.approx(121.0)
+
+
+def test_the_least_that_a_tuning_takes_grows_with_the_step():
+    assert least_seconds(0.0) == 60.0
+    assert least_seconds(1.0) == pytest.approx(188.0)  # a verification runs as long as 128 steps at least
+    length = Length(1_000, 1.0)
+    assert auto_budget(length) == pytest.approx(100.0)
+    assert "(1,000 steps of 1 s); tuning, at least 3 min 08 s. Give" in too_short(length)
 
 
 def test_what_is_said_before_a_search():

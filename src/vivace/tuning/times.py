@@ -12,10 +12,11 @@ from vivace.measuring.paired import BLOCK_SECONDS
 from vivace.plan import Plan
 from vivace.tuning.objective import Length
 from vivace.tuning.requests import Answer
+from vivace.verifying.effort import Effort
 from vivace.verifying.verdict import Verdict
 from vivace.words import count, duration
 
-LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
+LEAST_SECONDS = 60.0  # to find, verify and confirm a plan whose steps take no time
 
 # Of a warm-up with all compiled: in six recorded confirmations 1.7 to 3.9 s, after first ones of 6 to 43.
 AGAIN_SECONDS, AGAIN_SHARE = 2.0, 0.05
@@ -24,7 +25,6 @@ TIMING_SECONDS = 6.0  # of a comparison that was never seen
 LONGEST_COMPARISON = 15.0  # plans undecided by then differ by less than the confirmation can tell
 LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the larger part of the interval
 ROUNDS = 3  # the least that an interval across processes needs
-RULING_STEPS = 170  # that a verification takes at least, shadows and rehearsals included
 
 
 def check_length(steps: int | None, runs: int) -> None:
@@ -44,16 +44,26 @@ def auto_budget(length: Length) -> float:
     return min(BUDGETS["max"], SHARE * length.runs * length.reference().seconds)
 
 
+def least_seconds(step_seconds: float) -> float:
+    """In which one plan can be found, verified and confirmed: a verification runs so many steps at least."""
+    return LEAST_SECONDS + ruling_at_least(step_seconds)
+
+
+def ruling_at_least(step_seconds: float) -> float:
+    """Of the steps of a verification with the least effort there is."""
+    return Effort.within(0.0, step_seconds).rehearsing(0.0, step_seconds).seconds(step_seconds, step_seconds)
+
+
 def too_short(length: Length) -> str:
     """Why tuning is not worth its time, where a tenth of the trainings is less than it needs at least."""
     whole, stepping = length.reference().seconds, (length.steps or 0) * length.step_seconds
     beside = f"{duration(whole - stepping)} and " if whole - stepping > 0.05 * whole else ""
     one = f"{beside}{count(length.steps, 'step')} of {duration(length.step_seconds)}"
     repeated = f", {count(length.runs, 'time')}" if length.runs > 1 else ""
+    least = duration(least_seconds(length.step_seconds))
     return (
-        f"This training takes {duration(whole)} ({one}){repeated}; tuning, at "
-        f"least {duration(LEAST_SECONDS)}. Give --runs N if you train it often, --budget 2m, or train it "
-        "with --tune"
+        f"This training takes {duration(whole)} ({one}){repeated}; tuning, at least {least}. Give --runs N "
+        "if you train it often, --budget 2m, or train it with --tune"
     )
 
 
@@ -192,7 +202,7 @@ class Times:
 
     def settling_at_least(self, plan: Plan) -> float:
         """To verify a plan and confirm it by one pair of processes, which is done though the time is over."""
-        ruling = max(self._verifications, default=self.opening + RULING_STEPS * self.step_seconds)
+        ruling = max(self._verifications, default=self.opening + ruling_at_least(self.step_seconds))
         return ruling + self.one_round() + self.warmup_again(plan)
 
     def settling(self, plan: Plan) -> float:

@@ -54,12 +54,12 @@ from vivace.tuning.result import Result, waterfall
 from vivace.tuning.search import Search
 from vivace.tuning.setting import Conclusion, Setting
 from vivace.tuning.times import (
-    LEAST_SECONDS,
     PATIENCE_SECONDS,
     auto_budget,
     beforehand,
     check_length,
     late,
+    least_seconds,
     too_short,
 )
 from vivace.verifying.equivalence import judge_by_metric
@@ -170,7 +170,7 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         if bench.law:
             ledger.append("ranks", bench.law)
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds, auto=given is None)
-        if given is None and length.steps is not None and seconds < LEAST_SECONDS:
+        if given is None and length.steps is not None and seconds < least_seconds(length.step_seconds):
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length)))
         if told := beforehand(length, seconds, given=given is not None):
             tell("notice", {"text": told})
