@@ -63,7 +63,7 @@ def too_short(length: Length) -> str:
     least = duration(least_seconds(length.step_seconds))
     return (
         f"This training takes {duration(whole)} ({one}){repeated}; tuning, at least {least}. Give --runs N "
-        "if you train it often, --budget 2m, or train it with --tune"
+        "for more runs, --budget 2m, or train with --tune"
     )
 
 
