@@ -366,6 +366,16 @@ def test_spending_is_what_it_says(turned):
     assert Spending(turned.clock, free_seconds=60.0).affords(1e9, 1.0)
 
 
+def test_what_a_run_will_afford_it_is_not_yet_said_to_have(turned):
+    turned = turned()
+    spent = Spending(turned.clock, coming=lambda: 152.0)
+    turned.now += 8.0
+    assert not spent.affords(2.6, 1.0)  # of 8 s, and four times as many of what is to come
+    assert spent.will_afford(10.0, 1.0)
+    assert not spent.will_afford(10.2, 1.0)
+    assert Spending(turned.clock, free_seconds=60.0).will_afford(1e9, 1.0)
+
+
 def test_a_promise_must_be_twice_what_it_costs_and_may_cost_a_quarter_of_it(turned):
     turned = turned()
     spent = Spending(turned.clock, waited=1.0)
@@ -699,6 +709,34 @@ def test_kernels_of_convolutions_are_made_before_copies_are_timed(timed, monkeyp
     watching = timed(train, 0.3)
     assert "channels_last" in watching.conductor.course.own
     assert asked == [2]
+
+
+@pytest.mark.parametrize(("steps", "rounds"), [(140, 1), (400, 2)])
+def test_a_run_that_cannot_pay_for_two_rounds_of_copies_takes_one(timed, monkeypatch, steps, rounds):
+    """Five plans and none, 0.5 s each: 6 s in two rounds, of which a run of 70 s may spend at most 5."""
+    asked, times = [], course.times_on_copies
+
+    def train():
+        model = nn.Sequential(Timed(), nn.Conv2d(3, 4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(steps):
+            Timed.steps = step
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, 5, 5)).mean().backward()
+            optimizer.step()
+
+    others = [type(f"Other{num}", (PlantedGain,), {"name": f"planted_{num}"}) for num in range(4)]
+    for other in others:
+        monkeypatch.setitem(registry._registered, other.name, other)
+    monkeypatch.setattr(course, "additions", lambda *_: [[kind()] for kind in (PlantedGain, *others)])
+    monkeypatch.setattr(
+        course,
+        "times_on_copies",
+        lambda proof, plans, rounds: asked.append(rounds) or times(proof, plans, rounds),
+    )
+    watching = timed(train, 0.5, lambda step: 1.5)
+    assert asked == [rounds]
+    assert len(watching.conductor.course.ledger.read("ranked")) == 1
 
 
 @pytest.mark.parametrize(

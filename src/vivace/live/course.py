@@ -163,8 +163,10 @@ class Course:
         base = Plan()
         done = {base}
         groups = additions(self.root, self.machine, self.own)
-        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)] else 2
-        yield from self._afforded((1 + len(groups)) * rounds * self.step_seconds)
+        seconds = (1 + len(groups)) * self.step_seconds  # of a round
+        is_long = self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)]
+        rounds = 1 if is_long or not self.spending.will_afford(2 * seconds, self.step_seconds) else 2
+        yield from self._afforded(rounds * seconds)
         for group, ratio in (yield from self._ranked(proof, groups, rounds)):
             plan = adding(base, group)
             if plan in done:

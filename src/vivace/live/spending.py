@@ -78,7 +78,10 @@ class Spending:
 
     def allowed(self, step_seconds: float) -> float:
         """Seconds that may have been spent by now."""
-        most = self._counted() / PATIENCE
+        return self._allowed(step_seconds, self._counted())
+
+    def _allowed(self, step_seconds: float, counted: float) -> float:
+        most = counted / PATIENCE
         once = min(_start(step_seconds), most) + min(HOPED_SHARE * self.hoped, most)
         return once + SHARE * self.elapsed + self.compiling
 
@@ -87,6 +90,11 @@ class Spending:
         if self.is_free:
             return self.elapsed < self.free_seconds
         return self.spent + seconds <= self.allowed(step_seconds)
+
+    def will_afford(self, seconds: float, step_seconds: float) -> bool:
+        """May so many seconds more be spent now, or when the run has gone on for a part of what is to come?"""
+        most = self._allowed(step_seconds, self.elapsed + self.coming())
+        return self.is_free or self.spent + seconds <= most
 
     def until(self, step_seconds: float) -> float:
         """When, by the wall's clock, all is spent that may be."""
