@@ -28,7 +28,7 @@ What is run (benchmarks/scripts.toml holds the whole commands):
     super_resolution        pytorch/examples super_resolution/main.py --upscale_factor 3, 200 photographs
     mnist_forward_forward   pytorch/examples mnist_forward_forward/main.py --epochs 200
     convolutional_network   yunjey/pytorch-tutorial convolutional_neural_network/main.py
-    language_model          yunjey/pytorch-tutorial language_model/main.py, 20,000 words
+    language_model          yunjey/pytorch-tutorial language_model/main.py, 30,000 words
     makemore                karpathy/makemore makemore.py --max-steps 3000
     unet                    milesial/Pytorch-UNet train.py, 160 photographs
     torchvision             pytorch/vision references/classification/train.py --model mobilenet_v3_small
