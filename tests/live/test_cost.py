@@ -7,6 +7,7 @@ import json
 import mmap
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -364,6 +365,15 @@ def test_spending_is_what_it_says(turned):
     assert not spent.pays(1.0, 640.0)
     assert spent.pays(1.0, 650.0)
     assert Spending(turned.clock, free_seconds=60.0).affords(1e9, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "steps"), [(0.0, course.WATCH_STEPS), (0.25, 4), (3.0, 1), (1e-4, course.WATCH_STEPS)]
+)
+def test_a_search_that_waits_looks_again_after_a_second(step_seconds, steps):
+    """Where no step was timed, as none was like the others: after as many as between two looks at a plan."""
+    waiting = SimpleNamespace(step_seconds=step_seconds, plan=Plan())
+    assert course.Course._a_moment(waiting).steps == steps
 
 
 def test_what_a_run_will_afford_it_is_not_yet_said_to_have(turned):
