@@ -13,22 +13,20 @@ from vivace.live.length import Length
 PASS = 30
 
 
-def looked(train):
-    """What was said of the run's steps at each eighth step of ``train(step)``, and how many there were."""
+def looked(train, a_pass=None):
+    """What was said of the run's steps at each eighth step of ``train(step)``, and how many there were; of the
+    data `a_pass` has so many.
+    """
     length, said, count = Length(), [], 0
+    of_passes = train in OF_PASSES or isinstance(train, functools.partial)
+    batches = a_pass or (PASS if of_passes else 0)
 
     def step():
         nonlocal count
         count += 1
         if count % 8 == 0:
-            length.look(
-                count,
-                *(
-                    (PASS - 1 - (count - 1) % PASS, PASS)
-                    if train in OF_PASSES or isinstance(train, functools.partial)
-                    else (0, 0)
-                ),
-            )
+            left = batches - 1 - (count - 1) % batches if batches else 0
+            length.look(count, left, batches)
             said.append(length.num_steps)
 
     train(step)
@@ -204,6 +202,22 @@ def test_a_number_that_counts_something_else_says_as_much():
 def test_steps_that_are_counted_over_passes_are_no_passes():
     said, count = looked(steps_over_passes)
     assert count <= said[-1] <= count + PASS
+
+
+def test_steps_that_are_counted_end_a_pass_that_is_longer():
+    """As minGPT's, whose sampler has 10,000,000,000 pictures."""
+    said, count = looked(as_mingpt, a_pass=10**9)
+    assert set(said[1:]) == {count}
+
+
+def test_a_loop_that_begins_again_is_a_part_of_the_pass():
+    def several_steps_a_batch(step):
+        for _batch in [None] * 40:
+            for _again in range(5):
+                step()
+
+    said, count = looked(several_steps_a_batch, a_pass=200)
+    assert set(said[3:]) == {count}
 
 
 @pytest.mark.parametrize("train", [until_it_is_good, for_a_time, backwards, drawn])

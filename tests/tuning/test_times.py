@@ -161,8 +161,8 @@ def test_what_is_said_before_a_search():
 
 def test_a_short_training_is_told_so():
     assert too_short(Length(330, 0.02, runs=3)) == (
-        "This training takes 6.6 s (330 steps of 20.0 ms), 3 times; tuning, at least 1 min 03 s. Give --runs N "
-        "for more runs, --budget 2m, or train with --tune"
+        "This training takes 6.6 s (330 steps of 20.0 ms), 3 times; tuning, at least 1 min 03 s. Give --runs "
+        "N for more runs, --budget 2m, or train with --tune"
     )
     with_start = Length(330, 0.02, Beside(start=4.2))
     assert too_short(with_start).startswith(

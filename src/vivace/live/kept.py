@@ -4,7 +4,6 @@ the update alone.
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +14,7 @@ from torch import nn
 
 from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
+from vivace.live.following import copied
 from vivace.live.refusals import device_of, why_of_model
 from vivace.profiling.record.hooks import tensors_of
 from vivace.profiling.record.signals import raised_by_handler
@@ -73,7 +73,7 @@ class Kept:
         self.autocasts = torch.is_autocast_enabled(kind)
         self.autocast_dtype = torch.get_autocast_dtype(kind)
         try:
-            self.things = copy.deepcopy((root, optimizers, *call))
+            self.things = copied((root, optimizers, *call), root)
         except Exception as error:
             if raised_by_handler(error):
                 raise
@@ -82,7 +82,7 @@ class Kept:
     def copies(self) -> tuple[Any, ...]:
         """Of `things`, to be used up. Raises CannotKeep where there is no memory for them."""
         try:
-            return copy.deepcopy(self.things)
+            return copied(self.things, self.things[0])
         except RuntimeError as error:
             if ran_out_of_memory(error):
                 raise CannotKeep(NO_ROOM) from None

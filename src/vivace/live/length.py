@@ -76,30 +76,35 @@ class Length:
 @dataclasses.dataclass(frozen=True)
 class Rounds:
     """Of a loop: so many are `left` since a step, of `total`, and each takes so many `steps`, at least; 0
-    until it has gone on.
+    until it has gone on. Has it begun `again`?
     """
 
     left: int
     since: int
     total: int
     steps: float = 0.0
+    again: bool = False
 
     def after(self, left: int, step: int, at: int) -> Rounds:
         """As it is found at a step, after a look at step `at`. When it went on between both is not known."""
         if left == self.left:
             return self
         if left > self.left:  # it has begun again
-            return Rounds(left, step, max(self.total, left + 1), self.steps)
+            return Rounds(left, step, max(self.total, left + 1), self.steps, again=True)
         took = (step - at if self.since == at else at - self.since) / (self.left - left)
-        return Rounds(left, step, self.total, max(self.steps, took))
+        return Rounds(left, step, self.total, max(self.steps, took), self.again)
 
     def with_those_inside(self, to_come: float, a_round: float) -> tuple[float, float]:
         """The steps to come of this loop and what is inside, and its steps in all, by those of what it goes
-        round. Of a pass over the data that it does not go round, it has a part, or the pass has parts of it.
+        round. A pass over the data that it does not go round ends with it, or goes round it, once it has
+        begun again.
         """
-        if self.steps and 2 * self.steps < a_round:
-            whole = self.total * self.steps
-            return (self.left * self.steps, whole) if whole > a_round else (to_come, a_round)
+        whole = self.total * self.steps
+        if 2 * self.steps < a_round:
+            if self.again and whole <= a_round:
+                return to_come, a_round
+            if self.steps:
+                return self.left * self.steps, whole
         a_round = max(a_round, self.steps)
         return to_come + self.left * a_round, self.total * a_round
 

@@ -402,8 +402,10 @@ class Loop:
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
 
     def _seconds_to_come(self) -> float:
-        """What this pass over the data says, and the loops around it."""
-        return max(self._steps_left(), self.length.num_steps - self.num_steps) * self.median_seconds
+        """What the loops say, else this pass over the data."""
+        said = self.length.num_steps - self.num_steps
+        known = said if self.length.is_said and said > 0 else max(said, self._steps_left())
+        return known * self.median_seconds
 
     @property
     def seconds_left(self) -> float:

@@ -92,7 +92,7 @@ class Spending:
         return self.spent + seconds <= self.allowed(step_seconds)
 
     def will_afford(self, seconds: float, step_seconds: float) -> bool:
-        """May so many seconds more be spent now, or when the run has gone on for a part of what is to come?"""
+        """May so many seconds more be spent now, or when more of the run has passed?"""
         most = self._allowed(step_seconds, self.elapsed + self.coming())
         return self.is_free or self.spent + seconds <= most
 
