@@ -14,8 +14,8 @@ PASS = 30
 
 
 def looked(train, a_pass=None):
-    """What was said of the run's steps at each eighth step of ``train(step)``, and how many there were; of the
-    data `a_pass` has so many.
+    """What was said of the run's steps at each eighth step of ``train(step)``, and how many there were; of
+    the data `a_pass` has so many.
     """
     length, said, count = Length(), [], 0
     of_passes = train in OF_PASSES or isinstance(train, functools.partial)
