@@ -260,6 +260,15 @@ def test_two_exports_do_not_share_a_folder(run_folder, tmp_path):
     assert (tmp_path / "out" / "model.onnx").read_text() == "the other's"
 
 
+@pytest.mark.parametrize("name", ["model.py", "model.pt", "model.ckpt"])
+def test_a_persons_own_file_in_the_output_folder_stays(run_folder, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("theirs")
+    with pytest.raises(FolderError, match=rf"is not empty \({name}\): name another with --out"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+    assert (tmp_path / "out" / name).read_text() == "theirs"
+
+
 def test_the_call_names_every_input():
     inputs = tuple(
         {"name": f"input_{k}", "in_forward": "x", "dtype": "float32", "shape": [None, 3]} for k in range(2)

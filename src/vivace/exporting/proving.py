@@ -35,7 +35,7 @@ from vivace.serving.use import astray
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
 CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
-WRITTEN = (CARD, PAGE, WEIGHTS, "model.*")
+WRITTEN = (CARD, PAGE, WEIGHTS, *(f"model.{ending}" for ending in ("onnx", "xml", "bin", "pt2")))
 OWN = (*WRITTEN, LOG, LOCK)
 DIFFERS = "differs from the model's by more than rounding explains"
 
@@ -100,11 +100,10 @@ def export(
     return found
 
 
-def _clear(folder: Path, patterns: Sequence[str]) -> None:
+def _clear(folder: Path, names: Sequence[str]) -> None:
     """Remove what an export has written."""
-    for pattern in patterns:
-        for file in folder.glob(pattern):
-            file.unlink()
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Exported:
