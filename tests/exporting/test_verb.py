@@ -279,7 +279,7 @@ def test_the_call_names_every_input():
     }
     assert calls["onnx"].endswith('.run(None, {"input_0": input_0, "input_1": input_1})')
     assert calls["openvino"].endswith('"bf16"})({"input_0": input_0, "input_1": input_1})')
-    assert calls["aoti"].endswith("(input_0, input_1)")
+    assert calls["aoti"].endswith("(input_0.contiguous(), input_1.contiguous())")
 
 
 def test_a_compiled_form_is_to_be_compiled_again():

@@ -56,6 +56,26 @@ def test_a_metric_that_ends_before_its_data_do():
     assert Calls.of(found).rows == (32, 32)
 
 
+def test_inputs_and_outputs_in_another_order_of_memory_are_kept_row_by_row(judged, tmp_path):
+    """What is compiled ahead of time would misread them."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(36, 4)
+
+        def forward(self, rows):
+            return self.last(rows).T.contiguous().T
+
+    def metric(model, batches):
+        return -sum(float(model(x.flatten(1).T.contiguous().T).square().mean()) for x, _ in batches)
+
+    found, _ = judged(made(model=Turned, metric=metric))
+    assert not found.recording.calls[0][0].inputs[0].is_contiguous()
+    for kept in (Calls.load(tmp_path).inputs, read_arrays(tmp_path / outputs_file(REFERENCE))):
+        assert all(array.flags.c_contiguous for arrays in kept for array in arrays)
+
+
 def ahead(model, batches):
     return sum(float(model(images).mean()) for images, _ in list(batches))
 

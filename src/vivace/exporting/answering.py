@@ -12,12 +12,14 @@ from vivace.pages.answer import Answer, capital
 from vivace.serving.forms import form_named
 from vivace.serving.use import unjudged
 
-CALLS = {  # with the file, the inputs by their order and by their names, and OpenVINO's number format
+# With the file, the inputs by their order and by their names, and OpenVINO's number format. What is compiled
+# ahead of time reads numbers as they lie, whatever a tensor's strides say.
+CALLS = {
     "onnx": 'onnxruntime.InferenceSession("{file}").run(None, {{{named}}})',
     "openvino": 'openvino.Core().compile_model("{file}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})'
     "({{{named}}})",
     "torch": 'torch.export.load("{file}").module()({inputs})',
-    "aoti": 'torch._inductor.aoti_load_package("{file}")({inputs})',
+    "aoti": 'torch._inductor.aoti_load_package("{file}")({contiguous})',
     "inductor": 'with torch.no_grad(): torch.compile(torch.export.load("{file}").module())({inputs})',
 }
 FROZEN = "torch._inductor.config.freezing = True"  # without it what is compiled packs no weights
@@ -92,6 +94,7 @@ def _call(found: Exported) -> tuple[tuple[str, str], ...]:
     call = CALLS["inductor" if own == "inductor" else found.runtime].format(
         file=Path(found.file).name,
         inputs=", ".join(names),
+        contiguous=", ".join(f"{name}.contiguous()" for name in names),
         named=", ".join(f'"{name}": {name}' for name in names),
         hint=HINTS[found.numbers],
     )
