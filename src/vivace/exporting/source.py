@@ -13,7 +13,7 @@ from vivace.serving.forms import BY_NAME, FORMS, FURTHER, Form, form_named
 
 RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
 PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
-UNJUDGED = ("slower", "untried", "unmeasured")  # forms that the export itself proves
+UNJUDGED = ("slower", "untried", "unmeasured", "missing")  # forms that the export itself proves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _of_compression(folder: Path, to: str) -> Subject:
         run, weights = Path(trained["folder"]), str(trained.get("sha256") or "")
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"'{folder / 'compress.json'}' is not what vivace compress wrote") from None
-    if best is None and any(one["name"] == PLAIN[to] and one["status"] in UNJUDGED for one in tried):
+    if best is None and all(one["name"] != PLAIN[to] or one["status"] in UNJUDGED for one in tried):
         run = _moved(run, document, folder)
         return Subject(job, run, BY_NAME[PLAIN[to]], margin=float(margin), weights=weights)
     if best is None:
