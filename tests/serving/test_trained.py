@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from vivace.compressing.worker import Worker
 from vivace.errors import CheckpointError, InputError, Refused
@@ -18,6 +19,7 @@ from vivace.serving import making
 from vivace.serving.calls import Flat
 from vivace.serving.forms import BY_NAME
 from vivace.serving.judge import Judge
+from vivace.serving.maker import Maker
 from vivace.serving.material import Material
 from vivace.serving.planned import under_plan
 from vivace.serving.trained import load_trained
@@ -97,6 +99,24 @@ def test_a_run_of_another_job(run, trained):
 def test_a_folder_without_a_run(tmp_path, run):
     with pytest.raises(InputError, match="no training that has ended"):
         load_trained(run[0], tmp_path)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5)
+        self.last.weight = self.words.weight
+
+
+def test_weights_that_are_tied_are_written_by_each_of_their_names(run, tmp_path):
+    job, folder = run
+    Judge(job, str(folder), str(tmp_path)).record()
+    maker, model = Maker(job, str(folder), str(tmp_path), torch.get_num_threads()), Tied()
+    maker.material.flat.model = model
+    maker.weights(str(tmp_path / "weights.safetensors"))
+    stored = load_file(tmp_path / "weights.safetensors")
+    assert stored.keys() == model.state_dict().keys()
+    Tied().load_state_dict(stored)
 
 
 IMAGES = torch.linspace(-1.0, 2.0, 2 * 36).reshape(2, 1, 6, 6)
