@@ -1,10 +1,14 @@
 """A narrower model of a run: which layers lose channels, and that it is the same one in every process."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from vivace.errors import JobError, Refused
+from vivace.job import load
 from vivace.serving.pruning import pruned
+from vivace.serving.quantizing import quantization_aware
 
 
 def test_half_of_the_channels_go_and_the_outputs_keep_their_shapes(trained):
@@ -25,6 +29,21 @@ def test_what_is_left_are_the_runs_own_weights_each_time(trained):
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     whole = torch.load(run / "model.pt", weights_only=True)["norm.weight"]
     assert set(one["norm.weight"].tolist()) <= set(whole.tolist())
+
+
+def test_what_the_jobs_model_keeps_frozen_stays_so(trained):
+    reference, run = trained("wide")
+    whole = load(reference)
+
+    def frozen():
+        model = whole.model()
+        model.first.requires_grad_(False)
+        return model
+
+    job = dataclasses.replace(whole, model=frozen)
+    for narrow in (pruned(job, run=run, keep=0.7), quantization_aware(job, run=run)):
+        still = {name for name, tensor in narrow.model().named_parameters() if not tensor.requires_grad}
+        assert still == {"first.weight", "first.bias"}
 
 
 def test_a_model_without_channels_to_spare_is_refused(trained):

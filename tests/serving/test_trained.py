@@ -126,7 +126,7 @@ IMAGES = torch.linspace(-1.0, 2.0, 2 * 36).reshape(2, 1, 6, 6)
 def test_a_trained_model_runs_as_a_step_under_its_plan_does(run, own_step):
     job, folder = run
     flat = Flat(load_trained(job, folder)[0], ((IMAGES,), {})).eval()
-    (plain,) = flat(IMAGES)
+    (plain,) = (tensor.detach() for tensor in flat(IMAGES))
     if own_step:
         job = dataclasses.replace(job, loss=None, step=lambda model, optimizer, batch: None)
     heard = []

@@ -48,11 +48,14 @@ def pruned(job: Job | str, *, run: str | os.PathLike[str], keep: float) -> Job:
 
 
 def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
-    """The trained model with fewer channels, ready to be trained further; equal from process to process."""
+    """The trained model with fewer channels, ready to be trained further, but for what the job's model keeps
+    frozen; equal from process to process.
+    """
     model, _ = load_trained(job, run)
     first = first_call(job, model)
     inputs = [tensor[:ROWS] if tensor.dim() else tensor for tensor in first.inputs]
-    model.requires_grad_(True)
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model.requires_grad_(True)  # which torch-pruning follows
     whole = Flat(model, first.given).eval()
     shapes = _shapes(whole, inputs)
     order = _called(whole, inputs)
@@ -64,6 +67,8 @@ def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
         raise Refused("the model's outputs keep their shapes only where no layer is pruned")
     if sum(p.numel() for p in found.parameters()) == sum(p.numel() for p in whole.parameters()):
         raise Refused(f"no layer has {MULTIPLE} channels to spare")
+    for name, parameter in found.model.named_parameters():
+        parameter.requires_grad_(trains[name])
     return found.model.train()
 
 

@@ -104,4 +104,4 @@ def _built(job: Job, seed: int) -> nn.Module:
         raise JobError(
             f"the Job's model() returned {len(models)} modules: one module can be compressed or exported"
         )
-    return built.cpu().eval().requires_grad_(False)
+    return built.cpu().eval()
