@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from vivace.errors import InputError
-from vivace.serving.margin import by_groups, by_sample, parse_margin, tango
+from vivace.serving.margin import by_groups, by_sample, parse_margin, student, tango
 
 
 def test_the_bounds_are_where_the_score_test_begins_to_reject():
@@ -80,6 +80,21 @@ def test_scores_of_many_values():
     assert by_sample(ours, theirs, 0.01, 0.0, 0.0).kept is True
     worse = [value - 0.1 for value in theirs]
     assert by_sample(worse, theirs, 0.01, 0.0, -0.1).kept is False
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(3, 3.182), (4, 2.776), (9, 2.262), (19, 2.093), (29, 2.045), (1000, 1.962)]
+)
+def test_quantiles_of_students_t(freedom, quantile):
+    assert student(freedom) == pytest.approx(quantile, rel=0.01)
+
+
+def test_few_samples_have_a_wider_interval():
+    """Of twelve the normal distribution's would be a ninth narrower."""
+    theirs = [float(number) for number in range(12)]
+    ours = [value + (0.1 if number % 2 else -0.1) for number, value in enumerate(theirs)]
+    found = by_sample(ours, theirs, 0.01, 5.5, 5.5)
+    assert found.high == pytest.approx(2.201 * 0.1 * (12 / 11) ** 0.5 / 12**0.5, rel=0.01)
 
 
 def test_a_single_sample_that_is_far_off_does_not_pass_for_certain():
