@@ -472,6 +472,18 @@ def test_memory_is_told_where_there_is_no_proc(monkeypatch):
     assert worker_module._peak() > 2**20
 
 
+def test_a_metric_of_tiny_numbers_is_no_mean_over_samples_for_that(judged, tmp_path):
+    """A root mean square in metres: its values of single samples lie within a millionth of anything."""
+
+    def metric(model, batches):
+        values = torch.cat([model(images) for images, _ in batches])
+        return -1e-7 * float(values.square().mean().sqrt())
+
+    found, _ = judged(made(metric=metric))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert "jackknife" in found.change(str(tmp_path / "same.npz"), 1e-8)["method"]
+
+
 def test_many_samples_are_judged_by_groups(judged, tmp_path, monkeypatch):
     monkeypatch.setattr(judge, "MOST_ALONE", 69)
     found, _ = judged(made())
