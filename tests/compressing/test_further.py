@@ -59,6 +59,8 @@ def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measur
     made = vivace.export(tmp_path, to="onnx", out=tmp_path.parent / f"{tmp_path.name}-export")
     assert made.kept, made.reason
     assert made.form == "pruned_onnx_fp32"
+    assert made.change is None, "rounding alone parts the file from the narrower model"
+    assert made.layers["checks"]
 
 
 def test_a_file_that_others_are_made_from_is_of_the_trained_weights(trained, tmp_path, measured, monkeypatch):
