@@ -145,6 +145,19 @@ def test_int8_that_loses_too_much_is_trained_with_its_rounding_and_then_kept(tra
     assert made.kept, made.reason
 
 
+def test_int8_that_is_refused_for_another_reason_than_its_metric_is_not_trained(tmp_path):
+    """As for an output that the metric does not use, on which training would not be judged either."""
+    way = further.Retraining(None, "job.py:job", tmp_path, 1.0, None, by_size=False)
+    best = bench.outcome_of(BY_NAME["onnx_fp32"], "kept", ratio=Ratio(1.5, 1.4, 1.6))
+    fast = {"ratio": Ratio(3.0, 2.9, 3.1)}
+    lost, unseen = (
+        bench.outcome_of(BY_NAME["onnx_int8"], "refused", change={"kept": kept}, **fast)
+        for kept in (False, True)
+    )
+    assert way.meant([best, lost], best) is lost
+    assert way.meant([best, unseen], best) is None
+
+
 def test_int8_that_is_no_faster_than_the_best_is_not_trained(trained, tmp_path, measured):
     measured(1.0, 1.0, "onnx_int8")
     reference, run = trained("outlying")

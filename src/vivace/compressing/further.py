@@ -16,7 +16,7 @@ from vivace.events import Tell
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
-from vivace.serving.forms import EXTRA, PRUNED, RETRAINED, Form, form_named
+from vivace.serving.forms import PRUNED, RETRAINED, Form, form_named
 from vivace.watching.watched import train
 from vivace.words import ratio, size, times
 
@@ -51,11 +51,10 @@ class Trainer:
         return {"declined": declined}
 
     def _run(self, job: str, plan: Plan, out: str, seconds: float, seed: int) -> None:
+        goes_on = Path(out, CHECKPOINTS).exists()  # under its own plan: it may have fallen back
         train(
             job,
-            None
-            if Path(out, CHECKPOINTS).exists()
-            else plan,  # where it goes on its own: it may have fallen back
+            None if goes_on else plan,
             out=out,
             seed=seed,
             resume=True,
@@ -107,7 +106,7 @@ class Further(abc.ABC):
             return None
         form = form_named(f"{self.prefix}{meant.name}")
         if form.missing():
-            return outcome_of(form, "missing", f"{' and '.join(form.missing())} is not installed: {EXTRA}")
+            return self.bench.attempt(form, by_size=self.by_size)
         self._tell("form_begin", {"form": form.name, "does": form.does, "left_seconds": self.seconds})
         try:
             one = self._judged(form, meant, best)
@@ -159,7 +158,8 @@ job = quantization_aware({job!r}, run={run!r})
 
     def meant(self, tried: list[Tried], best: Tried) -> Tried | None:
         """The best form in int8 of those that lost too much of the metric, if it is better than the best."""
-        lost = [one for one in tried if one.numbers == "int8" and one.status == "refused" and one.change]
+        refused = [one for one in tried if one.numbers == "int8" and one.status == "refused" and one.change]
+        lost = [one for one in refused if one.change and not one.change["kept"]]
         if self.by_size:
             small = [one for one in lost if (one.bytes or 0) < (best.bytes or 0) / WORTH]
             return min(small, key=lambda one: one.bytes or 0, default=None)
