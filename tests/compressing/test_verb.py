@@ -312,6 +312,12 @@ def test_two_searches_do_not_share_a_folder(tmp_path):
     assert (folder / "forms" / "onnx_fp32.onnx").exists()
 
 
+def test_the_command_that_goes_on_asks_for_the_same():
+    wish = finding._Wish("a.py:job", Path("run"), "1%", "size", "1,8", "max", Path("out"), "5m")
+    told = "vivace compress a.py:job --run run --margin 1% --for size --batch 1,8 --budget max --finetune 5m"
+    assert wish.go_on == f"{told} --out out --resume"
+
+
 def test_auto_is_a_tenth_of_the_training():
     assert finding.auto_budget(30.0) == 120.0
     assert finding.auto_budget(7200.0) == 720.0

@@ -126,9 +126,9 @@ class Search:
         return choose(tried, by_size=self.by_size).name in (REFERENCE, *self._confirmed)
 
     @property
-    def ended_early(self) -> bool:
-        """Did the budget end before all that was worth it was tried?"""
-        return bool(self.order.worth_it()) or any(one.status == "untried" for one in self.tried.values())
+    def num_left(self) -> int:
+        """How many forms are worth it that have not been tried, or were begun as the budget ended."""
+        return len(self.order.worth_it()) + sum(one.status == "untried" for one in self.tried.values())
 
     @property
     def left(self) -> float:

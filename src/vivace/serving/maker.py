@@ -41,7 +41,7 @@ class Maker:
         return {"bytes": size, "seconds": time.perf_counter() - begin}
 
     def weights(self, path: str) -> None:
-        """Write the person's own `state_dict` as safetensors, which holds no code; what is tied by each name."""
+        """Write the person's own `state_dict` as safetensors, which holds no code; tied ones by each name."""
         from safetensors.torch import save_file
 
         state = self.material.flat.model.state_dict()
