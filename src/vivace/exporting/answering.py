@@ -10,6 +10,7 @@ from vivace.events import metric_title
 from vivace.exporting.result import Exported
 from vivace.pages.answer import Answer, capital
 from vivace.serving.forms import form_named
+from vivace.serving.serve import PRECISIONS
 from vivace.serving.use import unjudged
 
 # With the file, the inputs by their order and by their names, and OpenVINO's number format. What is compiled
@@ -24,7 +25,6 @@ CALLS = {
 }
 FROZEN = "torch._inductor.config.freezing = True"  # without it what is compiled packs no weights
 INT8 = "import torch.ao.quantization.fx._decomposed"  # without it no program that quantizes is loaded
-HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor", "torch": "PyTorch"}
 COLUMNS = ("Output or layer", "Envelopes", "Largest difference", "")
@@ -96,7 +96,7 @@ def _call(found: Exported) -> tuple[tuple[str, str], ...]:
         inputs=", ".join(names),
         contiguous=", ".join(f"{name}.contiguous()" for name in names),
         named=", ".join(f'"{name}": {name}' for name in names),
-        hint=HINTS[found.numbers],
+        hint=PRECISIONS[found.numbers],
     )
     if own != "inductor":
         return (("call", call),)
