@@ -67,6 +67,9 @@ def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
         raise Refused("the model's outputs keep their shapes only where no layer is pruned")
     if sum(p.numel() for p in found.parameters()) == sum(p.numel() for p in whole.parameters()):
         raise Refused(f"no layer has {MULTIPLE} channels to spare")
+    parted = next((names for names in _ties(whole) if names not in _ties(found)), None)
+    if parted:
+        raise Refused(f"'{parted[0]}' and '{parted[1]}' are one tensor, which torch-pruning makes two of")
     for name, parameter in found.model.named_parameters():
         parameter.requires_grad_(trains[name])
     return found.model.train()
@@ -100,6 +103,14 @@ def _cut(whole: Flat, inputs: Sequence[torch.Tensor], keep: float, heads: set[st
     except Exception as error:  # whatever it meets in a person's forward
         raise Refused(f"torch-pruning cannot follow the model: {type(error).__name__}: {error}") from error
     return model
+
+
+def _ties(flat: Flat) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in flat.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
 
 
 def _width(module: nn.Module) -> int:
