@@ -16,6 +16,7 @@ import vivace
 from vivace.errors import AnswerIsNo, CheckpointError, ChildFailed, FolderError, InputError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
+from vivace.exporting.page import render
 from vivace.exporting.source import subject_of
 from vivace.files import take_lock
 from vivace.serving.envelope import Check
@@ -155,6 +156,7 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
     folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
     document = json.loads((folder / "compress.json").read_text())
     document["tried"][0] |= {"name": "pruned_openvino_bf16", "job": "pruned.py:job", "run": "narrow"}
+    document["batch"] = 8
     (folder / "compress.json").write_text(json.dumps(document))
     subject = subject_of(folder, "openvino")
     assert (subject.form.name, subject.job, subject.run) == (
@@ -163,6 +165,13 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
         Path("narrow"),
     )
     assert not subject.form.exact
+    assert subject.measured["batch"] == 8
+
+
+def test_the_card_says_of_which_calls_the_time_is():
+    found = carded("openvino_int8", runtime="openvino")
+    assert dict(answer(found).facts)["a call of 8 samples"] == "4.10 ms"
+    assert "in calls of 8 samples" in render(found)
 
 
 def test_what_was_moved(tmp_path, monkeypatch):

@@ -137,5 +137,6 @@ def _facts(found: Exported) -> list[tuple[str, str]]:
         facts.append((metric_title(trained), words.number(trained["metric"])))
     facts += [(package, version) for package, version in found.versions.items()]
     if found.measured.get("p50"):
-        facts.append(("a call", words.duration(found.measured["p50"])))
+        calls = f"a call of {words.count(found.measured['batch'], 'sample')}"
+        facts.append((calls, words.duration(found.measured["p50"])))
     return facts

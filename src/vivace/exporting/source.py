@@ -20,8 +20,9 @@ UNJUDGED = ("slower", "untried", "unmeasured", "missing")  # forms that the expo
 class Subject:
     """A form of the weights of a run. `made` is its file where there is one already, with its sha256.
 
-    `measured` is what the document of `vivace compress` says of it; empty without one. `margin` is what the
-    metric may lose, `weights` the sha256 of the run's weights when they were compressed.
+    `measured` is what the document of `vivace compress` says of it, with the ``batch`` of its calls; empty
+    without one. `margin` is what the metric may lose, `weights` the sha256 of the run's weights when they were
+    compressed.
     """
 
     job: str
@@ -73,7 +74,8 @@ def _of_compression(folder: Path, to: str) -> Subject:
     weights = "" if best.get("run") else weights  # of what was trained further nothing is written down
     run, job = _moved(Path(best.get("run") or run), document, folder), best.get("job") or job
     made = folder / "forms" / form.file if best.get("file") else None
-    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best), weights)
+    measured = best | {"batch": document.get("batch")}
+    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), measured, weights)
 
 
 def _moved(run: Path, document: dict[str, Any], folder: Path) -> Path:
