@@ -112,6 +112,14 @@ def test_groups():
     assert by_groups(theirs, theirs, 0.01, 0.8, 0.8, 20).kept is None
 
 
+def test_a_single_group_that_differs_does_not_pass_for_certain():
+    """Without it nothing differs: it says as little of the others as if it were the same."""
+    theirs, ours = [0.8] * 20, [0.7995] * 20
+    ours[3] = 0.8
+    assert by_groups(ours, theirs, 0.004, 0.8, 0.7995, 400).kept is None
+    assert by_groups(ours, theirs, 0.004, 0.8, 0.7995, 4000).kept is True
+
+
 def test_margins():
     assert parse_margin("0.5%", 0.8) == pytest.approx(0.004)
     assert parse_margin(" 0.005 ", 0.8) == 0.005

@@ -21,8 +21,8 @@ class Subject:
     """A form of the weights of a run. `made` is its file where there is one already, with its sha256.
 
     `measured` is what the document of `vivace compress` says of it, with the ``batch`` of its calls; empty
-    without one. `margin` is what the metric may lose, `weights` the sha256 of the run's weights when they were
-    compressed.
+    without one. `margin` is what the metric may lose, `weights` the sha256 of the run's weights when they
+    were compressed.
     """
 
     job: str

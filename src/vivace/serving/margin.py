@@ -95,16 +95,16 @@ def by_groups(
     each.
 
     The groups are of about equal size (Efron & Tibshirani 1993, chapter 11). Where no group makes a
-    difference, a sample may still count for its share of the metric.
+    difference, or one alone, another sample may still count for its share of the metric.
     """
     groups = len(ours)
     whole = value - reference
     pseudo = [groups * whole - (groups - 1) * (a - b) for a, b in zip(ours, theirs, strict=True)]
-    spread = stdev(pseudo)
+    spread, few = stdev(pseudo), any(a == b for a, b in zip(ours, theirs, strict=True))
 
     def bounds(count: float) -> tuple[float, float]:
         half = student(groups - 1) * spread / math.sqrt(groups * count / samples)
-        half += abs(reference) * Z**2 / (count + Z**2) if not spread else 0.0
+        half += abs(reference) * Z**2 / (count + Z**2) if few else 0.0
         return whole - half, whole + half
 
     return _change(bounds, samples, margin, reference, value, f"jackknife over {groups} groups of samples")
