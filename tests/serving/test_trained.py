@@ -22,7 +22,7 @@ from vivace.serving.judge import Judge
 from vivace.serving.maker import Maker
 from vivace.serving.material import Material
 from vivace.serving.planned import under_plan
-from vivace.serving.trained import load_trained
+from vivace.serving.trained import load_trained, run_of
 from vivace.training.checkpoints import _digest
 from vivace.training.training import train
 
@@ -65,6 +65,18 @@ def test_a_flipped_byte_is_not_loaded(run):
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match="sha256"):
         load_trained(job, folder)
+
+
+def test_an_older_checkpoint_is_not_taken_for_a_newer_one_that_is_damaged(run):
+    job, folder = run
+    shutil.copytree(folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_9")
+    file = folder / "checkpoints" / "step_9" / "model.pt"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=r"the newest checkpoint of '.*' cannot be trusted \(step_9: "):
+        load_trained(job, folder)
+    shutil.rmtree(file.parent)
+    (folder / "run.json").write_text(json.dumps({**run_of(folder), "steps": 12}))
+    assert load_trained(job, folder)[1].metric is None, "that is of other weights"
 
 
 def test_no_code_runs_from_a_strangers_run(run, tmp_path):
