@@ -80,11 +80,8 @@ class Search:
         return found
 
     def train_further(self, tried: list[Tried], way: Further) -> None:
-        """Add a model that is trained further to what was tried.
-
-        The best is measured again in fresh processes.
-
-        Ctrl-C leaves what was tried before it.
+        """Add a model that is trained further to what was tried; the best is measured again in fresh
+        processes. Ctrl-C leaves what was tried before it.
         """
         if self.interrupted:
             return

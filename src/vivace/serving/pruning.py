@@ -88,9 +88,7 @@ def _cut(whole: Flat, inputs: Sequence[torch.Tensor], keep: float, heads: set[st
     groups: dict[str, dict[Any, int]] = {"in_channel_groups": {}, "out_channel_groups": {}}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of parameters that belong to no layer: shapes are compared after
+            warnings.simplefilter("ignore")  # of parameters of no layer: shapes are compared after
             torch_pruning.pruner.BasePruner(
                 model,
                 list(inputs),
