@@ -1,6 +1,7 @@
 """`vivace compress` from a run to a page: with its packages, without them, and where nothing is better."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -235,6 +236,13 @@ def test_a_file_that_has_changed_since_it_was_judged_is_made_anew(trained, tmp_p
     assert again.chosen == first.chosen == "onnx_fp32"
     assert file.stat().st_size == len(whole) == again.winner.bytes
     assert digest(file) == again.winner.sha256
+
+
+def test_what_another_version_of_a_runtime_gave_is_tried_anew(tmp_path):
+    one = bench.outcome_of(BY_NAME["onnx_fp32"], "failed", "it cannot read the file")
+    assert finding._still_holds(one, tmp_path)
+    older = dataclasses.replace(one, versions={**one.versions, "onnxruntime": "1.0"})
+    assert not finding._still_holds(older, tmp_path)
 
 
 def test_a_metric_that_would_let_any_form_pass_is_refused(tmp_path):

@@ -19,7 +19,7 @@ from vivace.serving.calls import outputs_file, read_arrays
 from vivace.serving.envelope import Check
 from vivace.serving.envelope import compare as compare_outputs
 from vivace.serving.files import digest, parts
-from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
+from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form, versions_of
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
 from vivace.serving.use import astray
@@ -337,6 +337,7 @@ class Bench:
 
 def outcome_of(form: Form, status: Status, reason: str = "", **found: Any) -> Tried:
     """What came of trying a form."""
+    found["versions"] = versions_of(form)
     return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
 
 

@@ -31,7 +31,7 @@ from vivace.measuring.budget import BUDGETS, SHARE, parse_budget
 from vivace.pages.notebook import listening
 from vivace.processes.launch import Source
 from vivace.serving.files import digest
-from vivace.serving.forms import FORMS
+from vivace.serving.forms import FORMS, form_named, versions_of
 from vivace.serving.margin import parse_margin
 from vivace.serving.trained import run_of
 from vivace.training.stopping import ends_like_ctrl_c
@@ -202,7 +202,7 @@ class _Compressing:
             "machine": self.machine.fingerprint,
         }
         journal = Journal(folder / JOURNAL, asked)
-        known = [one for one in journal.recall() if _is_whole(one, folder / FILES)]
+        known = [one for one in journal.recall() if _still_holds(one, folder / FILES)]
         _forget(folder / FILES, known)
         search = Search(
             bench,
@@ -242,8 +242,10 @@ def _write(found: Compressed, folder: Path) -> None:
     replace_text(folder / PAGE, render(found))
 
 
-def _is_whole(one: Tried, files: Path) -> bool:
-    """Is the file of a form that may be deployed still the one that was judged?"""
+def _still_holds(one: Tried, files: Path) -> bool:
+    """Are a form's packages, and its file if it may be deployed, still those that were judged?"""
+    if one.versions != versions_of(form_named(one.name)):
+        return False
     deployed = one.status in DEPLOYED and bool(one.file)
     return not deployed or ((files / one.file).is_file() and digest(files / one.file) == one.sha256)
 

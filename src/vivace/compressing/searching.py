@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 
-from vivace.compressing.bench import PATIENCE_SECONDS, Bench
+from vivace.compressing.bench import PATIENCE_SECONDS, Bench, outcome_of
 from vivace.compressing.further import Further
 from vivace.compressing.journal import Journal
 from vivace.compressing.order import Order
@@ -181,7 +181,7 @@ class Search:
             if one is None and self.interrupted:
                 continue
             if one is None:
-                one = Tried(form.name, form.does, form.runtime, form.numbers, "untried", self._why(form))
+                one = outcome_of(form, "untried", self._why(form))
             found.append(one)
         return found
 
