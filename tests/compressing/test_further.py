@@ -1,6 +1,7 @@
 """Models that are trained further, from the search to an export: only where that pays."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measur
     trained_further = json.loads((tmp_path / "pruned" / "run.json").read_text())
     assert trained_further["steps"] > 0
     assert trained_further["job"] == narrow.job == f"{tmp_path / 'pruned.py'}:job"
+    assert narrow.weights
     assert narrow.change["samples"] == 70
     assert narrow.bytes < 0.6 * found.tried[1].bytes
     assert narrow.status == "kept", narrow.reason
@@ -122,11 +124,12 @@ def test_a_plan_that_does_not_act_on_the_narrower_model_is_told(monkeypatch):
             raise Refused("no convolution is left to act on")
 
     monkeypatch.setattr(further, "train", train)
+    monkeypatch.setattr(further, "load_trained", lambda job, run: (None, SimpleNamespace(sha256="ab12")))
     trainer = further.Trainer(None, threads=torch.get_num_threads())
     told = trainer.train("job.py:job", {"channels_last": {}}, "run", 1.0, 7)
-    assert told == {"declined": "no convolution is left to act on"}
+    assert told == {"declined": "no convolution is left to act on", "weights": "ab12"}
     assert plans == [("channels_last",), ()]
-    assert trainer.train("job.py:job", {}, "run", 1.0, 7) == {"declined": ""}
+    assert trainer.train("job.py:job", {}, "run", 1.0, 7)["declined"] == ""
     assert seeds == {7}, "data that are split at random must be split as in the model's own run"
 
 

@@ -156,6 +156,7 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
     folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
     document = json.loads((folder / "compress.json").read_text())
     document["tried"][0] |= {"name": "pruned_openvino_bf16", "job": "pruned.py:job", "run": "narrow"}
+    document["tried"][0]["weights"] = "ab12"
     document["batch"] = 8
     (folder / "compress.json").write_text(json.dumps(document))
     subject = subject_of(folder, "openvino")
@@ -166,6 +167,7 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
     )
     assert not subject.form.exact
     assert subject.measured["batch"] == 8
+    assert subject.weights == "ab12"
 
 
 def test_the_card_says_of_which_calls_the_time_is():

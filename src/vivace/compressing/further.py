@@ -17,6 +17,7 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.serving.forms import PRUNED, RETRAINED, Form, form_named
+from vivace.serving.trained import load_trained
 from vivace.watching.watched import train
 from vivace.words import ratio, size, times
 
@@ -40,7 +41,8 @@ class Trainer:
 
         `seed` is that of the model's own run: data that are split at random are split as they were there.
 
-        Returns under ``declined`` why it did, else an empty text.
+        Returns under ``declined`` why it did, else an empty text; under ``weights`` the sha256 of those
+        that came of it.
         """
         declined = ""
         try:
@@ -48,7 +50,7 @@ class Trainer:
         except Refused as refused:
             declined = str(refused)
             self._run(job, Plan(), out, seconds, seed)
-        return {"declined": declined}
+        return {"declined": declined, "weights": load_trained(self.job, Path(out))[1].sha256}
 
     def _run(self, job: str, plan: Plan, out: str, seconds: float, seed: int) -> None:
         goes_on = Path(out, CHECKPOINTS).exists()  # under its own plan: it may have fallen back
@@ -135,13 +137,14 @@ class Further(abc.ABC):
             trained = self.bench.facts["trained"]
             asked = {"job": self.reference, "plan": trained["plan"], "seed": trained["seed"]}
             asked |= {"out": str(run), "seconds": self.seconds}
-            declined = child.ask("train", self.seconds + ENDING_SECONDS, **asked)["declined"]
+            done = child.ask("train", self.seconds + ENDING_SECONDS, **asked)
         self.bench.forget_further(self.prefix)
         self.bench.further[self.prefix] = (source, str(run))
         one = self.bench.attempt(form, by_size=self.by_size)
-        told = f"trained in strict fp32, as the run's plan does not act on it: {declined}" if declined else ""
-        reason = "; ".join(filter(None, (one.reason, told)))
-        return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run))
+        told = f"trained in strict fp32, as the run's plan does not act on it: {done['declined']}"
+        reason = "; ".join(filter(None, (one.reason, told if done["declined"] else "")))
+        weights = done["weights"]
+        return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run), weights=weights)
 
 
 class Retraining(Further):

@@ -71,7 +71,7 @@ def _of_compression(folder: Path, to: str) -> Subject:
         why = "; ".join(f"{one['name']}: {one['reason']}" for one in tried)
         raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
     form = form_named(best["name"])
-    weights = "" if best.get("run") else weights  # of what was trained further nothing is written down
+    weights = str(best.get("weights") or "") if best.get("run") else weights
     run, job = _moved(Path(best.get("run") or run), document, folder), best.get("job") or job
     made = folder / "forms" / form.file if best.get("file") else None
     measured = best | {"batch": document.get("batch")}
