@@ -1,6 +1,7 @@
 """Models that are trained further, from the search to an export: only where that pays."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measur
     trained_further = json.loads((tmp_path / "pruned" / "run.json").read_text())
     assert trained_further["steps"] > 0
     assert trained_further["job"] == narrow.job == f"{tmp_path / 'pruned.py'}:job"
+    assert narrow.weights
     assert narrow.change["samples"] == 70
     assert narrow.bytes < 0.6 * found.tried[1].bytes
     assert narrow.status == "kept", narrow.reason
@@ -59,6 +61,8 @@ def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measur
     made = vivace.export(tmp_path, to="onnx", out=tmp_path.parent / f"{tmp_path.name}-export")
     assert made.kept, made.reason
     assert made.form == "pruned_onnx_fp32"
+    assert made.change is None, "rounding alone parts the file from the narrower model"
+    assert made.layers["checks"]
 
 
 def test_a_file_that_others_are_made_from_is_of_the_trained_weights(trained, tmp_path, measured, monkeypatch):
@@ -120,11 +124,12 @@ def test_a_plan_that_does_not_act_on_the_narrower_model_is_told(monkeypatch):
             raise Refused("no convolution is left to act on")
 
     monkeypatch.setattr(further, "train", train)
+    monkeypatch.setattr(further, "load_trained", lambda job, run: (None, SimpleNamespace(sha256="ab12")))
     trainer = further.Trainer(None, threads=torch.get_num_threads())
     told = trainer.train("job.py:job", {"channels_last": {}}, "run", 1.0, 7)
-    assert told == {"declined": "no convolution is left to act on"}
+    assert told == {"declined": "no convolution is left to act on", "weights": "ab12"}
     assert plans == [("channels_last",), ()]
-    assert trainer.train("job.py:job", {}, "run", 1.0, 7) == {"declined": ""}
+    assert trainer.train("job.py:job", {}, "run", 1.0, 7)["declined"] == ""
     assert seeds == {7}, "data that are split at random must be split as in the model's own run"
 
 
@@ -141,6 +146,19 @@ def test_int8_that_loses_too_much_is_trained_with_its_rounding_and_then_kept(tra
     assert after.status in ("kept", "undecided"), after.reason
     made = vivace.export(tmp_path, to="onnx", out=tmp_path.parent / f"{tmp_path.name}-export")
     assert made.kept, made.reason
+
+
+def test_int8_that_is_refused_for_another_reason_than_its_metric_is_not_trained(tmp_path):
+    """As for an output that the metric does not use, on which training would not be judged either."""
+    way = further.Retraining(None, "job.py:job", tmp_path, 1.0, None, by_size=False)
+    best = bench.outcome_of(BY_NAME["onnx_fp32"], "kept", ratio=Ratio(1.5, 1.4, 1.6))
+    fast = {"ratio": Ratio(3.0, 2.9, 3.1)}
+    lost, unseen = (
+        bench.outcome_of(BY_NAME["onnx_int8"], "refused", change={"kept": kept}, **fast)
+        for kept in (False, True)
+    )
+    assert way.meant([best, lost], best) is lost
+    assert way.meant([best, unseen], best) is None
 
 
 def test_int8_that_is_no_faster_than_the_best_is_not_trained(trained, tmp_path, measured):

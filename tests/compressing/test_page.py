@@ -96,6 +96,8 @@ BESIDE = (
 def test_where_none_is_smaller_nothing_is_said_of_faster_ones(found):
     nothing = dataclasses.replace(found, chosen="eager_fp32", tried=found.tried[:3])
     assert answer(nothing).sentence.startswith("No form is better than your model as it is")
+    ended = dataclasses.replace(nothing, go_on="vivace compress --resume")
+    assert answer(ended).sentence.startswith("No form that was tried is better than your model as it is")
     sized = dataclasses.replace(nothing, objective="size")
     assert answer(sized).sentence.startswith("No form is smaller than your model as it is")
 

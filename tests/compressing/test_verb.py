@@ -1,6 +1,7 @@
 """`vivace compress` from a run to a page: with its packages, without them, and where nothing is better."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -237,6 +238,13 @@ def test_a_file_that_has_changed_since_it_was_judged_is_made_anew(trained, tmp_p
     assert digest(file) == again.winner.sha256
 
 
+def test_what_another_version_of_a_runtime_gave_is_tried_anew(tmp_path):
+    one = bench.outcome_of(BY_NAME["onnx_fp32"], "failed", "it cannot read the file")
+    assert finding._still_holds(one, tmp_path)
+    older = dataclasses.replace(one, versions={**one.versions, "onnxruntime": "1.0"})
+    assert not finding._still_holds(older, tmp_path)
+
+
 def test_a_metric_that_would_let_any_form_pass_is_refused(tmp_path):
     """It calls the model, and says the same whatever that returns."""
     (tmp_path / "job.py").write_text(DEAF)
@@ -310,6 +318,12 @@ def test_two_searches_do_not_share_a_folder(tmp_path):
     with take_lock(folder, "compress"), pytest.raises(FolderError, match="another compress is running"):
         vivace.compress("x.py:job", run=tmp_path, out=folder)
     assert (folder / "forms" / "onnx_fp32.onnx").exists()
+
+
+def test_the_command_that_goes_on_asks_for_the_same():
+    wish = finding._Wish("a.py:job", Path("run"), "1%", "size", "1,8", "max", Path("out"), "5m")
+    told = "vivace compress a.py:job --run run --margin 1% --for size --batch 1,8 --budget max --finetune 5m"
+    assert wish.go_on == f"{told} --out out --resume"
 
 
 def test_auto_is_a_tenth_of_the_training():

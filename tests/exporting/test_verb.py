@@ -16,6 +16,7 @@ import vivace
 from vivace.errors import AnswerIsNo, CheckpointError, ChildFailed, FolderError, InputError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
+from vivace.exporting.page import render
 from vivace.exporting.source import subject_of
 from vivace.files import take_lock
 from vivace.serving.envelope import Check
@@ -122,16 +123,18 @@ def compressed(tmp_path, reference, run, *, margin, status, name="openvino_bf16"
 
 
 def test_a_form_that_may_not_be_deployed(trained, tmp_path):
-    folder = compressed(tmp_path, *trained("job"), margin=0.2, status="refused")
-    with pytest.raises(AnswerIsNo, match="openvino_bf16: too slow"):
+    folder = compressed(tmp_path, *trained("job"), margin=0.2, status="refused", name="openvino_fp32")
+    with pytest.raises(AnswerIsNo, match="openvino_fp32: too slow"):
         vivace.export(folder, to="openvino", out=tmp_path / "out")
 
 
-@pytest.mark.parametrize("status", ["slower", "untried", "unmeasured"])
+@pytest.mark.parametrize("status", ["slower", "untried", "unmeasured", "missing", "not reached"])
 def test_where_no_form_for_the_runtime_was_judged_the_models_own_numbers_go(tmp_path, status):
     folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
     document = json.loads((folder / "compress.json").read_text())
-    document["tried"].append({"name": "onnx_fp32", "status": status, "reason": "", "ratio": None, "file": ""})
+    if status != "not reached":  # as where Ctrl-C came first
+        own = {"name": "onnx_fp32", "status": status, "reason": "", "ratio": None, "file": ""}
+        document["tried"].append(own)
     (folder / "compress.json").write_text(json.dumps(document))
     subject = subject_of(folder, "onnx")
     assert (subject.form.name, subject.made, subject.margin) == ("onnx_fp32", None, 0.2)
@@ -153,6 +156,8 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
     folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
     document = json.loads((folder / "compress.json").read_text())
     document["tried"][0] |= {"name": "pruned_openvino_bf16", "job": "pruned.py:job", "run": "narrow"}
+    document["tried"][0]["weights"] = "ab12"
+    document["batch"] = 8
     (folder / "compress.json").write_text(json.dumps(document))
     subject = subject_of(folder, "openvino")
     assert (subject.form.name, subject.job, subject.run) == (
@@ -161,6 +166,14 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
         Path("narrow"),
     )
     assert not subject.form.exact
+    assert subject.measured["batch"] == 8
+    assert subject.weights == "ab12"
+
+
+def test_the_card_says_of_which_calls_the_time_is():
+    found = carded("openvino_int8", runtime="openvino")
+    assert dict(answer(found).facts)["a call of 8 samples"] == "4.10 ms"
+    assert "in calls of 8 samples" in render(found)
 
 
 def test_what_was_moved(tmp_path, monkeypatch):
@@ -260,6 +273,15 @@ def test_two_exports_do_not_share_a_folder(run_folder, tmp_path):
     assert (tmp_path / "out" / "model.onnx").read_text() == "the other's"
 
 
+@pytest.mark.parametrize("name", ["model.py", "model.pt", "model.ckpt"])
+def test_a_persons_own_file_in_the_output_folder_stays(run_folder, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("theirs")
+    with pytest.raises(FolderError, match=rf"is not empty \({name}\): name another with --out"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+    assert (tmp_path / "out" / name).read_text() == "theirs"
+
+
 def test_the_call_names_every_input():
     inputs = tuple(
         {"name": f"input_{k}", "in_forward": "x", "dtype": "float32", "shape": [None, 3]} for k in range(2)
@@ -270,7 +292,7 @@ def test_the_call_names_every_input():
     }
     assert calls["onnx"].endswith('.run(None, {"input_0": input_0, "input_1": input_1})')
     assert calls["openvino"].endswith('"bf16"})({"input_0": input_0, "input_1": input_1})')
-    assert calls["aoti"].endswith("(input_0, input_1)")
+    assert calls["aoti"].endswith("(input_0.contiguous(), input_1.contiguous())")
 
 
 def test_a_compiled_form_is_to_be_compiled_again():

@@ -169,7 +169,7 @@ def exported(kept=True):
             "metric_name": "accuracy",
             "sha256": digest,
         },
-        {"p50": 0.0041, "p99": 0.0062, "peak_bytes": 700_000_000},
+        {"p50": 0.0041, "p99": 0.0062, "peak_bytes": 700_000_000, "batch": 8},
         {"versions": {"python": "3.11.2", "torch": "2.15.0"}, "devices": [{"name": "a processor"}]},
         {"openvino": "2026.4.0", "torch": "2.15.0"},
         "2026-11-23T10:11:12+00:00",

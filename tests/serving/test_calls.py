@@ -56,6 +56,26 @@ def test_a_metric_that_ends_before_its_data_do():
     assert Calls.of(found).rows == (32, 32)
 
 
+def test_inputs_and_outputs_in_another_order_of_memory_are_kept_row_by_row(judged, tmp_path):
+    """What is compiled ahead of time would misread them."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(36, 4)
+
+        def forward(self, rows):
+            return self.last(rows).T.contiguous().T
+
+    def metric(model, batches):
+        return -sum(float(model(x.flatten(1).T.contiguous().T).square().mean()) for x, _ in batches)
+
+    found, _ = judged(made(model=Turned, metric=metric))
+    assert not found.recording.calls[0][0].inputs[0].is_contiguous()
+    for kept in (Calls.load(tmp_path).inputs, read_arrays(tmp_path / outputs_file(REFERENCE))):
+        assert all(array.flags.c_contiguous for arrays in kept for array in arrays)
+
+
 def ahead(model, batches):
     return sum(float(model(images).mean()) for images, _ in list(batches))
 
@@ -450,6 +470,18 @@ def test_memory_is_told_where_there_is_no_proc(monkeypatch):
 
     monkeypatch.setattr(worker_module.Path, "read_text", unknown)
     assert worker_module._peak() > 2**20
+
+
+def test_a_metric_of_tiny_numbers_is_no_mean_over_samples_for_that(judged, tmp_path):
+    """A root mean square in metres: its values of single samples lie within a millionth of anything."""
+
+    def metric(model, batches):
+        values = torch.cat([model(images) for images, _ in batches])
+        return -1e-7 * float(values.square().mean().sqrt())
+
+    found, _ = judged(made(metric=metric))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert "jackknife" in found.change(str(tmp_path / "same.npz"), 1e-8)["method"]
 
 
 def test_many_samples_are_judged_by_groups(judged, tmp_path, monkeypatch):

@@ -87,7 +87,9 @@ def test_nothing_to_fold_is_a_refusal():
         folded(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, track_running_stats=False)))
 
 
-@pytest.mark.parametrize(("name", "near"), [("folded_fp32", 1e-5), ("folded_bf16", 0.05)])
+@pytest.mark.parametrize(
+    ("name", "near"), [("folded_fp32", 1e-5), ("pruned_folded_fp32", 1e-5), ("folded_bf16", 0.05)]
+)
 def test_the_form_is_the_folded_model_in_its_numbers(name, near):
     model = trained(Residual())
     x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from vivace.errors import InputError
-from vivace.serving.margin import by_groups, by_sample, parse_margin, tango
+from vivace.serving.margin import by_groups, by_sample, parse_margin, student, tango
 
 
 def test_the_bounds_are_where_the_score_test_begins_to_reject():
@@ -82,6 +82,21 @@ def test_scores_of_many_values():
     assert by_sample(worse, theirs, 0.01, 0.0, -0.1).kept is False
 
 
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(3, 3.182), (4, 2.776), (9, 2.262), (19, 2.093), (29, 2.045), (1000, 1.962)]
+)
+def test_quantiles_of_students_t(freedom, quantile):
+    assert student(freedom) == pytest.approx(quantile, rel=0.01)
+
+
+def test_few_samples_have_a_wider_interval():
+    """Of twelve the normal distribution's would be a ninth narrower."""
+    theirs = [float(number) for number in range(12)]
+    ours = [value + (0.1 if number % 2 else -0.1) for number, value in enumerate(theirs)]
+    found = by_sample(ours, theirs, 0.01, 5.5, 5.5)
+    assert found.high == pytest.approx(2.201 * 0.1 * (12 / 11) ** 0.5 / 12**0.5, rel=0.01)
+
+
 def test_a_single_sample_that_is_far_off_does_not_pass_for_certain():
     theirs = [float(number % 7) for number in range(60)]
     found = by_sample([*theirs[:-1], theirs[-1] - 0.001], theirs, 0.01, 3.0, 3.0)
@@ -95,6 +110,14 @@ def test_groups():
     far = [value - 0.2 for value in theirs]
     assert by_groups(far, theirs, 0.01, 0.8, 0.6, 1000).kept is False
     assert by_groups(theirs, theirs, 0.01, 0.8, 0.8, 20).kept is None
+
+
+def test_a_single_group_that_differs_does_not_pass_for_certain():
+    """Without it nothing differs: it says as little of the others as if it were the same."""
+    theirs, ours = [0.8] * 20, [0.7995] * 20
+    ours[3] = 0.8
+    assert by_groups(ours, theirs, 0.004, 0.8, 0.7995, 400).kept is None
+    assert by_groups(ours, theirs, 0.004, 0.8, 0.7995, 4000).kept is True
 
 
 def test_margins():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from vivace.compressing.worker import Worker
 from vivace.errors import CheckpointError, InputError, Refused
@@ -18,9 +19,10 @@ from vivace.serving import making
 from vivace.serving.calls import Flat
 from vivace.serving.forms import BY_NAME
 from vivace.serving.judge import Judge
+from vivace.serving.maker import Maker
 from vivace.serving.material import Material
 from vivace.serving.planned import under_plan
-from vivace.serving.trained import load_trained
+from vivace.serving.trained import load_trained, run_of
 from vivace.training.checkpoints import _digest
 from vivace.training.training import train
 
@@ -65,6 +67,18 @@ def test_a_flipped_byte_is_not_loaded(run):
         load_trained(job, folder)
 
 
+def test_an_older_checkpoint_is_not_taken_for_a_newer_one_that_is_damaged(run):
+    job, folder = run
+    shutil.copytree(folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_9")
+    file = folder / "checkpoints" / "step_9" / "model.pt"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=r"the newest checkpoint of '.*' cannot be trusted \(step_9: "):
+        load_trained(job, folder)
+    shutil.rmtree(file.parent)
+    (folder / "run.json").write_text(json.dumps({**run_of(folder), "steps": 12}))
+    assert load_trained(job, folder)[1].metric is None, "that is of other weights"
+
+
 def test_no_code_runs_from_a_strangers_run(run, tmp_path):
     job, folder = run
     planted = tmp_path / "planted"
@@ -99,6 +113,24 @@ def test_a_folder_without_a_run(tmp_path, run):
         load_trained(run[0], tmp_path)
 
 
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5)
+        self.last.weight = self.words.weight
+
+
+def test_weights_that_are_tied_are_written_by_each_of_their_names(run, tmp_path):
+    job, folder = run
+    Judge(job, str(folder), str(tmp_path)).record()
+    maker, model = Maker(job, str(folder), str(tmp_path), torch.get_num_threads()), Tied()
+    maker.material.flat.model = model
+    maker.weights(str(tmp_path / "weights.safetensors"))
+    stored = load_file(tmp_path / "weights.safetensors")
+    assert stored.keys() == model.state_dict().keys()
+    Tied().load_state_dict(stored)
+
+
 IMAGES = torch.linspace(-1.0, 2.0, 2 * 36).reshape(2, 1, 6, 6)
 
 
@@ -106,7 +138,7 @@ IMAGES = torch.linspace(-1.0, 2.0, 2 * 36).reshape(2, 1, 6, 6)
 def test_a_trained_model_runs_as_a_step_under_its_plan_does(run, own_step):
     job, folder = run
     flat = Flat(load_trained(job, folder)[0], ((IMAGES,), {})).eval()
-    (plain,) = flat(IMAGES)
+    (plain,) = (tensor.detach() for tensor in flat(IMAGES))
     if own_step:
         job = dataclasses.replace(job, loss=None, step=lambda model, optimizer, batch: None)
     heard = []

@@ -10,6 +10,7 @@ from vivace import words
 from vivace.compressing.result import Compressed, Tried
 from vivace.events import metric_title
 from vivace.pages.answer import Answer
+from vivace.serving.forms import EXTRA
 from vivace.serving.use import unjudged
 
 MOST_NAMED = 4  # of operators
@@ -63,7 +64,8 @@ def _sentence(found: Compressed) -> str:
         return "Nothing was tried: the budget ended first"
     if winner is reference:
         wanted = "smaller" if found.objective == "size" else "better"
-        return f"No form is {wanted} than your model as it is, at a batch of {found.batch}"
+        tried = " that was tried" if found.go_on else ""
+        return f"No form{tried} is {wanted} than your model as it is, at a batch of {found.batch}"
     return (
         f"with {winner.name} ({winner.does}): {words.duration(winner.p50)} a call instead of "
         f"{words.duration(reference.p50)}, at a batch of {found.batch}"
@@ -169,7 +171,7 @@ def _missing(found: Compressed) -> list[str]:
     if not lacking:
         return []
     names = ", ".join(one.name for one in lacking)
-    return [f"not tried, as packages are missing (pip install 'vivace[compress]'): {names}"]
+    return [f"not tried, as packages are missing ({EXTRA}): {names}"]
 
 
 def _facts(found: Compressed) -> list[tuple[str, str]]:
@@ -190,5 +192,5 @@ def _next(found: Compressed) -> tuple[str, ...]:
     if found.winner is found.reference:
         return more
     folder = shlex.quote(str(Path(found.page_path).parent))
-    target = {"torch": "torch", "inductor": "torch"}.get(found.winner.runtime, found.winner.runtime)
+    target = "torch" if found.winner.runtime == "inductor" else found.winner.runtime
     return (f"vivace export {folder} --to {target}", *more)

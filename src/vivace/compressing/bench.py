@@ -19,7 +19,7 @@ from vivace.serving.calls import outputs_file, read_arrays
 from vivace.serving.envelope import Check
 from vivace.serving.envelope import compare as compare_outputs
 from vivace.serving.files import digest, parts
-from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
+from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form, versions_of
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
 from vivace.serving.use import astray
@@ -83,9 +83,7 @@ class Bench:
         self.facts = self.judge.ask("record", TIMEOUT)
         self.facts["unused"] = self.judge.ask("unused", TIMEOUT)
         self.threads = self.facts["threads"]
-        self._reference = Server(self, BY_NAME[REFERENCE])
-        self._reference.open(self.files, self.batch)
-        _time_once(self._reference)
+        self.renew()
         return self.facts
 
     @property
@@ -95,8 +93,8 @@ class Bench:
 
     def renew(self) -> None:
         """A fresh process for the reference: an interruption may have left an answer of the old one."""
-        assert self._reference is not None
-        self._reference.close()
+        if self._reference is not None:
+            self._reference.close()
         self._reference = Server(self, BY_NAME[REFERENCE])
         self._reference.open(self.files, self.batch)
         _time_once(self._reference)
@@ -217,12 +215,8 @@ class Bench:
     def worker(self, form: Form) -> Child:
         """A process that makes or serves a form."""
         source, run = self.further[form.further] if form.further else (self.source, self.run)
-        return Child(WORKER, source, {"run": run, **self.own}, log=self.log)
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """What every worker is told."""
-        return {"folder": str(self.folder), "threads": self.threads}
+        own = {"run": run, "folder": str(self.folder), "threads": self.threads}
+        return Child(WORKER, source, own, log=self.log)
 
     def close(self) -> None:
         """End the judge's and the timed processes."""
@@ -290,7 +284,7 @@ class Bench:
         unseen = "" if form.exact or form.further else astray(found["checks"], self.facts["unused"])
         if unseen:
             return outcome_of(form, "refused", unseen, **found)
-        status, reason = decide(form, checks, change, timed.ratio, self._told(found), by_size=by_size)
+        status, reason = decide(form, checks, change)
         return outcome_of(form, status, reason, **found)
 
     def _timed(self, server: Server, best: Tried | None, brief: bool) -> Comparison:
@@ -343,6 +337,7 @@ class Bench:
 
 def outcome_of(form: Form, status: Status, reason: str = "", **found: Any) -> Tried:
     """What came of trying a form."""
+    found["versions"] = versions_of(form)
     return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
 
 
@@ -360,12 +355,8 @@ def not_faster(speed: Ratio, smaller: str) -> str:
     return f"{smaller}not faster: {ratio(speed)}"
 
 
-def decide(
-    form: Form, checks: list[Check], change: Change | None, speed: Ratio, smaller: str, *, by_size: bool
-) -> tuple[Status, str]:
-    """What the measurements say of a form: is it right, and is it worth it?"""
-    if speed.low <= 1.0 and not by_size:
-        return "refused", not_faster(speed, smaller)
+def decide(form: Form, checks: list[Check], change: Change | None) -> tuple[Status, str]:
+    """What outputs and metric say of a form that is worth it: is it right?"""
     if form.exact:
         outside = next((check for check in checks if not check.kept), None)
         if outside is None:

@@ -31,7 +31,7 @@ from vivace.measuring.budget import BUDGETS, SHARE, parse_budget
 from vivace.pages.notebook import listening
 from vivace.processes.launch import Source
 from vivace.serving.files import digest
-from vivace.serving.forms import FORMS
+from vivace.serving.forms import FORMS, form_named, versions_of
 from vivace.serving.margin import parse_margin
 from vivace.serving.trained import run_of
 from vivace.training.stopping import ends_like_ctrl_c
@@ -96,7 +96,7 @@ def compress(
     _check(job, objective, batch, finetune)
     parse_margin(margin, 1.0)  # what is no margin is told before anything runs
     seconds = parse_budget(budget)
-    wish = _Wish(job, Path(run), margin, objective, batch, Path(out), finetune)
+    wish = _Wish(job, Path(run), margin, objective, batch, budget, Path(out), finetune)
     trained = run_of(wish.run.absolute())
     seconds = auto_budget(trained.get("seconds")) if seconds is None else seconds
     return _Compressing(wish, seconds, every=budget == "max", tell=teller(listening(on_event))).done(
@@ -113,6 +113,7 @@ class _Wish:
     margin: str | float
     objective: str
     batch: int | str | None
+    budget: str | float
     out: Path
     finetune: str | float | None
 
@@ -130,6 +131,7 @@ class _Wish:
         words += ["--margin", str(self.margin)] if str(self.margin) != MARGIN else []
         words += ["--for", self.objective] if self.objective != "latency" else []
         words += ["--batch", str(self.batch)] if self.batch is not None else []
+        words += ["--budget", str(self.budget)] if self.budget != "auto" else []
         words += ["--finetune", str(self.finetune)] if self.finetune is not None else []
         return shlex.join([*words, "--out", str(self.out), "--resume"])
 
@@ -177,7 +179,7 @@ class _Compressing:
             file=str(folder / FILES / chosen.file) if chosen.file else "",
             page_path=str(folder / PAGE),
             budget_seconds=self.seconds,
-            go_on=wish.go_on if search.interrupted or search.ended_early else "",
+            go_on=wish.go_on if search.interrupted or search.num_left else "",
             beside=tuple(beside),
         )
         _write(found, folder)
@@ -200,7 +202,7 @@ class _Compressing:
             "machine": self.machine.fingerprint,
         }
         journal = Journal(folder / JOURNAL, asked)
-        known = [one for one in journal.recall() if _is_whole(one, folder / FILES)]
+        known = [one for one in journal.recall() if _still_holds(one, folder / FILES)]
         _forget(folder / FILES, known)
         search = Search(
             bench,
@@ -240,8 +242,10 @@ def _write(found: Compressed, folder: Path) -> None:
     replace_text(folder / PAGE, render(found))
 
 
-def _is_whole(one: Tried, files: Path) -> bool:
-    """Is the file of a form that may be deployed still the one that was judged?"""
+def _still_holds(one: Tried, files: Path) -> bool:
+    """Are a form's packages, and its file if it may be deployed, still those that were judged?"""
+    if one.versions != versions_of(form_named(one.name)):
+        return False
     deployed = one.status in DEPLOYED and bool(one.file)
     return not deployed or ((files / one.file).is_file() and digest(files / one.file) == one.sha256)
 
@@ -314,12 +318,12 @@ def _of_metric(bench: Bench, margin: str | float) -> Iterator[str]:
 
 
 def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: float) -> list[str]:
-    found, left = [], len(search.order.worth_it())
+    found, left = [], search.num_left
     if search.interrupted:
         tried_so_far = f"{count(left, 'form')} more might be tried" if left else "all forms were tried"
         again = "" if search.is_settled(tried) else ", and the best was not measured again"
         found.append(f"interrupted: {tried_so_far}{again}")
-    elif search.ended_early:
+    elif left:
         ended = f"the budget of {duration(seconds)} ended"
         found.append(f"{ended} before {left} of the untried forms, which promised enough, had their turn")
     if facts["metric_data"] == "training":

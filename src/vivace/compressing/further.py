@@ -16,7 +16,8 @@ from vivace.events import Tell
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
-from vivace.serving.forms import EXTRA, PRUNED, RETRAINED, Form, form_named
+from vivace.serving.forms import PRUNED, RETRAINED, Form, form_named
+from vivace.serving.trained import load_trained
 from vivace.watching.watched import train
 from vivace.words import ratio, size, times
 
@@ -40,7 +41,8 @@ class Trainer:
 
         `seed` is that of the model's own run: data that are split at random are split as they were there.
 
-        Returns under ``declined`` why it did, else an empty text.
+        Returns under ``declined`` why it did, else an empty text; under ``weights`` the sha256 of those
+        that came of it.
         """
         declined = ""
         try:
@@ -48,14 +50,13 @@ class Trainer:
         except Refused as refused:
             declined = str(refused)
             self._run(job, Plan(), out, seconds, seed)
-        return {"declined": declined}
+        return {"declined": declined, "weights": load_trained(self.job, Path(out))[1].sha256}
 
     def _run(self, job: str, plan: Plan, out: str, seconds: float, seed: int) -> None:
+        goes_on = Path(out, CHECKPOINTS).exists()  # under its own plan: it may have fallen back
         train(
             job,
-            None
-            if Path(out, CHECKPOINTS).exists()
-            else plan,  # where it goes on its own: it may have fallen back
+            None if goes_on else plan,
             out=out,
             seed=seed,
             resume=True,
@@ -107,7 +108,7 @@ class Further(abc.ABC):
             return None
         form = form_named(f"{self.prefix}{meant.name}")
         if form.missing():
-            return outcome_of(form, "missing", f"{' and '.join(form.missing())} is not installed: {EXTRA}")
+            return self.bench.attempt(form, by_size=self.by_size)
         self._tell("form_begin", {"form": form.name, "does": form.does, "left_seconds": self.seconds})
         try:
             one = self._judged(form, meant, best)
@@ -136,13 +137,14 @@ class Further(abc.ABC):
             trained = self.bench.facts["trained"]
             asked = {"job": self.reference, "plan": trained["plan"], "seed": trained["seed"]}
             asked |= {"out": str(run), "seconds": self.seconds}
-            declined = child.ask("train", self.seconds + ENDING_SECONDS, **asked)["declined"]
+            done = child.ask("train", self.seconds + ENDING_SECONDS, **asked)
         self.bench.forget_further(self.prefix)
         self.bench.further[self.prefix] = (source, str(run))
         one = self.bench.attempt(form, by_size=self.by_size)
-        told = f"trained in strict fp32, as the run's plan does not act on it: {declined}" if declined else ""
-        reason = "; ".join(filter(None, (one.reason, told)))
-        return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run))
+        told = f"trained in strict fp32, as the run's plan does not act on it: {done['declined']}"
+        reason = "; ".join(filter(None, (one.reason, told if done["declined"] else "")))
+        weights = done["weights"]
+        return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run), weights=weights)
 
 
 class Retraining(Further):
@@ -159,7 +161,8 @@ job = quantization_aware({job!r}, run={run!r})
 
     def meant(self, tried: list[Tried], best: Tried) -> Tried | None:
         """The best form in int8 of those that lost too much of the metric, if it is better than the best."""
-        lost = [one for one in tried if one.numbers == "int8" and one.status == "refused" and one.change]
+        refused = [one for one in tried if one.numbers == "int8" and one.status == "refused" and one.change]
+        lost = [one for one in refused if one.change and not one.change["kept"]]
         if self.by_size:
             small = [one for one in lost if (one.bytes or 0) < (best.bytes or 0) / WORTH]
             return min(small, key=lambda one: one.bytes or 0, default=None)

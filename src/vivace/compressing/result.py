@@ -21,7 +21,8 @@ class Tried:
     ``unmeasured`` where the machine was too busy to time it; ``untried`` as it was not expected to be the
     best, or the budget ended; ``failed`` could not be made or run; ``missing`` lacks a package.
 
-    `job` and `run` are of a model that was trained further; empty where it is the person's own.
+    `versions` are those of the form's packages. `job`, `run` and the sha256 `weights` are of a model that was
+    trained further; empty where it is the person's own.
     `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
     `checks` hold each output's distance from the reference (see `serving.envelope.Check`), `effect` says how
     many operators really ran in which numbers, `stayed` which of them not in the form's and why (see
@@ -51,6 +52,8 @@ class Tried:
     sha256: str = ""
     job: str = ""
     run: str = ""
+    weights: str = ""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types, as the journal and the document hold them."""

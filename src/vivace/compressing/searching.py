@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 
-from vivace.compressing.bench import PATIENCE_SECONDS, Bench
+from vivace.compressing.bench import PATIENCE_SECONDS, Bench, outcome_of
 from vivace.compressing.further import Further
 from vivace.compressing.journal import Journal
 from vivace.compressing.order import Order
@@ -80,11 +80,8 @@ class Search:
         return found
 
     def train_further(self, tried: list[Tried], way: Further) -> None:
-        """Add a model that is trained further to what was tried.
-
-        The best is measured again in fresh processes.
-
-        Ctrl-C leaves what was tried before it.
+        """Add a model that is trained further to what was tried; the best is measured again in fresh
+        processes. Ctrl-C leaves what was tried before it.
         """
         if self.interrupted:
             return
@@ -126,9 +123,9 @@ class Search:
         return choose(tried, by_size=self.by_size).name in (REFERENCE, *self._confirmed)
 
     @property
-    def ended_early(self) -> bool:
-        """Did the budget end before all that was worth it was tried?"""
-        return bool(self.order.worth_it()) or any(one.status == "untried" for one in self.tried.values())
+    def num_left(self) -> int:
+        """How many forms are worth it that have not been tried, or were begun as the budget ended."""
+        return len(self.order.worth_it()) + sum(one.status == "untried" for one in self.tried.values())
 
     @property
     def left(self) -> float:
@@ -184,7 +181,7 @@ class Search:
             if one is None and self.interrupted:
                 continue
             if one is None:
-                one = Tried(form.name, form.does, form.runtime, form.numbers, "untried", self._why(form))
+                one = outcome_of(form, "untried", self._why(form))
             found.append(one)
         return found
 

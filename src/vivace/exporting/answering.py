@@ -10,19 +10,21 @@ from vivace.events import metric_title
 from vivace.exporting.result import Exported
 from vivace.pages.answer import Answer, capital
 from vivace.serving.forms import form_named
+from vivace.serving.serve import PRECISIONS
 from vivace.serving.use import unjudged
 
-CALLS = {  # with the file, the inputs by their order and by their names, and OpenVINO's number format
+# With the file, the inputs by their order and by their names, and OpenVINO's number format. What is compiled
+# ahead of time reads numbers as they lie, whatever a tensor's strides say.
+CALLS = {
     "onnx": 'onnxruntime.InferenceSession("{file}").run(None, {{{named}}})',
     "openvino": 'openvino.Core().compile_model("{file}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})'
     "({{{named}}})",
     "torch": 'torch.export.load("{file}").module()({inputs})',
-    "aoti": 'torch._inductor.aoti_load_package("{file}")({inputs})',
+    "aoti": 'torch._inductor.aoti_load_package("{file}")({contiguous})',
     "inductor": 'with torch.no_grad(): torch.compile(torch.export.load("{file}").module())({inputs})',
 }
 FROZEN = "torch._inductor.config.freezing = True"  # without it what is compiled packs no weights
 INT8 = "import torch.ao.quantization.fx._decomposed"  # without it no program that quantizes is loaded
-HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor", "torch": "PyTorch"}
 COLUMNS = ("Output or layer", "Envelopes", "Largest difference", "")
@@ -92,8 +94,9 @@ def _call(found: Exported) -> tuple[tuple[str, str], ...]:
     call = CALLS["inductor" if own == "inductor" else found.runtime].format(
         file=Path(found.file).name,
         inputs=", ".join(names),
+        contiguous=", ".join(f"{name}.contiguous()" for name in names),
         named=", ".join(f'"{name}": {name}' for name in names),
-        hint=HINTS[found.numbers],
+        hint=PRECISIONS[found.numbers],
     )
     if own != "inductor":
         return (("call", call),)
@@ -134,5 +137,6 @@ def _facts(found: Exported) -> list[tuple[str, str]]:
         facts.append((metric_title(trained), words.number(trained["metric"])))
     facts += [(package, version) for package, version in found.versions.items()]
     if found.measured.get("p50"):
-        facts.append(("a call", words.duration(found.measured["p50"])))
+        calls = f"a call of {words.count(found.measured['batch'], 'sample')}"
+        facts.append((calls, words.duration(found.measured["p50"])))
     return facts

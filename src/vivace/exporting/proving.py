@@ -35,7 +35,7 @@ from vivace.serving.use import astray
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
 CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
-WRITTEN = (CARD, PAGE, WEIGHTS, "model.*")
+WRITTEN = (CARD, PAGE, WEIGHTS, *(f"model.{ending}" for ending in ("onnx", "xml", "bin", "pt2")))
 OWN = (*WRITTEN, LOG, LOCK)
 DIFFERS = "differs from the model's by more than rounding explains"
 
@@ -100,16 +100,16 @@ def export(
     return found
 
 
-def _clear(folder: Path, patterns: Sequence[str]) -> None:
+def _clear(folder: Path, names: Sequence[str]) -> None:
     """Remove what an export has written."""
-    for pattern in patterns:
-        for file in folder.glob(pattern):
-            file.unlink()
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Exported:
     """Make the file, let a fresh process answer, and compare."""
     form, log, runtime = subject.form, folder / LOG, subject.form.opener
+    exact = form.numbers == "fp32"  # also of what was trained further, whose own weights are the model here
     own = {"run": str(subject.run), "folder": str(scratch)}
     with Child(JUDGE, source, own, log=log) as judge:
         facts = judge.ask("record", TIMEOUT)
@@ -117,12 +117,12 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
             raise CheckpointError(
                 f"'{subject.run}' holds other weights than vivace compress was given: compress it again"
             )
-        unused = [] if form.exact else judge.ask("unused", TIMEOUT)
+        unused = [] if exact else judge.ask("unused", TIMEOUT)
         calls = Calls.load(scratch)
         with Child(MAKER, source, {**own, "threads": facts["threads"]}, log=log) as maker:
             file = _file(subject, maker, folder, scratch)
             maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
-            width = maker.ask("envelope", TIMEOUT, numbers="fp32" if form.exact else "bf16")
+            width = maker.ask("envelope", TIMEOUT, numbers="fp32" if exact else "bf16")
             asked = [*pieces(calls), *_larger(calls, maker, scratch)]
             expected = scratch / "expected.npz"
             maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
@@ -130,17 +130,13 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         found, versions = answers(runtime, file, form.numbers, facts["threads"], asked, scratch)
         checks = compare(read_arrays(expected), found, width, facts["outputs"])
         change = None
-        if not form.exact:
+        if not exact:
             whole, _ = answers(runtime, file, form.numbers, facts["threads"], calls.inputs, scratch)
-            change = judge.ask(
-                "change",
-                TIMEOUT,
-                outputs=_written(whole, scratch, "whole.npz"),
-                margin=subject.margin or 0.005 * abs(facts["metric"]),
-            )
+            outputs = _written(whole, scratch, "whole.npz")
+            change = judge.ask("change", TIMEOUT, outputs=outputs, margin=subject.margin)
     kept, reason = _answer(checks, layers["checks"], change)
     told = [check.to_dict() for check in checks]
-    unseen = "" if form.further or not kept else astray(told, unused)
+    unseen = astray(told, unused) if kept else ""
     rows = list(map(calls.rows_of, asked))
     return Exported(
         job="",
@@ -201,7 +197,7 @@ def _layers(subject: Subject, maker: Child, file: Path, threads: int, scratch: P
     ``reason`` why none can be told.
     """
     form, found = subject.form, {"of": 0, "checks": [], "reason": ""}
-    if not form.exact:
+    if form.numbers != "fp32":
         return {**found, "reason": f"{form.numbers} moves every layer, and the metric decides"}
     if form.runtime == "aoti":
         return {**found, "reason": "what is compiled ahead of time keeps no layer's output"}

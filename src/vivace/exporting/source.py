@@ -13,15 +13,16 @@ from vivace.serving.forms import BY_NAME, FORMS, FURTHER, Form, form_named
 
 RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
 PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
-UNJUDGED = ("slower", "untried", "unmeasured")  # forms that the export itself proves
+UNJUDGED = ("slower", "untried", "unmeasured", "missing")  # forms that the export itself proves
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A form of the weights of a run. `made` is its file where there is one already, with its sha256.
 
-    `measured` is what the document of `vivace compress` says of it; empty without one. `margin` is what the
-    metric may lose, `weights` the sha256 of the run's weights when they were compressed.
+    `measured` is what the document of `vivace compress` says of it, with the ``batch`` of its calls; empty
+    without one. `margin` is what the metric may lose, `weights` the sha256 of the run's weights when they
+    were compressed.
     """
 
     job: str
@@ -63,17 +64,18 @@ def _of_compression(folder: Path, to: str) -> Subject:
         run, weights = Path(trained["folder"]), str(trained.get("sha256") or "")
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"'{folder / 'compress.json'}' is not what vivace compress wrote") from None
-    if best is None and any(one["name"] == PLAIN[to] and one["status"] in UNJUDGED for one in tried):
+    if best is None and all(one["name"] != PLAIN[to] or one["status"] in UNJUDGED for one in tried):
         run = _moved(run, document, folder)
         return Subject(job, run, BY_NAME[PLAIN[to]], margin=float(margin), weights=weights)
     if best is None:
         why = "; ".join(f"{one['name']}: {one['reason']}" for one in tried)
         raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
     form = form_named(best["name"])
-    weights = "" if best.get("run") else weights  # of what was trained further nothing is written down
+    weights = str(best.get("weights") or "") if best.get("run") else weights
     run, job = _moved(Path(best.get("run") or run), document, folder), best.get("job") or job
     made = folder / "forms" / form.file if best.get("file") else None
-    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best), weights)
+    measured = best | {"batch": document.get("batch")}
+    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), measured, weights)
 
 
 def _moved(run: Path, document: dict[str, Any], folder: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 
 EXTRA = "pip install 'vivace[compress]'"
@@ -64,6 +66,15 @@ class Form:
         """The packages that are not installed."""
         needs = (*self.needs, "torch_pruning") if self.further == PRUNED else self.needs
         return [name for name in needs if not _is_installed(name)]
+
+
+def versions_of(form: Form) -> dict[str, str]:
+    """Of the packages that it is made or run with, beside torch."""
+    found = {}
+    for name in form.needs:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _is_installed(name: str) -> bool:

@@ -37,7 +37,7 @@ from vivace.tensors.trees import batch_size, map_tensors, split, tensors
 from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
-ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
+ADDITIVE = 1e-6  # of a metric: so near must it be to the mean over samples, or to itself when asked again
 REPEATABLE = 1e-3  # of an output's size: what two calls may differ by
 MOST_ALONE = 20_000  # samples whose metric is asked one by one, half a millisecond each
 
@@ -177,7 +177,7 @@ class Judge:
             except (JobError, Refused):  # it needs more than one sample, or other samples beside it
                 found = []
             mean = sum(found) / len(found) if found else float("nan")
-            near = abs(mean - self.recording.metric) <= ADDITIVE * max(1.0, abs(mean))
+            near = abs(mean - self.recording.metric) <= ADDITIVE * max(map(abs, found), default=0.0)
             self._by_sample = found if near else []
         return bool(self._by_sample)
 

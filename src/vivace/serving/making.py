@@ -52,16 +52,14 @@ def in_process(form: Form, material: Material) -> Any:
 
 def in_numbers(form: Form, material: Material) -> Any:
     """The flat model in the numbers of a form, not compiled yet."""
-    if form.folded:
-        flat = folded(material.flat)
-        return flat if form.exact else Bfloat16(flat, channels_last=material.images).eval()
+    flat = folded(material.flat) if form.folded else material.flat
     if form.numbers == "bf16":
-        return Bfloat16(material.flat, channels_last=material.images).eval()
+        return Bfloat16(flat, channels_last=material.images).eval()
     if form.kind == "compiled_int8":
         return int8.in_graph(material)
     if form.numbers == "int8":
         return int8.by_weights(material, dynamic=form.kind == "torchao_int8")
-    return material.flat
+    return flat
 
 
 class Bfloat16(nn.Module):

@@ -11,7 +11,6 @@ from typing import Any
 from vivace.errors import InputError
 
 Z = 1.959964  # of the normal distribution: two-sided 95 %
-_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 19: 2.093}
 FEW = 10  # samples that differ; with fewer, the normal distribution says too much
 MOST_NEEDED = 100_000_000
 
@@ -77,7 +76,7 @@ def by_sample(
     few = sum(d != 0 for d in differences) < FEW
 
     def wide(samples: float) -> tuple[float, float]:
-        half = Z * spread / math.sqrt(samples)
+        half = student(max(1, count - 1)) * spread / math.sqrt(samples)
         half += span * Z**2 / (samples + Z**2) if few else 0.0
         return center - half, center + half
 
@@ -96,16 +95,16 @@ def by_groups(
     each.
 
     The groups are of about equal size (Efron & Tibshirani 1993, chapter 11). Where no group makes a
-    difference, a sample may still count for its share of the metric.
+    difference, or one alone, another sample may still count for its share of the metric.
     """
     groups = len(ours)
     whole = value - reference
     pseudo = [groups * whole - (groups - 1) * (a - b) for a, b in zip(ours, theirs, strict=True)]
-    spread = stdev(pseudo)
+    spread, few = stdev(pseudo), any(a == b for a, b in zip(ours, theirs, strict=True))
 
     def bounds(count: float) -> tuple[float, float]:
-        half = _student(groups - 1) * spread / math.sqrt(groups * count / samples)
-        half += abs(reference) * Z**2 / (count + Z**2) if not spread else 0.0
+        half = student(groups - 1) * spread / math.sqrt(groups * count / samples)
+        half += abs(reference) * Z**2 / (count + Z**2) if few else 0.0
         return whole - half, whole + half
 
     return _change(bounds, samples, margin, reference, value, f"jackknife over {groups} groups of samples")
@@ -167,10 +166,13 @@ def _root(function: Callable[[float], float], level: float, low: float, high: fl
     return (low + high) / 2
 
 
-def _student(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t; between the tabled ones, the wider."""
-    known = max((key for key in _T if key <= freedom), default=2)
-    return _T[known]
+def student(freedom: int) -> float:
+    """The two-sided 95 % quantile of Student's t, from 3 degrees of freedom on to 1 %: by the expansion of
+    Cornish and Fisher (Abramowitz & Stegun 26.7.5).
+    """
+    first, second = (Z**3 + Z) / 4, (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
+    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
+    return Z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def parse_margin(margin: str | float, reference: float) -> float:

@@ -52,6 +52,5 @@ def gather(job: Job, run: str, calls: Path) -> Material:
     the job begins with.
     """
     model = load_trained(job, Path(run))[0] if run else untrained(job)
-    return Material(
-        Flat(model, first_call(job, model).given).eval(), Calls.load(calls), Calls.load(calls / CALIBRATION)
-    )
+    flat = Flat(model, first_call(job, model).given).eval().requires_grad_(False)
+    return Material(flat, Calls.load(calls), Calls.load(calls / CALIBRATION))

@@ -48,11 +48,14 @@ def pruned(job: Job | str, *, run: str | os.PathLike[str], keep: float) -> Job:
 
 
 def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
-    """The trained model with fewer channels, ready to be trained further; equal from process to process."""
+    """The trained model with fewer channels, ready to be trained further, but for what the job's model keeps
+    frozen; equal from process to process.
+    """
     model, _ = load_trained(job, run)
     first = first_call(job, model)
     inputs = [tensor[:ROWS] if tensor.dim() else tensor for tensor in first.inputs]
-    model.requires_grad_(True)
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model.requires_grad_(True)  # which torch-pruning follows
     whole = Flat(model, first.given).eval()
     shapes = _shapes(whole, inputs)
     order = _called(whole, inputs)
@@ -64,6 +67,11 @@ def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
         raise Refused("the model's outputs keep their shapes only where no layer is pruned")
     if sum(p.numel() for p in found.parameters()) == sum(p.numel() for p in whole.parameters()):
         raise Refused(f"no layer has {MULTIPLE} channels to spare")
+    parted = next((names for names in _ties(whole) if names not in _ties(found)), None)
+    if parted:
+        raise Refused(f"'{parted[0]}' and '{parted[1]}' are one tensor, which torch-pruning makes two of")
+    for name, parameter in found.model.named_parameters():
+        parameter.requires_grad_(trains[name])
     return found.model.train()
 
 
@@ -80,9 +88,7 @@ def _cut(whole: Flat, inputs: Sequence[torch.Tensor], keep: float, heads: set[st
     groups: dict[str, dict[Any, int]] = {"in_channel_groups": {}, "out_channel_groups": {}}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of parameters that belong to no layer: shapes are compared after
+            warnings.simplefilter("ignore")  # of parameters of no layer: shapes are compared after
             torch_pruning.pruner.BasePruner(
                 model,
                 list(inputs),
@@ -95,6 +101,14 @@ def _cut(whole: Flat, inputs: Sequence[torch.Tensor], keep: float, heads: set[st
     except Exception as error:  # whatever it meets in a person's forward
         raise Refused(f"torch-pruning cannot follow the model: {type(error).__name__}: {error}") from error
     return model
+
+
+def _ties(flat: Flat) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in flat.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
 
 
 def _width(module: nn.Module) -> int:

@@ -26,7 +26,8 @@ def quantization_aware(job: Job | str, *, run: str | os.PathLike[str]) -> Job:
     """The job with a model that learns to compute in int8, beginning with the weights of a run.
 
     Convolutions and linear layers round their weights and inputs in training mode alone: in evaluation mode
-    the model computes as the job's own does, so that any form can be made of it.
+    the model computes as the job's own does, so that any form can be made of it. What that one keeps frozen
+    stays so.
 
     Args:
         job: a Job, or its reference.
@@ -45,7 +46,7 @@ def _rounding(job: Job, run: Path) -> nn.Module:
         raise Refused("the model has no convolution or linear layer that int8 could serve")
     for layer in layers:
         layer.__class__ = KINDS[type(layer)]  # a copy of the model rounds as well, by its own weights
-    return model.requires_grad_(True).train()
+    return model.train()
 
 
 def _can_round(module: nn.Module) -> bool:

@@ -20,9 +20,9 @@ from vivace.training.resuming import load_into
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a run folder says of itself: the step of its newest whole checkpoint, the sha256 of its weights.
+    """What a run folder says of itself: the step of its newest checkpoint, the sha256 of its weights.
 
-    `metric` is the run's own last one, None without one; `metric_data` says whether it is of
+    `metric` is the run's own of these weights, None without one; `metric_data` says whether it is of
     ``validation`` or ``training`` data. `seed` is the run's, from which its model and data were built.
     """
 
@@ -65,15 +65,20 @@ def plan_of(folder: Path) -> Plan:
 def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
     """The job's model in evaluation mode with the weights of a run, on the processor, and what they are.
 
-    The newest checkpoint whose hashes hold is read, as numbers, texts and tensors only: no code of a stranger
-    runs. Raises CheckpointError where none can be trusted or the weights do not fit the job's model, JobError
-    where the job has several models, InputError where no run has ended in the folder.
+    The newest checkpoint is read, as numbers, texts and tensors only: no code of a stranger runs. Raises
+    CheckpointError where its hashes do not hold or the weights do not fit the job's model, JobError where the
+    job has several models, InputError where no run has ended in the folder.
     """
     document = run_of(folder)
     checkpoints = folder / "checkpoints"
     found = Checkpoints(checkpoints, {}).newest() if checkpoints.is_dir() else None
     if found is None:
         raise CheckpointError(f"'{folder}' holds no checkpoint: train again, and keep its folder checkpoints")
+    if found.skipped:
+        raise CheckpointError(
+            f"the newest checkpoint of '{folder}' cannot be trusted ({'; '.join(found.skipped)}): put back "
+            "an intact copy, or remove it, and the weights before it are taken"
+        )
     seed = int(found.manifest.get("seed") or 0)
     built = _built(job, seed)
     load_into(built, found.model, f"the model of the Job (is '{folder}' a run of another job?)")
@@ -81,7 +86,7 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
         folder=str(folder),
         job=str(document.get("job") or ""),
         step=found.position.step,
-        metric=document.get("metric"),
+        metric=document.get("metric") if found.position.step == document["steps"] else None,
         metric_name=str(document.get("metric_name") or job.metric_name),
         sha256=found.manifest["files"][FILES[0]]["sha256"],
         plan=dict(document.get("plan") or {}),
@@ -104,4 +109,4 @@ def _built(job: Job, seed: int) -> nn.Module:
         raise JobError(
             f"the Job's model() returned {len(models)} modules: one module can be compressed or exported"
         )
-    return built.cpu().eval().requires_grad_(False)
+    return built.cpu().eval()

@@ -20,12 +20,12 @@ IN_CONTAINERS = (
 
 
 def array_of(tensor: torch.Tensor, said: str) -> numpy.ndarray[Any, Any]:
-    """A tensor as other runtimes take it. Raises Refused where they have no such numbers.
+    """A tensor as other runtimes take it, row by row. Raises Refused where they have no such numbers.
 
     `said` is what the model does with it: ``is called with`` or ``returns``.
     """
     try:
-        return tensor.detach().cpu().numpy()
+        return tensor.detach().cpu().contiguous().numpy()
     except (TypeError, RuntimeError):  # bfloat16, or a layout that is not dense
         numbers = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).rpartition(".")[2]
         raise Refused(
