@@ -23,6 +23,9 @@ from vivace.technique import registry
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What pytest makes of the tests' files it keeps, also where Python may not keep what it compiles.
+WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
 SCENES = Path(__file__).parent / "scenes"
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
@@ -36,27 +39,27 @@ PRELOADED = (
 
 # What the longest files take on two cores, about: a hint for their order.
 SECONDS = {
-    "cuda_stand_in/test_gpu_minutes": 140,
+    "tuning/test_ranks": 200,
     "training/test_on_ray": 140,
-    "tuning/test_ranks": 130,
+    "cuda_stand_in/test_gpu_minutes": 125,
     "training/test_survival": 110,
-    "live/test_run": 110,
     "test_strangers": 110,
     "sweeping/test_cluster": 110,
     "verifying/test_defects": 95,
-    "tuning/test_tune": 85,
+    "live/test_run": 80,
+    "tuning/test_tune": 80,
     "compressing/test_further": 75,
     "testing/test_contract": 75,
-    "live/test_search": 75,
     "exporting/test_layers": 70,
     "verifying/test_masks_and_noise": 65,
     "sweeping/test_sweep": 60,
-    "profiling/test_together": 55,
     "profiling/test_verb": 55,
+    "live/test_search": 50,
     "verifying/test_ranks": 50,
     "verifying/test_verify": 50,
     "verifying/test_edits": 50,
     "advising/test_advise": 50,
+    "profiling/test_together": 45,
     "exporting/test_verb": 45,
     "benchmarks/test_kernels": 45,
     "profiling/test_recorder": 45,
@@ -68,13 +71,18 @@ SECONDS = {
     "command/test_cli": 35,
     "test_frameworks": 35,
     "cuda_stand_in/test_exclusive": 35,
+    "cuda_stand_in/test_compiled": 30,
+    "cuda_stand_in/test_kernels": 30,
     "training/test_damage": 30,
     "training/test_training": 30,
     "compressing/test_verb": 30,
-    "comparing/test_recipe": 30,
+    "comparing/test_recipe": 20,
     "test_house": 30,
     "advising/test_counted_jobs": 25,
     "benchmarks/test_cnn_models": 25,
+    "tuning/test_bench": 20,
+    "watching/test_share": 20,
+    "training/test_states": 20,
     "cuda_stand_in/test_no_kernels": 15,
 }
 
@@ -95,6 +103,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish(session):
     """What is there before the first test stays: searches for garbage need not look through it."""
+    sys.dont_write_bytecode = WRITES_NOTHING
     gc.collect()
     gc.freeze()
 

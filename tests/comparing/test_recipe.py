@@ -37,7 +37,7 @@ for _ in range(30 * parser.parse_args().epochs):
         optimizer.zero_grad()
 """
 SLOWER = SCRIPT.replace(
-    "        optimizer.zero_grad()", "        optimizer.zero_grad()\n        time.sleep(0.02)"
+    "        optimizer.zero_grad()", "        optimizer.zero_grad()\n        time.sleep(0.005)"
 )
 
 

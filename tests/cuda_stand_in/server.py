@@ -1,4 +1,5 @@
-"""Forks the programs of these tests from a process that has made their imports, and has computed nothing.
+"""Forks the programs of these tests, and the zygotes of their children, from a process that has made their
+imports, and has computed nothing.
 
 Reads requests from standard input, each a line of JSON: ``code`` or None for the command line, ``words``,
 ``environment``, ``folder``, and files for ``output`` and ``errors``. Answers each with its exit code.
@@ -9,12 +10,16 @@ import os
 import runpy
 import sys
 import traceback
+from pathlib import Path
 from types import ModuleType
 
 import torch._dynamo  # noqa: F401
 
 import vivace.command.cli
-import vivace.live.training  # noqa: F401
+import vivace.live.training
+import vivace.session.opening  # noqa: F401
+
+ZYGOTE = Path(__file__).parents[1] / "scenes" / "zygote.py"
 
 
 def serve(request):
@@ -25,6 +30,7 @@ def serve(request):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "output"), (2, "errors")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    runpy.run_path(str(ZYGOTE))
     sys.path[0] = ""
     sys.argv = [sys.argv[0], *request["words"]]
     if request["code"] is None:

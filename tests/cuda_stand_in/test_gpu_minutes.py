@@ -16,9 +16,8 @@ PARTS = ("ceilings", "correctness", "speed", "tune", "peer", "memory", "verdicts
 # What is called, and by what each is killed the first time: the cases that are there, or the file.
 CALLS = {
     ("first",): 6,
-    ("second",): 2,
+    ("second", "peer", "memory", "verdicts"): 2,
     ("third",): "tune-mlp.tar.gz",
-    ("peer", "memory", "verdicts"): 1,
 }
 MOST_FILES = 8  # come back from where GPUs are lent by the command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -243,11 +244,26 @@ def test_a_script_in_a_long_step_is_asked_to_say_what_it_found(folders, tmp_path
     ways = [way for way in (cover.OVERLAY, cover.READ_ONLY) if possible(way, tmp_path / way)]
     if not ways:
         pytest.skip("nothing keeps a script from writing here")
-    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", (0.0, 0.0))
     late = TRAINING.replace(
-        "    optimizer.step()", "    optimizer.step()\n    import time; time.sleep(1000 * (step == 3))"
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 3:\n        import time; print('it', 'sleeps', flush=True)\n"
+        "        time.sleep(1000)",
     )
-    told = searched(monkeypatch, *folders, late, tmp_path / "out", ways=ways, budget_seconds=12.0).to_dict()
+    begun = subprocess.Popen
+
+    class Patient(begun):
+        """Its time is over once the script is in its long step, however long it took to get there."""
+
+        def wait(self, timeout=None):
+            if timeout != 120.0:  # the budget, and as long again
+                return super().wait(timeout)
+            while "it sleeps" not in (tmp_path / "out" / "script.txt").read_text():
+                assert self.poll() is None
+                time.sleep(0.05)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr("vivace.live.search.subprocess.Popen", Patient)
+    told = searched(monkeypatch, *folders, late, tmp_path / "out", ways=ways, budget_seconds=60.0).to_dict()
     assert told["steps"] >= 3
     assert "no training step" not in told["reason"]
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -231,32 +229,25 @@ LINKED = perceptron(2000, 32, 64, 16)
 
 
 @pytest.fixture(scope="module")
-def linked(tmp_path_factory):
+def linked(start_scene, tmp_path_factory):
     """``(megabits a second, milliseconds) -> document`` of a profile on two hosts with such a link."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("no unshare or no ip here")
     folder = tmp_path_factory.mktemp("linked")
     (folder / "job.py").write_text(LINKED)
 
     def profile(mbit, milliseconds):
         out = folder / f"{mbit}_{milliseconds}"
-        scene = [sys.executable, str(SCENE), str(mbit), str(milliseconds), str(out)]
         words = ["profile", "job.py:job", "--out", f"profile_{out.name}", "--json"]
-        done = subprocess.run(
-            ["unshare", "--map-root-user", "--net", *scene, *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-            timeout=280,
-        )
-        if done.returncode == 77 or "unshare failed" in done.stderr:
-            pytest.skip(f"no network namespaces and TUN devices here: {done.stderr}")
+        scene = {"mbit": mbit, "milliseconds": milliseconds, "out": str(out), "words": words}
+        hosts = start_scene(SCENE, SCENE=scene)
+        hosts.join(280)
+        if hosts.exitcode == 77:
+            pytest.skip("no network namespaces and TUN devices here")
         told = Path(f"{out}.0").read_text()
-        assert done.returncode == 0, told
+        assert hosts.exitcode == 0, told
         return next(json.loads(line) for line in told.splitlines() if line.startswith("{"))
 
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        pytest.skip("no unshare or no ip here")
     return profile
 
 

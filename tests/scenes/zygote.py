@@ -39,6 +39,7 @@ class Forked(launch._Zygote):
         try:
             self._socket.close()
             os.setsid()
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # as `launch` does it
             nothing = os.open(os.devnull, os.O_RDWR)
             for number in range(3):
                 os.dup2(nothing, number)

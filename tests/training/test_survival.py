@@ -436,24 +436,21 @@ def test_what_a_rank_hangs_in_saving_another_one_saves(ranks_of, tmp_path):
 
 @pytest.mark.fault(13)
 @pytest.mark.slow
-def test_a_link_that_is_cut_between_two_hosts_is_told_on_both_and_what_was_trained_is_kept(tmp_path):
-    (tmp_path / "ddp.toml").write_text(DDP)
-    script, job = CROWDED.with_name("two_hosts.sh"), f"{CROWDED.with_name('tiny.py')}:long"
-    words = ["unshare", "--map-root-user", "--net", "bash", str(script), sys.executable, job]
+def test_a_link_that_is_cut_between_two_hosts_is_told_on_both_and_what_was_trained_is_kept(
+    start_scene, tmp_path
+):
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         pytest.skip("no network namespaces here")
-    done = subprocess.run(
-        [*words, str(tmp_path / "ddp.toml"), str(tmp_path / "run")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip(f"no network namespaces here: {done.stderr}")
+    (tmp_path / "ddp.toml").write_text(DDP)
+    words = ["train", f"{CROWDED.with_name('tiny.py')}:long", "--plan", str(tmp_path / "ddp.toml")]
+    words += ["--out", str(tmp_path / "run"), "--rank-timeout", "10s"]
+    scene = {"out": str(tmp_path / "run"), "words": words}
+    hosts = start_scene(CROWDED.with_name("two_hosts.py"), SCENE=scene)
+    hosts.join(400)
+    if hosts.exitcode == 77:
+        pytest.skip("no network namespaces here")
     outputs = [(tmp_path / f"run.{rank}").read_text() for rank in range(2)]
-    assert done.returncode == 1, outputs[0]
+    assert hosts.exitcode == 1, outputs[0]
     near, far = (
         next((line for line in text.splitlines() if line.startswith("vivace: rank 1")), text)
         for text in outputs

@@ -112,14 +112,15 @@ def test_what_may_help_is_tried_before_a_second_baseline_where_time_is_short(tun
 
 @pytest.mark.slow
 def test_a_confirmation_takes_several_pairs_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("vivace.tuning.bench.MOST_ROUNDS", 3)
+    for name in ("MOST_ROUNDS", "MOST_LATE_ROUNDS"):
+        monkeypatch.setattr(f"vivace.tuning.bench.{name}", 3)
     ledger = Ledger(tmp_path / "ledger.jsonl")
     bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=None)
     try:
         bench.check()
         bench.open_reference()
-        trial = bench.confirm(Plan([find("fused_optimizer")(kind="foreach")]), seconds=20, round_seconds=4)
-        refused = bench.confirm(Plan([find("tf32")()]), seconds=20, round_seconds=4)
+        trial = bench.confirm(Plan([find("fused_optimizer")(kind="foreach")]), seconds=20, round_seconds=1)
+        refused = bench.confirm(Plan([find("tf32")()]), seconds=20, round_seconds=1)
     finally:
         bench.close()
     assert trial.rounds >= 3 or trial.seconds > 10
