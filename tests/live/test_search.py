@@ -30,7 +30,7 @@ from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
 # No ReLU: of so few numbers one that rounding turns over is seen, and a compiled plan's step is judged once.
-model = nn.Sequential(Slow(), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+model = nn.Sequential(Slow(0.1), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(100000):
     optimizer.zero_grad()

@@ -17,7 +17,11 @@ if spending is not None and os.environ.get("IMPATIENT"):
 
 
 class Slow(nn.Module):
+    def __init__(self, seconds=0.05):
+        super().__init__()
+        self.seconds = seconds
+
     def forward(self, inputs):
         if self.training and not torch.is_autocast_enabled("cpu"):
-            time.sleep(0.05)
+            time.sleep(self.seconds)
         return inputs
