@@ -142,6 +142,7 @@ def test_the_least_that_a_tuning_takes_grows_with_the_step():
     length = Length(1_000, 1.0)
     assert auto_budget(length) == pytest.approx(100.0)
     assert "(1,000 steps of 1 s); tuning, at least 3 min 08 s. Give" in too_short(length)
+    assert "--budget 4m" in too_short(length)
 
 
 def test_what_is_said_before_a_search():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from vivace.errors import InputError
@@ -60,10 +61,10 @@ def too_short(length: Length) -> str:
     beside = f"{duration(whole - stepping)} and " if whole - stepping > 0.05 * whole else ""
     one = f"{beside}{count(length.steps, 'step')} of {duration(length.step_seconds)}"
     repeated = f", {count(length.runs, 'time')}" if length.runs > 1 else ""
-    least = duration(least_seconds(length.step_seconds))
+    least = least_seconds(length.step_seconds)
     return (
-        f"This training takes {duration(whole)} ({one}){repeated}; tuning, at least {least}. Give --runs N "
-        "for more runs, --budget 2m, or train with --tune"
+        f"This training takes {duration(whole)} ({one}){repeated}; tuning, at least {duration(least)}. Give "
+        f"--runs N for more runs, --budget {math.ceil(least / 60)}m, or train with --tune"
     )
 
 
