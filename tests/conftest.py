@@ -23,9 +23,6 @@ from vivace.technique import registry
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# What pytest makes of the tests' files it keeps, also where Python may not keep what it compiles.
-WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
-
 SCENES = Path(__file__).parent / "scenes"
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
@@ -103,7 +100,6 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish(session):
     """What is there before the first test stays: searches for garbage need not look through it."""
-    sys.dont_write_bytecode = WRITES_NOTHING
     gc.collect()
     gc.freeze()
 
