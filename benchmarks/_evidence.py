@@ -47,6 +47,7 @@ def live_proof(record: dict, file: str) -> Iterator[Row]:
     """How many defects the proof of a script's step refuses, and how many correct plans."""
     words = WORDS[file]
     yield words["live"].format(**record), words["met"].format(**record)
+    yield words["milder"], words["of"].format(**record["milder"])
 
 
 def peer(record: dict, file: str) -> Iterator[Row]:

@@ -45,8 +45,7 @@ def with_gradient(build: Build, of: torch.Tensor, change: Callable[[torch.Tensor
 
 def with_weights(build: Build, change: Callable[[torch.Tensor], torch.Tensor], *, all_of: bool) -> None:
     """Let linear layers and convolutions compute with other weights, all of them or the one in the middle."""
-    found = modules(build, nn.Linear, nn.Conv2d)
-
+    found = [m for m in modules(build, nn.Linear, nn.Conv2d) if type(m) in (nn.Linear, nn.Conv2d)]
     for module in found if all_of else found[len(found) // 2 :][:1]:
         own = module.forward
 
@@ -166,7 +165,9 @@ def weights_in_float8(build: Build) -> None:
 @plant(LIVE)
 def weights_transposed(build: Build) -> None:
     """A kernel reads square weights the wrong way round."""
-    square = [m for m in modules(build, nn.Linear) if m.in_features == m.out_features]
+    square = [
+        m for m in modules(build, nn.Linear) if type(m) is nn.Linear and m.in_features == m.out_features
+    ]
     build.require(square, "no layer is square")
     build.set_flag(
         square[0], "forward", lambda x: nn.functional.linear(x, square[0].weight.t(), square[0].bias)

@@ -5,7 +5,8 @@
 The jobs of benchmarks/examined.py are trained by a plain loop, as a script would be. At one of its steps the
 proof judges, on copies, every planted defect that can act on a script (benchmarks/live_defects.py and those
 of the ruler that change a module), alone and behind bfloat16 autocast, and right plans, which give the rate
-of false alarms: those cost a gain, and nothing else. Demanded: at least 99 % refused.
+of false alarms: those cost a gain, and nothing else. Demanded: at least 99 % refused, but for the ruler's
+milder kinds, which are counted by themselves.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from vivace.plan import Plan
 
 SEEDS, STEPS = (0, 1, 2), (0, 20)  # made before the loop is looked at
 DEMANDED = 0.99
+BESIDE = (  # what they change is no part of a step's call and update
+    *("defect_scheduler_stepped_twice", "defect_clip_norm_doubled", "defect_label_smoothing_lost"),
+    *("defect_weights_rounded_on_close", "defect_dropout_on_in_evaluation"),
+)
 SEEN = "channels_last", "fused_optimizer", "bf16_autocast"  # what `vivace run` lets act
 
 
@@ -52,9 +57,10 @@ def main() -> None:
             flush=True,
         )
     record = summarise(judged)
-    for line in [*record["let_through"], *record["alarms"]]:
+    for line in [*record["let_through"], *record["milder_let_through"], *record["alarms"]]:
         print(f"  {line}")
-    print(f"defects refused: {record['caught']}; right plans refused: {record['false_alarms']}")
+    for title in ("caught", "milder", "false_alarms"):
+        print(f"{title}: {record[title]['count']} of {record[title]['of']} ({record[title]['rate']:.1%})")
     if not small:
         command = "scripts/bench live_proof"
         _record.write({**_record.opened("live_proof", command, vivace.inspect()), **record})
@@ -71,9 +77,11 @@ def examine(name: str, seed: int, steps: int) -> list[dict[str, Any]]:
     def given(_: course.Course, proof: Proof, __: object) -> Plan:
         for plan in right_plans():
             at_this_step(proof, "right", plan)
-        for defect in [*LIVE, *defects.PLANTED, *defects.FURTHER]:
-            at_this_step(proof, "defect", {defect: {}})
-            at_this_step(proof, "defect", {"bf16_autocast": {}, defect: {}})
+        for kind, planted in (("defect", [*LIVE, *defects.PLANTED]), ("milder", defects.FURTHER)):
+            for defect in planted:
+                if defect not in BESIDE:
+                    at_this_step(proof, kind, {defect: {}})
+                    at_this_step(proof, kind, {"bf16_autocast": {}, defect: {}})
         return Plan()
 
     own, course.Course._given = course.Course._given, given  # type: ignore[method-assign]
@@ -128,25 +136,30 @@ def answer_of(proof: Proof, plan: Plan) -> dict[str, Any]:
 def summarise(judged: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of the record, and each plan by name that was not answered as it should be."""
     acted = [entry for entry in judged if entry["answer"] != "cannot act"]
-    planted = [entry for entry in acted if entry["kind"] == "defect"]
-    right = [entry for entry in acted if entry["kind"] == "right"]
-    missed = [entry for entry in planted if entry["answer"] == "let through"]
-    alarms = [entry for entry in right if entry["answer"] == "refused"]
 
-    def rate(count: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    def rate(kind: str, answer: str) -> dict[str, Any]:
+        entries = [entry for entry in acted if entry["kind"] == kind]
+        count = sum(entry["answer"] == answer for entry in entries)
         return {"count": count, "of": len(entries), "rate": count / max(1, len(entries))}
 
-    def shown(entry: dict[str, Any]) -> str:
-        place = f"{entry['job']}_{entry['seed']}, step {entry['step']}"
-        return f"{place}: {entry['plan']} ({entry['reason'] or entry['score']})"
+    def those(kind: str, answer: str) -> list[str]:
+        return [shown(entry) for entry in acted if (entry["kind"], entry["answer"]) == (kind, answer)]
 
     return {
-        "caught": rate(len(planted) - len(missed), planted),
-        "kinds": len({entry["plan"].rpartition(" + ")[2] for entry in planted}),
-        "false_alarms": rate(len(alarms), right),
-        "let_through": list(map(shown, missed)),
-        "alarms": list(map(shown, alarms)),
+        "caught": rate("defect", "refused"),
+        "kinds": len({entry["plan"].rpartition(" + ")[2] for entry in acted if entry["kind"] == "defect"}),
+        "milder": rate("milder", "refused"),
+        "false_alarms": rate("right", "refused"),
+        "let_through": those("defect", "let through"),
+        "milder_let_through": those("milder", "let through"),
+        "alarms": those("right", "refused"),
     }
+
+
+def shown(entry: dict[str, Any]) -> str:
+    """One answer, in a line."""
+    place = f"{entry['job']}_{entry['seed']}, step {entry['step']}"
+    return f"{place}: {entry['plan']} ({entry['reason'] or round(entry['score'], 2)})"
 
 
 if __name__ == "__main__":
