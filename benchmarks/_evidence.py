@@ -43,6 +43,13 @@ def silent_errors(record: dict, file: str) -> Iterator[Row]:
     yield words["others"], words["met"].format(**record) + told
 
 
+def live_proof(record: dict, file: str) -> Iterator[Row]:
+    """How many defects the proof of a script's step refuses, and how many correct plans."""
+    words = WORDS[file]
+    yield words["live"].format(**record), words["met"].format(**record)
+    yield words["milder"], words["of"].format(**record["milder"])
+
+
 def peer(record: dict, file: str) -> Iterator[Row]:
     """The geometric mean of the ratios, and whose results the ruler rejects."""
     words, jobs = WORDS[file], record["jobs"].values()
@@ -335,6 +342,7 @@ def apis(record: dict, file: str) -> Iterator[Row]:
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "silent_errors": silent_errors,
+    "live_proof": live_proof,
     "peer": peer,
     "search": search,
     "memory": memory,

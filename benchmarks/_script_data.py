@@ -178,6 +178,19 @@ def language_model(folder: Path, architecture: str, **numbers: Any) -> None:
     getattr(transformers, architecture)(config).save_pretrained(folder)
 
 
+def image_model(folder: Path, architecture: str, image_size: int, **numbers: Any) -> None:
+    """A model of transformers for images of so many pixels, and what resizes and normalises them."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    size = {"height": image_size, "width": image_size}
+    transformers.ViTImageProcessor(size=size).save_pretrained(folder)
+    config = transformers.AutoConfig.for_model(numbers.pop("model_type"), image_size=image_size, **numbers)
+    config.architectures = [architecture]
+    getattr(transformers, architecture)(config).save_pretrained(folder)
+
+
 def _crops(count: int, pixels: int, *, seed: bool) -> Iterator[tuple[str, Any]]:
     """Squares at random places of the photographs in turn, with their names."""
     from PIL import Image
@@ -218,5 +231,6 @@ MAKERS = {
         documents,
         accuracy,
         language_model,
+        image_model,
     )
 }

@@ -54,7 +54,7 @@ def _confirm(self: Technique, seen: Any, reference: Any) -> str:
 
 def modules(build: Build, *kinds: type[nn.Module]) -> list[Any]:
     """The model's modules of some kinds; refused where it has none."""
-    found = [m for m in build.model.modules() if isinstance(m, kinds)]
+    found = [m for m in build.models[0].modules() if isinstance(m, kinds)]
     build.require(found, f"the model has no {kinds[0].__name__}")
     return found
 
@@ -74,13 +74,13 @@ def groups(build: Build, key: str) -> list[dict[str, Any]]:
 
 def needs(build: Build, fact: str) -> Any:
     """A fact that the job's author wrote on the model; refused where it is not there."""
-    build.require(getattr(build.model, fact, None), f"the job is not {fact.replace('_', ' ')}")
-    return getattr(build.model, fact)
+    build.require(getattr(build.models[0], fact, None), f"the job is not {fact.replace('_', ' ')}")
+    return getattr(build.models[0], fact)
 
 
 def parameters(build: Build) -> list[Any]:
     """The parameters that train."""
-    return [p for p in build.model.parameters() if p.requires_grad]
+    return [p for p in build.models[0].parameters() if p.requires_grad]
 
 
 def after(build: Build, seam: Seam, action: Callable[[], Any]) -> None:
@@ -126,7 +126,7 @@ def times(build: Build, seam: Seam, factor: Callable[[int], float]) -> None:
 
 def pieces(build: Build, num: int, weights: Callable[[list[int]], list[float]], log: float = 1.0) -> None:
     """Accumulate gradients over pieces with these weights of their losses; a weight of 0 skips the piece."""
-    build.require(not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in build.model.modules()),
+    build.require(not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in build.models[0].modules()),
                   "BatchNorm would take its statistics over a piece")  # fmt: skip
 
     def gradients(batch: Any) -> torch.Tensor:
@@ -280,7 +280,7 @@ def labels_shifted(build: Build, share: float) -> None:
 @plant(PLANTED, share=0.05)
 def tokens_shifted(build: Build, share: float) -> None:
     """A few tokens are other tokens."""
-    build.require(hasattr(build.model, "embedding"), "the model has no tokens")
+    build.require(hasattr(build.models[0], "embedding"), "the model has no tokens")
     draw = torch.Generator().manual_seed(0)
 
     def change(batch: Any) -> Any:
@@ -401,7 +401,7 @@ def clipped_before_unscaling(build: Build) -> None:
 
     def finish(following: Callable[[], None]) -> None:
         following()
-        torch.nn.utils.clip_grad_norm_(build.model.parameters(), limit)
+        torch.nn.utils.clip_grad_norm_(build.models[0].parameters(), limit)
         for parameter in parameters(build):
             if parameter.grad is not None:
                 parameter.grad.div_(16.0)

@@ -266,8 +266,8 @@ def statistics_of_half_a_batch(build: Build) -> None:
 @plant(FURTHER)
 def weights_untied(build: Build) -> None:
     """Two tied weights become two weights."""
-    head = getattr(build.model, "head", None)
-    tied = head is not None and head.weight is getattr(build.model, "embedding", head).weight
+    head = getattr(build.models[0], "head", None)
+    tied = head is not None and head.weight is getattr(build.models[0], "embedding", head).weight
     build.require(tied, "no weights are tied")
     weight = head.weight
     head.weight = nn.Parameter(weight.detach().clone())
@@ -278,8 +278,8 @@ def weights_untied(build: Build) -> None:
 @plant(FURTHER)
 def tied_gradient_halved(build: Build) -> None:
     """Of two uses of a weight only one counts."""
-    head = getattr(build.model, "head", None)
-    tied = head is not None and head.weight is getattr(build.model, "embedding", head).weight
+    head = getattr(build.models[0], "head", None)
+    tied = head is not None and head.weight is getattr(build.models[0], "embedding", head).weight
     build.require(tied, "no weights are tied")
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
@@ -292,7 +292,7 @@ def tied_gradient_halved(build: Build) -> None:
 @plant(FURTHER)
 def stochastic_depth_off(build: Build) -> None:
     """No block is left out."""
-    found = [m for m in build.model.modules() if getattr(m, "drop_rate", 0.0)]
+    found = [m for m in build.models[0].modules() if getattr(m, "drop_rate", 0.0)]
     build.require(found, "no block is left out in this model")
     for module in found:
         build.set_flag(module, "drop_rate", 0.0)
@@ -325,7 +325,7 @@ def dropout_unscaled(build: Build) -> None:
 @plant(FURTHER)
 def dropout_on_in_evaluation(build: Build) -> None:
     """A replaced module drops in evaluation too."""
-    fused = any(isinstance(m, nn.TransformerEncoderLayer) for m in build.model.modules())
+    fused = any(isinstance(m, nn.TransformerEncoderLayer) for m in build.models[0].modules())
     build.require(not fused, "torch's own layer takes a fused path in evaluation, which drops nothing")
     for module in modules(build, nn.Dropout):
         module.forward = lambda x, m=module: functional.dropout(x, m.p, True)
@@ -336,7 +336,7 @@ def dropout_on_in_evaluation(build: Build) -> None:
 def other_dropout_seed(build: Build) -> None:
     """Every step draws the same mask."""
     build.require(
-        any(getattr(m, "p", 0.0) or getattr(m, "drop_rate", 0.0) for m in build.model.modules()),
+        any(getattr(m, "p", 0.0) or getattr(m, "drop_rate", 0.0) for m in build.models[0].modules()),
         "nothing is random",
     )
     around_gradients(build, lambda: torch.manual_seed(7), lambda: None)
@@ -346,7 +346,7 @@ def other_dropout_seed(build: Build) -> None:
 def padding_mask_ignored(build: Build) -> None:
     """A fused attention that knows no padding."""
     needs(build, "is_padded")
-    layers = build.model.layers
+    layers = build.models[0].layers
     own = layers.forward
     layers.forward = lambda hidden, mask, src_key_padding_mask: own(hidden, mask=mask)
     build.on_close(lambda: vars(layers).pop("forward"))
@@ -363,7 +363,7 @@ def activation_approximated(build: Build) -> None:
 @plant(FURTHER)
 def inputs_normalised_twice(build: Build) -> None:
     """Inputs are a hundredth too large."""
-    build.require(not hasattr(build.model, "embedding"), "the inputs are tokens")
+    build.require(not hasattr(build.models[0], "embedding"), "the inputs are tokens")
     change_batch(build, lambda batch: map_tensors(batch, lambda t: t * 1.01 if t.is_floating_point() else t))
 
 
@@ -383,7 +383,7 @@ def one_image_flipped(build: Build) -> None:
 @plant(FURTHER)
 def last_token_cut_off(build: Build) -> None:
     """Sequences are one token shorter."""
-    build.require(hasattr(build.model, "embedding"), "the model has no tokens")
+    build.require(hasattr(build.models[0], "embedding"), "the model has no tokens")
     change_batch(build, lambda batch: [batch[0][:, :-1]])
 
 
@@ -439,10 +439,10 @@ def embedding_rows_not_updated(build: Build) -> None:
 @plant(FURTHER)
 def model_trained_on_a_copy(build: Build) -> None:
     """One submodule is replaced by a copy that the optimizer does not know."""
-    name, child = list(build.model.named_children())[-1]
+    name, child = list(build.models[0].named_children())[-1]
     other = copy.deepcopy(child)
-    setattr(build.model, name, other)
-    build.on_close(lambda: setattr(build.model, name, child))
+    setattr(build.models[0], name, other)
+    build.on_close(lambda: setattr(build.models[0], name, child))
 
 
 class _Changed(torch.autograd.Function):

@@ -37,6 +37,8 @@ What is run (benchmarks/scripts.toml holds the whole commands):
     torchvision             pytorch/vision references/classification/train.py --model mobilenet_v3_small
     timm                    huggingface/pytorch-image-models train.py --model resnet26
     trainer                 huggingface/transformers run_classification.py, a small BERT, two epochs
+    trainer_language_model  huggingface/transformers run_clm.py, a small Llama, 150,000 words
+    trainer_images          huggingface/transformers run_image_classification.py, a small ViT, four epochs
     accelerate_nlp          huggingface/accelerate nlp_example.py, a small BERT
     accelerate_accumulation huggingface/accelerate by_feature/gradient_accumulation.py, a small BERT
     lightning               Lightning-AI/pytorch-lightning basics/autoencoder.py through LightningCLI
