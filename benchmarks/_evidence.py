@@ -46,8 +46,8 @@ def silent_errors(record: dict, file: str) -> Iterator[Row]:
 def live_proof(record: dict, file: str) -> Iterator[Row]:
     """How many defects the proof of a script's step refuses, and how many correct plans."""
     words = WORDS[file]
-    yield words["live"].format(**record), words["met"].format(**record)
-    yield words["milder"], words["of"].format(**record["milder"])
+    told = words["met"].format(**record) + words["milder"].format(**record["milder"])
+    yield words["live"].format(**record), told
 
 
 def peer(record: dict, file: str) -> Iterator[Row]:

@@ -13,7 +13,7 @@ WORDS = {
         "caught by `verify --against`; correct edits rejected",
         "live": "{kinds} kinds of defects in what acts on a script's step, alone and behind bfloat16: "
         "refused by the proof of `vivace run`; correct plans refused",
-        "milder": "The same steps, the ruler's milder or rarer kinds that can act there: refused",
+        "milder": "; of the ruler's milder kinds, {count} of {of}",
         "met": "{caught[count]} of {caught[of]}; {false_alarms[count]} of {false_alarms[of]}",
         "missed": "; missed: {names}",
         "undecided": "The same examination, left undecided in little time: defects, correct plans",
@@ -113,7 +113,7 @@ WORDS = {
         "`verify --against` 发现的；误判的正确修改",
         "live": "植入作用于脚本训练步之处的 {kinds} 种缺陷，单独或藏在 bfloat16 之后："
         "被 `vivace run` 的证明拒绝的；误拒的正确方案",
-        "milder": "同样的训练步，标尺中更轻微或更少见、且能在那里起作用的种类：被拒绝的",
+        "milder": "；标尺中较轻微的种类：{count} / {of}",
         "met": "{caught[count]} / {caught[of]}；{false_alarms[count]} / {false_alarms[of]}",
         "missed": "；未发现：{names}",
         "undecided": "同一考核中，因时间少而未判定的：错误、正确的方案",

@@ -37,9 +37,9 @@ def test_defects_are_refused_right_plans_may_act_and_the_record_counts_both(live
     found = live_proof.summarise(judged)
     assert found["caught"] == {"count": 4, "of": 4, "rate": 1.0}
     assert found["false_alarms"] == {"count": 0, "of": 1, "rate": 0.0}
-    row, _ = _evidence.live_proof(found, "README.md")
+    (row,) = _evidence.live_proof(found, "README.md")
     assert row[0].startswith("2 kinds of defects")
-    assert row[1] == "4 of 4; 0 of 1"
+    assert row[1] == "4 of 4; 0 of 1; of the ruler's milder kinds, 0 of 0"
 
 
 def test_what_is_let_through_is_named(live_proof, monkeypatch):
