@@ -19,7 +19,7 @@ from vivace.testing.contract import process_flags, training_device
 FOLDER = Path(__file__).parent / "strangers"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 TUNED = ("dict_batches", "slow_loader", "gan")  # batches of their own, a slow loader, a step of its own
-BUDGET_SECONDS = 10
+BUDGET_SECONDS = 6
 DEVICE = training_device(inspect()).type
 STEPS = 2
 
@@ -58,7 +58,7 @@ def test_the_page_shows_a_strangers_average_of_weights():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TUNED)
-def test_tune_verify_train(name, tmp_path):
+def test_tune_verify_train(name, tmp_path, hurried):
     result = vivace.tune(reference(name), budget=BUDGET_SECONDS, out=tmp_path / "tune")
     assert Plan.load(tmp_path / "tune" / "plan.toml") == result.plan
     assert all(trial.reason for trial in result.trials if trial.status != "measured")

@@ -21,6 +21,7 @@ from summary import write
 
 import vivace
 from vivace.errors import InputError
+from vivace.processes.launch import preload
 
 # Seconds. These are the commands for a GPU that is lent for half an hour, ten minutes a command. What matters
 # most comes first, and what one does not reach of a part goes on in the next.
@@ -70,6 +71,7 @@ def main() -> int:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     chosen.out.mkdir(parents=True, exist_ok=True)
     planned, bad = list(_planned(chosen.parts or list(CALLS))), list[str]()
+    preload(["torchvision", "sklearn.datasets"])  # which dozens of children import
     try:
         for part, seconds in planned:
             begin = time.monotonic()

@@ -18,12 +18,12 @@ from vivace.session.opening import first_batches
 
 class Budgets:
     """Serves `vivace.processes.launch.Child`: the memory benchmarks on one of the GPU's jobs; in a dry run
-    one budget, few rounds, and beside decisions for blocks the first two techniques."""
+    one budget, few rounds, and beside decisions for blocks the first technique."""
 
     def __init__(self, job: vivace.Job, dry: bool) -> None:
         if dry:
             memory_budgets.DEMANDED, memory_budgets.ROUNDS = {50: 15.0}, 4
-            memory_budgets.choosers = lambda *given: islice(choosers(*given), 3)
+            memory_budgets.choosers = lambda *given: islice(choosers(*given), 2)
         batches = first_batches(job.data(), 2)
         self.job = vivace.Job(**{**vars(job), "data": lambda: batches})
 

@@ -120,7 +120,7 @@ def verdicts(book: Book) -> None:
 
 
 def _verdict(book: Book, name: str) -> Case:
-    options = ["--no-gain", "--seconds", "1.5"] if book.dry else ["--seconds", "2.5"]
+    options = ["--no-gain", "--seconds", "0.5"] if book.dry else ["--seconds", "2.5"]
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "rows.json")
         command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(rows), *options]

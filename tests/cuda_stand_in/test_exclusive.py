@@ -25,18 +25,20 @@ from pathlib import Path
 from vivace.processes.launch import Source
 from vivace import inspect
 from vivace.ledger import Ledger
+from vivace.measuring import paired
 from vivace.plan import Plan
 from vivace.technique import Numerics
 from vivace.tuning import bench as bench_module
 from vivace.tuning.bench import Bench
+paired.BLOCK_SECONDS = 0.05
 bench_module.MOST_LATE_ROUNDS = 1  # a plan beside itself is as often undecided as not
 ledger = Ledger(Path(sys.argv[2], "ledger.jsonl"))
 bench = Bench(Source(sys.argv[1]), inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
 try:
     bench.check()
     bench.open_reference()
-    found = bench.measure(Plan(), seconds=20, comparing=2, role="baseline_default", strict=False)
-    again = bench.confirm(Plan(), seconds=2, round_seconds=1)
+    found = bench.measure(Plan(), seconds=4, comparing=1, role="baseline_default", strict=False)
+    again = bench.confirm(Plan(), seconds=1, round_seconds=1)
     print(found.status, found.reason, again.status, again.reason)
 finally:
     bench.close()

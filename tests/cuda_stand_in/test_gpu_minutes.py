@@ -1,4 +1,4 @@
-"""benchmarks/gpu.sh on a stand-in that computes: its three calls with tiny shapes, each killed on its way."""
+"""benchmarks/gpu.sh on a stand-in that computes: its three calls with tiny shapes, two killed on the way."""
 
 import contextlib
 import json
@@ -13,10 +13,10 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 PARTS = ("ceilings", "correctness", "speed", "tune", "peer", "memory", "verdicts", "cnn", "feed")
-# What is called, and by what each is killed the first time: the cases that are there, or the file.
+# What is called, and by what it is killed the first time: the cases that are there, or the file.
 CALLS = {
     ("first",): 6,
-    ("second", "peer", "memory", "verdicts"): 2,
+    ("second", "peer", "memory", "verdicts"): None,
     ("third",): "tune-mlp.tar.gz",
 }
 MOST_FILES = 8  # come back from where GPUs are lent by the command
@@ -82,7 +82,8 @@ def rehearsed(stand_in, tmp_path_factory):
     out, log = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("log") / "log"
     script = Script(stand_in, out, log)
     for words, reached in CALLS.items():
-        script.kill(words, reached)
+        if reached is not None:
+            script.kill(words, reached)
         left = lines_of(out)
         files = list(out.iterdir())
         assert len(files) <= MOST_FILES

@@ -28,7 +28,9 @@ def contestants():
     load(STAGE)  # registers the planted techniques here
     source, machine = Source(STAGE), vivace.inspect()
     made = [Contestant(source, machine) for _ in range(2)]
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vivace.measuring.paired.BLOCK_SECONDS", 0.12)  # of three steps at least
+        yield made
     for contestant in made:
         contestant.close()
 
@@ -55,7 +57,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_block_changes_no_ratio(con
         os.killpg(candidate.child.pid, signal.SIGCONT)
 
     def block(steps, **how):
-        stopping = threading.Timer(0.1, stop)
+        stopping = threading.Timer(0.04, stop)
         if next(blocks) == 2:
             stopping.start()
         begin = time.monotonic()

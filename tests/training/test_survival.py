@@ -411,7 +411,7 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
-    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s"))
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "7s"))
     assert code == 1, output
     (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 1 (process")]
     assert int(re.search(r"has been at step 6 for (\d+)", told)[1]) >= 6
@@ -426,7 +426,7 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(r
 @pytest.mark.slow
 def test_what_a_rank_hangs_in_saving_another_one_saves(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck_disk.py')}:job"
-    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s", "--max-steps", "5"))
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "7s", "--max-steps", "5"))
     assert code == 1, output
     (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 0 (process")]
     assert "has been at the checkpoint of step 5 for " in told
@@ -443,7 +443,7 @@ def test_a_link_that_is_cut_between_two_hosts_is_told_on_both_and_what_was_train
         pytest.skip("no network namespaces here")
     (tmp_path / "ddp.toml").write_text(DDP)
     words = ["train", f"{CROWDED.with_name('tiny.py')}:long", "--plan", str(tmp_path / "ddp.toml")]
-    words += ["--out", str(tmp_path / "run"), "--rank-timeout", "10s"]
+    words += ["--out", str(tmp_path / "run"), "--rank-timeout", "6s"]
     scene = {"out": str(tmp_path / "run"), "words": words}
     hosts = start_scene(CROWDED.with_name("two_hosts.py"), SCENE=scene)
     hosts.join(400)

@@ -22,7 +22,7 @@ STAGE = Path(__file__).parents[1] / "scenes" / "stage.py"
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
+def bench(tmp_path, monkeypatch, hurried):
     monkeypatch.setenv("DEVICE", str(tmp_path / "device"))
     load(f"{STAGE}:large")  # registers the planted techniques here
     ledger = Ledger(tmp_path / "ledger.jsonl")
@@ -37,11 +37,11 @@ def bench(tmp_path, monkeypatch):
 
 def test_they_take_turns_and_the_winner_is_confirmed_in_turns(bench):
     plan = Plan.from_dict({"planted_quick": {}})
-    trial = bench.measure(plan, seconds=20, comparing=3)
+    trial = bench.measure(plan, seconds=20, comparing=2)
     assert bench.apart
     assert (trial.status, trial.reason) == ("measured", "")
     assert 2.0 < trial.ratio.low <= trial.ratio.high < 5.0  # 40 ms against 10 ms
-    confirmed = bench.confirm(plan, seconds=4, round_seconds=4)
+    confirmed = bench.confirm(plan, seconds=2, round_seconds=2)
     assert confirmed.status == "measured"
     assert confirmed.ratio.low > 2.0
 

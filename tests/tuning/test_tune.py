@@ -29,22 +29,21 @@ from vivace.tuning.tuner import _Tuning
 from vivace.verifying.verdict import Verdict
 
 STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
-BUDGET_SECONDS = 38
+BUDGET_SECONDS = 26
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
+def tuned(tmp_path_factory, hurried):
     folder = tmp_path_factory.mktemp("tuned") / "run"
     events = []
 
     def listen(event):
         events.append(event.kind)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Times, "comparing", lambda self, plan, left: 3.0)  # what is planted is far faster
-        # As long as that a stutter of 0.3 s while a plan warms up does not decide whether it pays.
-        result = vivace.tune(STAGE, budget=BUDGET_SECONDS, steps=1000, out=folder, on_event=listen)
-        yield result, folder, events
+    # As long as that a stutter of 0.3 s while a plan warms up does not decide whether it pays.
+    result = vivace.tune(STAGE, budget=BUDGET_SECONDS, steps=1000, out=folder, on_event=listen)
+    return result, folder, events
 
 
 @pytest.mark.slow

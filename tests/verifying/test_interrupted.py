@@ -22,7 +22,7 @@ samples = TensorDataset(inputs, inputs[:, :4].argmax(1))
 
 
 def accuracy(model, batches):
-    time.sleep(1.0)
+    time.sleep(0.4)
     return torch.cat([(model(x).argmax(1) == y).float() for x, y in batches]).mean().item()
 
 

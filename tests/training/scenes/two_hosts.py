@@ -14,6 +14,10 @@ from types import SimpleNamespace
 
 import psutil
 
+from vivace.training import meeting, verdict
+
+meeting.LINK_SECONDS, verdict.SILENT_SECONDS = 6, 4.0  # until the link is known to be cut
+
 hosts = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "scenes" / "hosts.py")))
 scene = globals()["SCENE"]
 out = scene["out"]

@@ -20,4 +20,4 @@ def stop(self, command, *arguments, **more):
 
 if os.environ["RANK"] == "1":
     Child.ask = stop
-runpy.run_path(str(Path(__file__).parents[2] / "scenes" / "rank.py"))
+runpy.run_path(str(Path(__file__).with_name("hurried.py")))

@@ -4,11 +4,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
-from vivace.tuning.times import Times
 
 WIDTH, BLOCKS = 384, 8
 torch.set_num_threads(1)
-Times.comparing = lambda self, plan, left: 2.0
 
 
 class Block(torch.nn.Module):
