@@ -1,6 +1,7 @@
 """The job file of the best configuration, read by a process that knows nothing of the sweep."""
 
 import importlib
+import math
 import sys
 
 import pytest
@@ -23,6 +24,20 @@ def job(width: int = 4) -> vivace.Job:
 """
 
 
+UNCLIPPED = """
+import torch, vivace
+
+def job(clip: float = 1.0) -> vivace.Job:
+    return vivace.Job(
+        model=lambda: torch.nn.Linear(2, 2),
+        data=lambda: [torch.zeros(2, 2)],
+        loss=lambda model, batch: model(batch).sum(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        metric_name=str(clip),
+    )
+"""
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """``package()`` imports a module that takes a name from its neighbour; later it is forgotten."""
@@ -41,6 +56,14 @@ def package(tmp_path, monkeypatch):
 def forget():
     for name in [name for name in sys.modules if name.partition(".")[0] == "networks_of_mine"]:
         del sys.modules[name]
+
+
+def test_what_is_not_finite_is_written_as_python_reads_it(tmp_path):
+    (tmp_path / "train.py").write_text(UNCLIPPED)
+    reference = write_best(
+        tmp_path / "best.py", JobFunction(f"{tmp_path / 'train.py'}:job"), {"clip": math.inf}, "The best."
+    )
+    assert load(reference).metric_name == "inf"
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -2,14 +2,16 @@
 
 import contextlib
 import inspect
+from typing import Optional
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from vivace.errors import InputError
-from vivace.sweeping.space import range_told, size_of, space_of, told
+from vivace.sweeping.space import combinations, range_told, size_of, space_of, told
 
 
 def job(lr: float = 0.1, width: int = 64, depth: int = 3, name="sgd", factor=1.0, *, needed):
@@ -110,13 +112,43 @@ def test_a_choice_that_a_journal_would_give_back_as_another_is_refused():
         space_of({"width": pairs, "needed": 1}, KNOWN)
 
 
+@pytest.mark.parametrize("annotation", [float | None, Optional[float], "float | None"])  # noqa: UP045
+def test_a_range_of_a_real_number_or_none_is_of_real_numbers(annotation):
+    def job(decay=None):
+        """The parameters of a job's function."""
+
+    job.__annotations__["decay"] = annotation
+    known = inspect.signature(job).parameters
+    assert space_of(["decay=0..1"], known)[0] == {"decay": FloatDistribution(0.0, 1.0)}
+    with pytest.raises(InputError, match="decay is a number, and 'l2' is none"):
+        space_of(["decay=None,l2"], known)
+
+
+def test_numpys_numbers_are_given_as_the_journal_gives_them_back():
+    choices = list(numpy.logspace(-3, -1, 3))
+    space, fixed = space_of(
+        {"lr": CategoricalDistribution(choices), "factor": choices[0], "needed": 1}, KNOWN
+    )
+    assert {type(one) for one in (*space["lr"].choices, fixed["factor"])} == {float}
+
+
 def test_sizes_of_spaces():
     assert size_of(read("width=32,64", "depth=2..6")[0]) == 10
     assert size_of(read("lr=0..1")[0]) == float("inf")
 
 
+def test_all_combinations_are_those_that_optuna_draws_and_never_held_together():
+    space = {"width": CategoricalDistribution([4, 8]), "decay": FloatDistribution(0, 0.3, step=0.1)}
+    found = list(combinations(space))
+    assert len(found) == size_of(space) == 8
+    assert all(space["decay"]._contains(one["decay"]) for one in found)
+    many = combinations({"needed": IntDistribution(0, 10**15), "depth": IntDistribution(0, 10**15)})
+    assert [next(many), next(many)] == [{"needed": 0, "depth": 0}, {"needed": 0, "depth": 1}]
+
+
 def test_parameters_are_told_with_three_digits():
     assert told({"lr": 0.0123456, "width": 64, "name": "sgd"}) == "lr=0.0123, width=64, name=sgd"
+    assert told({"bias": -0.5, "shift": -1234.5}) == "bias=-0.5, shift=-1.23e+03"
     assert told({"lr": 12345.6, "steps": 12345, "huge": 1.9e23}) == "lr=1.23e+04, steps=12345, huge=1.9e+23"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
-from vivace.errors import Refused
+from vivace.errors import JobError, Refused
 from vivace.inspection import inspect
 from vivace.job import JobFunction
 from vivace.sweeping.stacking import child, choice, updates
@@ -263,12 +263,122 @@ def test_what_draws_otherwise_is_refused(jobs, opened):
     assert {str(one) for one in found.values()} == {"the step draws from Python's or NumPy's random numbers"}
 
 
+class Annealed(torch.nn.Linear):
+    """Its output fades in over many steps, which it counts."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.steps, self.last = 0, None
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        self.last = super().forward(x)
+        return self.last * min(1.0, 0.1 + self.steps / 1e9)
+
+
+def test_steps_that_count_in_python_are_refused(jobs, opened):
+    """So slowly that the first steps are those of the run alone; a note of the last step is no count."""
+
+    def in_model(lr=0.1):
+        return dataclasses.replace(jobs.job(lr), model=Annealed)
+
+    def in_loss(lr=0.1):
+        seen = []
+
+        def loss(model, batch):
+            seen.append(1)
+            return jobs.loss(model, batch) * (1 + len(seen) / 1e9)
+
+        return dataclasses.replace(jobs.job(lr), loss=loss)
+
+    def noted(lr=0.1):
+        note = {}
+
+        def loss(model, batch):
+            note["outputs"] = model(batch[0])
+            return torch.nn.functional.cross_entropy(note["outputs"], batch[1])
+
+        return dataclasses.replace(jobs.job(lr), loss=loss)
+
+    found = {}
+    for function in (in_model, in_loss, noted):
+        rows = opened(function, {}, {"lr": 0.2})
+        found[function.__name__] = [str(one) for one in prove(stacked(rows), rows, Tightest()).values()]
+    counted = "its steps count in Python (%s), where a stack has one place for all runs"
+    assert found["in_model"] == [counted % "steps"] * 2
+    assert found["in_loss"] == [counted % "what its functions hold"] * 2
+    assert all(text.startswith("Proof(") for text in found["noted"])
+
+
 def test_structures_differ_where_rows_may_not_share_a_stack(jobs, opened):
     plain, wide, clipped, dropped, other = opened(
         jobs.job, {}, {"width": 9}, {"clip": 1.0}, {"dropout": 0.4, "lr": 0.3}, {"optimizer": "adam"}
     )
     assert structure_of(plain) == structure_of(dropped)
     assert len({structure_of(row) for row in (plain, wide, clipped, other)}) == 4
+
+
+def test_a_run_of_which_a_stack_would_leave_something_out_is_refused(jobs, opened):
+    """Also where the first steps would not show it."""
+
+    def hooked(model):
+        found = torch.optim.SGD(model.parameters(), lr=0.1)
+        found.register_step_post_hook(lambda *_: None)  # such as an average of the weights
+        return found
+
+    def beside(model):
+        return torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+
+    changes = {
+        "its optimizer has hooks": {"optimizer": hooked},
+        "weights that are not the model's": {"optimizer": beside},
+        "the job has on_trained": {"on_trained": lambda model, folder: None},
+    }
+    for reason, change in changes.items():
+        with pytest.raises(Refused, match=reason):
+            opened(lambda change=change: dataclasses.replace(jobs.job(), **change), {})
+    falling = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}
+    with pytest.raises(JobError, match="give it mode='max'"):  # as `train` says of the run alone
+        opened(lambda: dataclasses.replace(jobs.job(), **falling), {})
+
+
+@pytest.mark.parametrize("setting", ["amsgrad", "decoupled_weight_decay"])
+def test_who_follows_is_updated_as_those_who_are_there_or_refused(jobs, tmp_path, setting):
+    """In the first steps Adam's largest squared gradient is the last one: a proof sees no difference."""
+
+    def job(lr: float = 0.01, on: bool = False):
+        return dataclasses.replace(
+            jobs.job(),
+            optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=lr, weight_decay=1e-5, **{setting: on}),
+        )
+
+    def told(number, **parameters):
+        return {"number": number, "parameters": parameters, "out": str(tmp_path / str(number)), "seed": 0}
+
+    stacked = StackedTrials(JobFunction(job), 1)
+    rows = stacked._opened([told(1), told(2, lr=0.02)])
+    stacked.stack = Stack(rows, stacked.feed)
+    rows += stacked._opened([told(3, lr=0.03), told(4, on=True)])
+    for row in rows:
+        row.close()
+    assert [row.number for row in rows] == [1, 2, 3]
+    assert stacked.refused == {4: "its optimizer is set to another kind of update than those of the others"}
+
+
+def test_an_adam_whose_decay_is_adamws_is_updated_as_adamw(jobs, opened):
+    def job(lr):
+        return dataclasses.replace(
+            jobs.job(),
+            optimizer=lambda m: torch.optim.Adam(
+                m.parameters(), lr, weight_decay=0.1, decoupled_weight_decay=True
+            ),
+        )
+
+    rows = opened(job, {"lr": 0.01}, {"lr": 0.02})
+    stack = stacked(rows)
+    assert type(stack.rule) is updates.AdamW
+    assert all(isinstance(one, Proof) for one in prove(stack, rows, Tightest()).values())
 
 
 def test_unequal_batches_are_refused(jobs, opened):
@@ -398,3 +508,26 @@ def test_a_later_stack_of_a_shape_is_proven_and_not_timed_again(jobs, tmp_path, 
     assert (decision.rows, decision.at_once, again.stack.at_once) == (2, 1, 1)
     assert decision.ratio == first.ratio
     assert again.proofs
+
+
+def test_loaders_with_workers_of_their_own_are_as_many_as_the_cores_serve(jobs, tmp_path):
+    """Each run reads by its own: 32 runs of four workers would be 128 processes."""
+
+    def job(lr=0.1):
+        data = list(jobs.table(48))
+        return dataclasses.replace(jobs.job(lr), data=lambda: DataLoader(data, batch_size=16, num_workers=1))
+
+    trials = [
+        {"number": n, "parameters": {"lr": 0.1 * n}, "out": str(tmp_path / str(n)), "seed": 0}
+        for n in (1, 2, 3)
+    ]
+    stacked = StackedTrials(JobFunction(job), 1)
+    stacked.machine = dataclasses.replace(stacked.machine, num_cores=1)
+    rows = stacked._opened(trials)
+    decision = stacked._decided(rows, None)
+    for row in rows:
+        row.close()
+    assert not decision.fused
+    assert set(stacked.refused) == {2, 3}
+    assert decision.reason == "the cores have room for the loaders, of 1 worker each, of 1 run at once"
+    assert choice.most_rows(rows[0], 2, 8)[0] == 4

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import median, stdev
 
 import pytest
+from optuna.distributions import FloatDistribution
 from optuna.pruners import HyperbandPruner
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
@@ -151,6 +152,7 @@ def test_a_journal_cut_anywhere_is_resumed_with_no_trial_twice(tmp_path):
         again = study_in(folder, epochs=1)
         assert again.num_begun == len(again.counted()) + len(again.open())
         left = again.left_over()
+        assert not [t for t in again.trials() if t.state == TrialState.WAITING]  # for whom nobody asked again
         for asked in left:
             assert set(asked.parameters) == {"lr", "width"}
             again.complete(asked.number, [0.0], metric=0.0)
@@ -210,6 +212,16 @@ def test_no_combination_is_tried_twice_and_a_small_space_ends(tmp_path):
     assert len(seen) == len(set(seen)) == 12
     assert len(study.counted()) == len(seen)
     assert study.exhausted
+
+
+def test_a_range_in_steps_is_tried_once_each_up_to_its_end(tmp_path):
+    space = {"lr": FloatDistribution(0, 0.3, step=0.1)}  # of which 3 * 0.1 is above the end
+    study = Study(tmp_path / "study.journal", Setting("train.py:job", to_dict(space), {}, 0, 1), space)
+    seen = []
+    while (asked := study.ask()) is not None:
+        seen.append(asked.parameters["lr"])
+        study.complete(asked.number, [0.0])
+    assert sorted(seen) == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
 def test_a_shape_whose_combinations_have_been_tried_gives_no_other(tmp_path):
@@ -279,12 +291,24 @@ def test_a_full_disk_ends_the_sweep_and_it_goes_on_later(tmp_path):
             run(study, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert study.path.stat().st_size > size  # half a line
+    assert study.path.read_bytes().endswith(b"\n")  # no half a line, which another trial's would join
+    run(study, 1)
     again = study_in(tmp_path, epochs=1)
     for asked in again.left_over():
         again.complete(asked.number, [0.0], metric=0.0)
-    run(again, 4 - len(again.counted()))
-    assert [t.number for t in again.counted()] == [0, 1, 2, 3]
+    run(again, 5 - len(again.counted()))
+    assert [t.number for t in again.counted()] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.fault(29)
+def test_a_journal_that_is_damaged_in_its_middle_is_one_sentence(tmp_path):
+    study = study_in(tmp_path)
+    run(study, 2)
+    lines = study.path.read_bytes().splitlines(keepends=True)
+    lines[4] = b"\0" * 20 + b"\n"
+    study.path.write_bytes(b"".join(lines))
+    with pytest.raises(FolderError, match=r"line 5 of '.*study.journal' is damaged: put back an intact copy"):
+        study_in(tmp_path)
 
 
 @pytest.mark.fault(29)
@@ -342,6 +366,15 @@ def test_the_winner_is_only_called_so_beyond_the_interval():
     assert is_winner(ranked([finalist(0, 0.9, 0.7, 0.8), finalist(1, 0.8, 0.75, 0.82)])) is False
     assert is_winner([finalist(0)]) is None
     assert is_winner(ranked([finalist(0), finalist(1)])) is None
+
+
+def test_what_failed_under_a_seed_stands_behind_what_did_not():
+    """Whatever it reached in the search, and under the seeds that it survived."""
+    failed, shaky = Finalist(0, {}, 0.99, None), Finalist(1, {}, 0.98, spread_of({2: 0.97, 3: 0.98}))
+    found = ranked([failed, shaky, finalist(2, 0.5, 0.52, 0.51), finalist(3, 0.8, 0.81, 0.82)])
+    assert [one.number for one in found] == [3, 2, 1, 0]
+    assert is_winner([found[0], found[1], found[3]])
+    assert not is_winner(found)
 
 
 def test_the_interval_is_students():

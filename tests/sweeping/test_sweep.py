@@ -1,5 +1,6 @@
 """Whole sweeps of tiny jobs: failures, kills, resuming, and what comes out."""
 
+import dataclasses
 import json
 import os
 import runpy
@@ -9,22 +10,20 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 
 import vivace
-from vivace.errors import AnswerIsNo, ChildFailed, FolderError, InputError, JobError, PlanError
+from vivace.errors import AnswerIsNo, FolderError, InputError, JobError, PlanError
 from vivace.events import EventKind
 from vivace.job import JobFunction, load
 from vivace.machine import Device, Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Source
-from vivace.sweeping import packing, searching, trial
+from vivace.sweeping import packing, searching
 from vivace.sweeping import runs as runs_module
 from vivace.sweeping.answering import answer
 from vivace.sweeping.folder import SweepFolder
@@ -272,6 +271,42 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
     assert [trial.number for trial in found.trials] == list(range(5))
     assert {trial.state for trial in found.trials} == {"complete"}
     assert len({trial.parameters["lr"] for trial in found.trials}) == 5
+
+
+CHANGED = """
+import torch, vivace
+from torch.nn.functional import mse_loss
+
+def job(lr: float = 0.1) -> vivace.Job:
+    return vivace.Job(
+        model=lambda: torch.nn.Linear(2, 1),
+        data=lambda: [torch.ones(2, 2)] * 3,
+        loss=lambda model, batch: mse_loss(model(batch), torch.full((2, 1), TARGET)),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=lr),
+        metric=lambda model, batches: TARGET,
+        epochs=2,
+    )
+"""
+
+
+def test_what_was_open_begins_anew_where_the_job_has_changed(tmp_path):
+    file, out = tmp_path / "train.py", tmp_path / "out"
+
+    def swept(target, trials, **given):
+        file.write_text(CHANGED.replace("TARGET", target))
+        space = {"lr": "0.1..0.2"}
+        return vivace.sweep(f"{file}:job", space, trials=trials, seeds=0, workers=1, out=out, **given)
+
+    assert not any("has changed" in text for text in swept("1.0", 1).notices)
+    space = {"lr": FloatDistribution(0.1, 0.2)}
+    asked = Study(out / "study.journal", Setting(f"{file}:job", to_dict(space), {}, 0, 2), space).ask()
+    vivace.train(
+        JobFunction(f"{file}:job")(**asked.parameters), out=out / "trials" / "trial_0001", max_steps=3
+    )
+    found = swept("2.0", 2, resume=True)
+    assert [(one.state, one.metric) for one in found.trials] == [("complete", 1.0), ("complete", 2.0)]
+    assert found.notices[0].startswith("the job has changed since this sweep was begun (source of train.py)")
+    assert not any("has changed" in text for text in swept("2.0", 2, resume=True).notices)
 
 
 ALWAYS = """
@@ -555,6 +590,8 @@ def test_a_resumed_sweep_trains_and_measures_nothing_again(swept, tmp_path, monk
     )
     assert [one.spread for one in more.finalists] == [one.spread for one in found.finalists]
     assert not [event for event in heard if event.kind == EventKind.SWEPT]
+    assert answer(more).next[1].endswith("best.py:job")
+    assert answer(dataclasses.replace(more, seed=3)).next[1].endswith("best.py:job --seed 3")
     for one, is_told in ((found, True), (more, False)):
         assert ("trials at a time" in dict(answer(one).facts)) is is_told
 
@@ -578,21 +615,15 @@ def test_other_seeds_are_trained_as_one_and_each_is_the_run_alone(tmp_path, jobs
 def test_a_trial_that_was_part_of_a_stack_can_be_run_alone(tmp_path):
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         stacked, own = folder.trial(3), folder.trial(4)
-        for path, name in ((stacked, "metrics.jsonl"), (own, "plan.toml")):
+        lost = folder.trial(5)  # whose checkpoints somebody has removed
+        for path, name in ((stacked, "metrics.jsonl"), (own, "plan.toml"), (lost, "plan.toml")):
             path.mkdir()
             (path / name).write_text("")
+        (own / "checkpoints").mkdir()
         assert folder.alone(stacked) == stacked
         assert not stacked.exists()
         assert (folder.alone(own) / "plan.toml").exists()
-
-
-def test_a_trial_that_came_to_its_end_is_not_pruned(jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr(trial, "ask_parent", lambda found: {"prune": found["epoch"] == 2})
-    for epochs, pruned in ((2, False), (3, True)):
-        out = str(tmp_path / f"run_{epochs}")
-        made = trial.Trial(JobFunction(jobs.job), torch.get_num_threads())
-        ended = made.train({"epochs": epochs}, {}, out, 0)
-        assert (ended["pruned"], ended["epoch"]) == (pruned, 2)
+        assert not folder.alone(lost).exists()
 
 
 def test_values_that_do_not_go_together_fail_alone(jobs, tmp_path):
@@ -610,13 +641,6 @@ def test_values_that_do_not_go_together_fail_alone(jobs, tmp_path):
     assert [one.parameters for one in found.failed] == [{"width": 4, "heads": 3}]
     assert len(found.complete) == 3
     assert any("heads=3" in told.get("text", "") and "goes on" in told["text"] for told in heard)
-
-
-def test_a_trial_that_is_told_to_stop_has_failed(jobs, tmp_path, monkeypatch):
-    ended = SimpleNamespace(interrupted=True, interrupted_by="SIGTERM", epochs=1)
-    monkeypatch.setattr(trial, "train", lambda *_, **__: ended)
-    with pytest.raises(ChildFailed, match="stopped by SIGTERM in epoch 2"):
-        trial.Trial(JobFunction(jobs.job), torch.get_num_threads()).train({}, {}, str(tmp_path / "run"), 0)
 
 
 def test_gpus_that_trials_leave_idle_are_named():

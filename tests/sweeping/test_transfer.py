@@ -1,6 +1,7 @@
 """Learning rates across widths: what a few steps change must not grow with the width."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -148,6 +149,34 @@ def test_building_the_base_draws_from_no_stream_of_the_training():
     assert torch.equal(plain[2].weight, wide[2].weight)
     torch.testing.assert_close(plain[4].weight / 2, wide[4].weight)
     assert growths_of(wide, job(width=16).model())["4.weight"].is_output
+
+
+def one_cycle(optimizer, *, own):
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, [group["lr"] for group in optimizer.param_groups] if own else 0.01, total_steps=8
+    )
+
+
+def test_a_schedule_that_sets_learning_rates_itself_is_refused():
+    """OneCycleLR with one rate for all would undo what was carried over."""
+    schedules = [partial(one_cycle, own=own) for own in (False, True)]
+    schedules.append(lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: epoch / 4))
+    jobs = [
+        transferred(dataclasses.replace(job(width=64), scheduler=one), job(width=16)) for one in schedules
+    ]
+    with pytest.raises(JobError, match="OneCycleLR sets learning rates itself"):
+        jobs[0].scheduler(jobs[0].optimizer(jobs[0].model()))
+    for multiplying in jobs[1:]:
+        assert multiplying.scheduler(multiplying.optimizer(multiplying.model())) is not None
+
+
+def test_a_weight_that_is_not_the_models_is_refused():
+    def optimizer(model):
+        return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)
+
+    wide = transferred(dataclasses.replace(job(width=64), optimizer=optimizer), job(width=16))
+    with pytest.raises(JobError, match="the optimizer has others, too"):
+        wide.optimizer(wide.model())
 
 
 @pytest.mark.parametrize(

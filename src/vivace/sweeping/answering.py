@@ -118,4 +118,5 @@ def _next(found: Swept) -> tuple[str, ...]:
     path, here = Path(file), Path.cwd()
     near = path.relative_to(here) if path.is_relative_to(here) else path
     job = shlex.quote(f"{near}:{name}")
-    return f"vivace tune {job}", f"vivace train {job}"
+    seed = f" --seed {found.seed}" if found.seed else ""  # under which its metric is reached again
+    return f"vivace tune {job}", f"vivace train {job}{seed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def write_best(path: Path, function: JobFunction, parameters: Parameters, title:
     reference = function.reference or _reference_of(function)
     if not reference:
         return ""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+    arguments = ", ".join(f"{name}={_written(value)}" for name, value in parameters.items())
     place, colon, name = reference.rpartition(":")
     made = {"imported": "from vivace.job import JobFunction", "maker": "JobFunction", "further": ""}
     if isinstance(function, Transferred):
@@ -57,6 +58,11 @@ def write_best(path: Path, function: JobFunction, parameters: Parameters, title:
         text = _FROM_MODULE.format(title=title, reference=reference, arguments=arguments, **made)
     replace_text(path, text)
     return f"{path}:job"
+
+
+def _written(value: object) -> str:
+    """A value as Python reads it."""
+    return repr(value) if not isinstance(value, float) or math.isfinite(value) else f"float('{value}')"
 
 
 def title_of(trials: int, function: str, parameters: Parameters) -> str:

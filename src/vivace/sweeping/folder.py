@@ -18,7 +18,7 @@ JOURNAL, RESULT, PAGE, BEST, LOG, RAY = (
     "children.log",
     "ray",  # what Ray Tune notes for itself, while a sweep runs on a cluster
 )
-PLAN = "plan.toml"  # what every run of its own begins with
+PLAN, CHECKPOINTS = "plan.toml", "checkpoints"  # what every run of its own begins with
 _OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, RAY, "trials", "seeds", "__pycache__")
 
 
@@ -48,10 +48,18 @@ class SweepFolder:
 
     @staticmethod
     def alone(path: Path) -> Path:
-        """A run folder for a process of its own: what the run wrote as part of a stack goes."""
-        if not (path / PLAN).exists():
+        """A run folder for a process of its own: what no run can go on from goes, as what one without a
+        checkpoint wrote as part of a stack.
+        """
+        if not can_go_on(path):
             shutil.rmtree(path, ignore_errors=True)
         return path
+
+    def begin_anew(self) -> None:
+        """Forget the runs that have not ended."""
+        for run in self.path.glob("*/trial_*"):
+            if can_go_on(run):
+                shutil.rmtree(run, ignore_errors=True)
 
     def seed(self, number: int, seed: int) -> Path:
         """The run folder of a trial's configuration under another seed."""
@@ -68,10 +76,15 @@ class SweepFolder:
         self.close()
 
 
+def can_go_on(run: Path) -> bool:
+    """Does the folder hold a run that has not ended?"""
+    return (run / PLAN).exists() and (run / CHECKPOINTS).exists()
+
+
 def lighten(run: Path, *, model: bool) -> None:
     """Remove what an ended run needs no longer: checkpoints, event files and, unless kept, weights."""
     there = {path.name for path in run.iterdir()} if run.exists() else set[str]()
-    for name in there & {"checkpoints", "tensorboard"}:
+    for name in there & {CHECKPOINTS, "tensorboard"}:
         shutil.rmtree(run / name, ignore_errors=True)
     if not model and "model.pt" in there:
         (run / "model.pt").unlink(missing_ok=True)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from optuna.distributions import CategoricalDistribution
 
-from vivace.errors import JobError
 from vivace.job import Job, JobFunction
 from vivace.measuring.worker import LIBRARIES
-from vivace.session.opening import call, models_of
+from vivace.session.opening import call, models_of, optimizer_of
 from vivace.sweeping.space import Parameters, Space
+from vivace.sweeping.trial import comparable
+from vivace.training.course import sources_of
+from vivace.training.resuming import schedule_of
 
 ENTRY = "vivace.sweeping.probe:Probe"
 OURS = ("vivace.sweeping.trial", "vivace.sweeping.stacking.child", "vivace.sweeping.side")
@@ -38,9 +40,7 @@ class Probe:
 
     def look(self, parameters: Parameters) -> dict[str, Any]:
         """Epochs, metric and the shape of one configuration. Raises JobError where it cannot be built."""
-        job = self.job(**parameters)
-        if job.metric is None:
-            raise JobError("a sweep needs the Job's metric(model, batches), higher is better, to compare by")
+        job = comparable(self.job(**parameters))
         model = call(job, "model")
         modules = models_of(job, model)
         return {
@@ -48,8 +48,14 @@ class Probe:
             "metric_name": job.metric_name,
             "metric_data": job.metric_data,
             "shape": shape_of(job, modules),
+            "sources": sources_of(job),
             "num_parameters": sum(p.numel() for m in modules for p in m.parameters()),
         }
+
+    def rates(self, parameters: Parameters) -> None:
+        """Raises JobError where learning rates cannot be carried over to this configuration."""
+        job = self.job(**parameters)
+        schedule_of(job, optimizer_of(job, call(job, "model")))
 
 
 def shape_of(job: Job, modules: Iterable[torch.nn.Module]) -> str:

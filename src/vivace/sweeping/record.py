@@ -151,8 +151,13 @@ class Finalist:
 
     @property
     def rank(self) -> float:
-        """By what finalists are ordered: the mean over seeds, or without them the metric of the search."""
+        """The mean over seeds, or without them the metric of the search."""
         return self.spread.mean if self.spread is not None else self.metric
+
+    @property
+    def num_seeds(self) -> int:
+        """Under how many of the seeds it came to its end."""
+        return len(self.spread.values) if self.spread is not None else 0
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -160,8 +165,10 @@ class Finalist:
 
 
 def ranked(finalists: Sequence[Finalist]) -> list[Finalist]:
-    """The best first, each other one with its distance from it."""
-    found = sorted(finalists, key=lambda finalist: -finalist.rank)
+    """The best first, each other one with its distance from it. One that failed under a seed stands behind
+    those that failed under fewer: what it would have reached there counts as worse than any metric.
+    """
+    found = sorted(finalists, key=lambda finalist: (-finalist.num_seeds, -finalist.rank))
     first = found[0].spread if found else None
     return found[:1] + [
         dataclasses.replace(
@@ -174,7 +181,7 @@ def ranked(finalists: Sequence[Finalist]) -> list[Finalist]:
 
 def is_winner(finalists: Sequence[Finalist]) -> bool | None:
     """Is the first better than each other one beyond the interval of their difference? None: not compared."""
-    if len(finalists) < 2 or any(finalist.spread is None for finalist in finalists):
+    gaps = [finalist.behind for finalist in finalists[1:] if finalist.num_seeds]  # others failed under each
+    if not gaps:
         return None
-    gaps = [finalist.behind for finalist in finalists[1:]]
     return all(gap is not None and gap.low is not None and gap.low > 0 for gap in gaps)

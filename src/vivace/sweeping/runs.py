@@ -80,6 +80,7 @@ class Runs:
             cluster.begin(child_side.ENTRY, source)
         self.best: tuple[float, int] | None = None
         self.decisions: list[dict[str, Any]] = []
+        self.failed_under: dict[int, list[str]] = {}  # reasons, by trial: under seeds other than the search's
         self.wanted = self.at_once = 0  # trials in all; runs at a time, once there is one
         self._waiting: list[Asked] = []
         self._alone: set[int] = set()  # trials that no stack takes
@@ -195,6 +196,8 @@ class Runs:
         out = self.folder.seed(asked.number, seed)
         if isinstance(how, VivaceError):
             shutil.rmtree(out, ignore_errors=True)
+            with self._lock:
+                self.failed_under.setdefault(asked.number, []).append(f"under seed {seed}: {how}")
             state, text = "failed", f" failed: {how}"
         else:
             self.study.repeat(asked.number, seed, how)
@@ -318,7 +321,8 @@ class Runs:
 
         def heard(found: dict[str, Any]) -> dict[str, Any]:
             curve[found["epoch"]] = found["metric"]
-            return {"prune": self.study.report(asked.number, found["epoch"], found["metric"])}
+            stop = self.study.report(asked.number, found["epoch"], found["metric"])
+            return {"prune": stop and not found["ended"]}  # nothing is left to prune at the end
 
         try:
             answer = self._train(asked, str(out), self.seed, heard)

@@ -35,6 +35,7 @@ from vivace.sweeping.runs import Repeat, Runs
 from vivace.sweeping.space import Parameters, Space, space_of, to_dict, told
 from vivace.sweeping.study import Asked, Setting, Study
 from vivace.sweeping.transfer import Transferred
+from vivace.training.course import differences
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.words import count
 
@@ -84,6 +85,7 @@ def run_sweep(
         _require_width(transfer, searched, looked["shaping"])
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against, loaded)
         study = Study(folder.journal, setting, searched)
+        changed = _begun_anew(study, folder, looked["sources"], tell)
         packing = _as_told(machine, workers, cluster) or packed(
             source, machine, looked["largest"], loaded, _left(study, trials, seeds), seed, folder.path / LOG
         )
@@ -101,7 +103,7 @@ def run_sweep(
         interrupted, finalists = _run(study, runs, trials, seeds, tell)
         device = cluster.name if cluster else machine.device.name
         ends: dict[str, Any] = {"device": device, "seconds": time.monotonic() - begin}
-        found = _concluded(runs, function, finalists, looked, interrupted=interrupted, **ends)
+        found = _concluded(runs, function, finalists, looked, changed, interrupted=interrupted, **ends)
         _write(found, folder)
         return found
 
@@ -120,6 +122,20 @@ def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> 
     if cluster is not None:
         return Packing(*cluster.shares)
     return Packing(workers, max(1, machine.num_cores // workers)) if workers is not None else None
+
+
+def _begun_anew(study: Study, folder: SweepFolder, sources: dict[str, str], tell: Tell) -> str:
+    """Of a job that has changed, what had been begun begins anew; a sentence on that, or none."""
+    changed = ", ".join(differences(study.sources, sources))
+    if changed:
+        folder.begin_anew()
+    study.keep_sources(sources)
+    if not changed:
+        return ""
+    begun = "trials that had not ended begin anew, and those that had are the old one's"
+    text = f"the job has changed since this sweep was begun ({changed}): {begun}"
+    tell("notice", {"text": text})
+    return text
 
 
 def _left(study: Study, trials: int, seeds: int) -> int:
@@ -223,6 +239,10 @@ def _look(
         for name, some in tried.items():
             found[name] = [first if name == "" else _if_built(child, one, tell) for one in some]
         preload(child.ask("libraries", SILENCE_SECONDS))
+        if isinstance(function := source.payload, Transferred):
+            name = function.width
+            wide = [one for one, look in zip(tried.get(name, []), found.get(name, []), strict=True) if look]
+            _asked(child, "rates", (wide or tried.get(name) or tried[""])[-1])
     looks = [one for some in found.values() for one in some if one is not None]
     counted = [name for name, values in space.items() if not isinstance(values, FloatDistribution)]
     return {
@@ -236,9 +256,14 @@ def _look(
 
 
 def _looked_at(child: Child, parameters: Parameters) -> dict[str, Any]:
+    found: dict[str, Any] = _asked(child, "look", parameters)
+    return found
+
+
+def _asked(child: Child, command: str, parameters: Parameters) -> Any:
     try:
         with enough_memory_to(f"begin a trial with {told(parameters)}"):
-            found: dict[str, Any] = child.ask("look", SILENCE_SECONDS, parameters=parameters)
+            found = child.ask(command, SILENCE_SECONDS, parameters=parameters)
     except JobError as error:
         raise JobError(f"with {told(parameters)}: {error}") from None
     return found
@@ -293,6 +318,7 @@ def _concluded(
     function: JobFunction,
     finalists: list[Finalist],
     looked: dict[str, Any],
+    changed: str,
     *,
     device: str,
     seconds: float,
@@ -330,7 +356,7 @@ def _concluded(
         device=device,
         out=str(folder.path),
         page_path=str(folder.path / PAGE),
-        notices=tuple(filter(None, [runs.packing.sentence, *_notices(records, runs)])),
+        notices=tuple(filter(None, [changed, runs.packing.sentence, *_notices(records, runs)])),
         interrupted=interrupted,
     )
 
@@ -343,6 +369,10 @@ def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
         found.append(f"trials were run by {runs.cluster.name}, each by itself: none were trained as one")
     if runs.study.exhausted and len(records) < runs.wanted:
         found.append(f"all {count(len(records), 'combination')} were tried: {runs.wanted} were asked for")
+    for number, reasons in sorted(runs.failed_under.items()):
+        times = count(len(reasons), "other seed")
+        behind = f"trial {number} failed under {times}, and stands behind those that failed less"
+        found.append(f"{behind}; {reasons[-1]}")
     left = [record for record in records if record.plan_left]
     if left:
         why = f"{left[-1].plan_left} (trial {left[-1].number})"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optuna import distributions
@@ -24,6 +26,8 @@ Parameters = dict[str, Any]
 
 _LOGARITHMIC = ":log"
 _PLAIN = (int, float, str, bool, type(None))
+_NUMBERS = {"int", "float"}
+_OR_NONE = {"None", "NoneType", "Optional", "Union", "typing"}  # what else may stand in a number's annotation
 _FORMS = "lr=1e-4..1e-1:log, depth=2..6, width=32,64,128 or momentum=0.9"
 
 
@@ -46,7 +50,7 @@ def space_of(
         if isinstance(found, str):
             found = _read(name, found, known[name])
         if isinstance(found, _PLAIN):
-            fixed[name] = found
+            fixed[name] = _plain(found)
         elif not isinstance(found, BaseDistribution):
             raise InputError(
                 f"{name}={found!r} is neither a range nor one value: write {_FORMS}, or one of Optuna's "
@@ -58,7 +62,9 @@ def space_of(
                 "sweep's journal would give back as something else"
             )
         elif found.single():
-            fixed[name] = _only(found)
+            fixed[name] = _plain(_only(found))
+        elif isinstance(found, CategoricalDistribution):
+            space[name] = CategoricalDistribution([_plain(one) for one in found.choices])
         else:
             space[name] = found
     if not space:
@@ -125,14 +131,26 @@ def _between(name: str, text: str, told: str, logarithmic: bool, real: bool) -> 
 
 def _takes_reals(parameter: inspect.Parameter) -> bool:
     """Does the function's default or annotation say that a whole number stands for a real one?"""
-    return isinstance(parameter.default, float) or parameter.annotation in (float, "float")
+    return isinstance(parameter.default, float) or _numbers_of(parameter) == {"float"}
 
 
 def _takes_numbers(parameter: inspect.Parameter) -> bool:
     """Does the function's annotation, or without one its default, say that texts are none of its values?"""
     if parameter.annotation is not parameter.empty:
-        return parameter.annotation in (int, float, "int", "float")
+        return bool(_numbers_of(parameter))
     return type(parameter.default) in (int, float)
+
+
+def _numbers_of(parameter: inspect.Parameter) -> set[str]:
+    """The kinds of number in an annotation, as ``float | None`` has one; empty where it has others, too."""
+    found = parameter.annotation
+    names = {found.__name__} if isinstance(found, type) else set(re.findall(r"\w+", str(found)))
+    return names & _NUMBERS if names <= _NUMBERS | _OR_NONE else set()
+
+
+def _plain(value: Any) -> Any:
+    """A value as the journal gives it back, and as trials get it: NumPy's float, too, is a number then."""
+    return json.loads(json.dumps(value))
 
 
 def _value(text: str) -> Any:
@@ -165,13 +183,26 @@ def size_of(space: Space) -> float:
     return math.prod(sizes)
 
 
-def values_in(found: BaseDistribution) -> Sequence[Any]:
-    """All values of a choice, or of a range in steps."""
+def combinations(space: Space) -> Iterator[Parameters]:
+    """All of a space that has an end, one after another: they may be too many to hold."""
+    if not space:
+        yield {}
+        return
+    name, *others = space
+    for value in _values_in(space[name]):
+        for rest in combinations({other: space[other] for other in others}):
+            yield {name: value, **rest}
+
+
+def _values_in(found: BaseDistribution) -> Iterator[Any]:
+    """All values of a choice, or of a range in steps, as Optuna computes them."""
     if isinstance(found, CategoricalDistribution):
-        return found.choices
+        yield from found.choices
+        return
     assert isinstance(found, IntDistribution | FloatDistribution)
     assert found.step is not None
-    return [found.low + found.step * count for count in range(int(size_of({"": found})))]
+    for count in range(int(size_of({"": found}))):
+        yield min(found.low + found.step * count, found.high)
 
 
 def to_dict(space: Space) -> dict[str, Any]:
@@ -197,8 +228,10 @@ def told(parameters: Mapping[str, Any]) -> str:
 def value_told(value: object) -> str:
     """A parameter's value: whole numbers and texts as they are, others with three digits.
 
-    No comma parts thousands: parameters stand in lists, and are typed again.
+    No comma parts thousands, and the minus is the keyboard's: parameters stand in lists, and are typed again.
     """
     if not isinstance(value, float):
         return str(value)
-    return number(value) if abs(value) < 999.5 else f"{value:.3g}"
+    if not abs(value) < 999.5:
+        return f"{value:.3g}"
+    return f"{'-' if value < 0 else ''}{number(abs(value))}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
-from vivace.sweeping.space import Parameters, Space, range_told, size_of, values_in
+from vivace.sweeping.space import Parameters, Space, combinations, range_told, size_of
 from vivace.tensors.randomness import derive
 from vivace.torch_internals.sampling import Among, Pruner, Sampler
 
@@ -35,6 +34,7 @@ MOST_REPEATS = 5  # combinations in a row that were tried already
 REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
 
 REPEATED = "repeated"  # metrics under other seeds, by "trial seed"
+SOURCES = "sources"  # digests of the job's
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -79,8 +79,14 @@ class Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """What Optuna calls to keep its log: lines are added to the file in one write."""
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
-        with self._path.open("ab") as file:
-            file.write("".join(lines).encode())
+        with self._path.open("ab", buffering=0) as file:
+            end, data = file.tell(), "".join(lines).encode()
+            try:
+                while data:
+                    data = data[file.write(data) or 0 :]
+            except OSError:
+                file.truncate(end)  # what another thread writes next must not join half a line
+                raise
 
     def sync(self) -> None:
         """What was written is on the disk, but for what came within a second of the last time."""
@@ -148,6 +154,16 @@ class Study:
         """The objectives beside the metric, of which less is better."""
         return self.setting.objectives[1:]
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Digests of the job's source in the session before this one, as `sources_of` has them."""
+        return dict(self._study.user_attrs.get(SOURCES, {}))
+
+    def keep_sources(self, sources: dict[str, str]) -> None:
+        """Those of this session."""
+        with self._lock, writing(self.path):
+            self._study.set_user_attr(SOURCES, sources)
+
     def front(self) -> list[int]:
         """The numbers of the trials that no other beats in every objective."""
         with self._lock:
@@ -158,12 +174,17 @@ class Study:
         with self._lock, writing(self.path):
             found, known = list[Asked](), {key_of({**self.setting.fixed, **t.params}) for t in self.counted()}
             for frozen in self.trials():
-                if frozen.state != TrialState.RUNNING or frozen.number in self._trials:
+                drawn = frozen.state == TrialState.WAITING  # with values of another, and not begun yet
+                if not drawn and (frozen.state != TrialState.RUNNING or frozen.number in self._trials):
                     continue
-                study_id = self._storage.get_study_id_from_name(NAME)
-                own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
                 self._begin(frozen.number)
-                trial = optuna.trial.Trial(self._study, own)
+                if drawn:
+                    self.num_begun += 1
+                    trial = self._study.ask()
+                else:
+                    study_id = self._storage.get_study_id_from_name(NAME)
+                    own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+                    trial = optuna.trial.Trial(self._study, own)
                 asked = Asked(frozen.number, self._suggested(trial))
                 if (key := key_of(asked.parameters)) in known:  # the kill came before `ask` saw that
                     self._leave(trial)
@@ -210,10 +231,9 @@ class Study:
         space = {name: one for name, one in self.space.items() if name not in like}
         if math.isinf(size_of(space)):
             return like
-        for values in itertools.product(*map(values_in, space.values())):
-            found = {**like, **dict(zip(space, values, strict=True))}
-            if key_of({**self.setting.fixed, **found}) not in self._tried:
-                return found
+        for values in combinations(space):
+            if key_of({**self.setting.fixed, **like, **values}) not in self._tried:
+                return {**like, **values}
         return None
 
     def report(self, number: int, epoch: int, metric: float) -> bool:
@@ -360,7 +380,10 @@ def key_of(parameters: Parameters) -> str:
 
 
 def mend(path: Path) -> None:
-    """Cut what a killed process had half written, and let go of its lock. The caller holds the folder's."""
+    """Cut what a killed process had half written, and let go of its lock. The caller holds the folder's.
+
+    Raises FolderError where something else than the end is damaged.
+    """
     path.with_name(path.name + ".lock").unlink(missing_ok=True)
     if not path.exists():
         return
@@ -369,6 +392,14 @@ def mend(path: Path) -> None:
         end = data.rfind(b"\n") + 1
         if end < len(data):
             file.truncate(end)
+    for number, line in enumerate(data[:end].splitlines(), 1):
+        try:
+            json.loads(line)
+        except ValueError:
+            raise FolderError(
+                f"line {number} of '{path}' is damaged: put back an intact copy, or name another folder "
+                "with --out"
+            ) from None
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,22 @@ def transferred(job: Job, base: Job) -> Job:
             growths = growths_of(model, base.model())
         return scaled(found, model, growths)
 
-    return dataclasses.replace(job, model=model, optimizer=optimizer)
+    scheduler = None if job.scheduler is None else partial(_scheduled, job.scheduler)
+    return dataclasses.replace(job, model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def _scheduled(schedule: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
+    """What the Job's scheduler returns. Raises JobError where it does not multiply each group's own rate."""
+    before = [float(group["lr"]) for group in optimizer.param_groups]
+    found = schedule(optimizer)
+    after = [float(group["lr"]) for group in optimizer.param_groups]
+    for one, new in zip(before, after, strict=True):
+        if not math.isclose(new * before[0], after[0] * one, rel_tol=1e-6):
+            raise JobError(
+                f"the Job's {type(found).__name__} sets learning rates itself, so that what is carried over "
+                "would be lost: give it one for each of optimizer.param_groups, or a schedule that multiplies"
+            )
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +178,10 @@ def scaled(
     adaptive = isinstance(optimizer, ADAPTIVE)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: list[dict[str, Any]] = []
+    if any(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"]):
+        raise JobError(
+            "learning rates are carried over for the weights of the model, and the optimizer has others, too"
+        )
     for group in optimizer.param_groups:
         by_rate: dict[float, list[Any]] = {}
         for parameter in group["params"]:

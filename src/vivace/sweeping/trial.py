@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from vivace.errors import ChildFailed, Refused
+from vivace.errors import ChildFailed, JobError, Refused
 from vivace.events import Event, EventKind
 from vivace.job import Job, JobFunction
 from vivace.plan import Plan
 from vivace.processes.child import ask_parent
 from vivace.session.opening import call, models_of
+from vivace.sweeping.folder import CHECKPOINTS
 from vivace.tensors.randomness import Streams
+from vivace.training.checkpoints import kept_plan
 from vivace.training.training import Run
 from vivace.watching.watched import train
 
@@ -32,8 +34,10 @@ class Trial:
     def __init__(self, job: JobFunction, threads: int) -> None:
         torch.set_num_threads(threads)
         self.job = job
-        self._epochs: list[dict[str, Any]] = []
-        self._last_epoch: int | None = None
+        self._num_epochs = 0
+        self._plan: dict[str, Any] = {}
+        self._declined, self._checkpoints = "", Path()
+        self._epoch: dict[str, Any] = {}  # what the last one brought
 
     def train(self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int) -> dict[str, Any]:
         """Train one configuration to its end, or until the parent prunes it.
@@ -41,19 +45,19 @@ class Trial:
         A plan that declines this configuration is left out; one whose steps turn out not to be the same is
         left at that step. `plan_left` says why.
         """
-        job = self.job(**parameters)
-        self._epochs, self._last_epoch, left = [], job.epochs, ""
+        job = comparable(self.job(**parameters))
+        self._num_epochs, self._plan, self._epoch, self._declined = job.epochs, plan, {}, ""
+        self._checkpoints = Path(out, CHECKPOINTS)
         try:
             try:
                 run = self._run(job, Plan.from_dict(plan), out, seed)
             except Refused as refused:
-                left = str(refused)
+                self._declined = str(refused)
                 run = self._run(job, Plan(), out, seed)
         except Pruned:
-            return {"pruned": True, **self._last(), **_cost(job)}
+            return {"pruned": True, **self._epoch, **_cost(job)}
         if run.interrupted:
             raise ChildFailed(f"it was stopped by {run.interrupted_by} in epoch {run.epochs + 1}")
-        left = left or ("a watched step was not the same" if run.plan != plan else "")
         steps = run.steps - (run.resumed_from_step or 0)
         return {
             "pruned": False,
@@ -61,16 +65,14 @@ class Trial:
             "loss": run.loss,
             "epoch": run.epochs,
             "step_seconds": run.stepping_seconds / steps if steps else None,
-            "plan_left": left,
+            "plan_left": self._plan_left(run.plan),
             **_cost(job),
         }
 
     def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
         return train(
             job,
-            None
-            if Path(out, "checkpoints").exists()
-            else plan,  # where it goes on its own: it may have fallen back
+            None if self._checkpoints.exists() else plan,  # where it goes on its own: it may have fallen back
             out=out,
             resume=True,
             seed=seed,
@@ -83,13 +85,25 @@ class Trial:
         if event.kind != EventKind.EPOCH:
             return
         found = {key: event.payload.get(key) for key in ("epoch", "metric", "loss", "step")}
-        self._epochs.append(found)
-        pruned = ask_parent(found)["prune"]
-        if pruned and found["epoch"] != self._last_epoch:  # after which nothing is left to prune
+        kept = kept_plan(self._checkpoints) if self._plan else None  # at once, where a run falls back
+        left = self._plan_left(self._plan if kept is None else kept.to_dict())
+        self._epoch = {**found, "plan_left": left, "ended": found["epoch"] == self._num_epochs}
+        if ask_parent(self._epoch)["prune"]:
             raise Pruned
 
-    def _last(self) -> dict[str, Any]:
-        return self._epochs[-1] if self._epochs else {}
+    def _plan_left(self, trained: dict[str, Any]) -> str:
+        """Why the plan did not act to the end in a run that `trained` under another; that one may add smaller
+        pieces of a batch.
+        """
+        acts = all(trained.get(name) == settings for name, settings in self._plan.items())
+        return self._declined or ("" if acts else "a watched step was not the same")
+
+
+def comparable(job: Job) -> Job:
+    """The job itself. Raises JobError where it has no metric."""
+    if job.metric is None:
+        raise JobError("a sweep needs the Job's metric(model, batches), higher is better, to compare by")
+    return job
 
 
 def _cost(job: Job) -> dict[str, Any]:

@@ -65,6 +65,14 @@ class Outside:
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
 
+    def moved(self) -> bool:
+        """Has any of it, beside random streams, another value than when this was made?"""
+        pairs: list[tuple[Any, Any]] = [(cell.cell_contents, value) for cell, value in self._cells]
+        pairs += [(space.get(name), value) for space, then in self._spaces for name, value in then.items()]
+        pairs += [(vars(kind).get(name), value) for kind, name, value in self._classes]
+        pairs += [*self._tensors, *self._containers]
+        return not all(_alike(*pair) for pair in pairs)
+
     def _look(self, value: object) -> None:
         if isinstance(value, (*PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
             return
@@ -139,6 +147,21 @@ class Outside:
         )
         self._look_at_all(found.values())
         self._look_at_all((function.__defaults__ or (), function.__kwdefaults__ or {}, vars(function)))
+
+
+def _alike(now: Any, then: Any) -> bool:
+    """Are two values, or what two containers hold, the same? Of what cannot be compared: one thing."""
+    if now is then:
+        return True
+    if type(now) is not type(then):
+        return False
+    if isinstance(now, torch.Tensor):
+        return now.shape == then.shape and torch.equal(now, then)
+    if isinstance(now, dict):
+        return list(now) == list(then) and all(map(_alike, now.values(), then.values()))
+    if isinstance(now, (list, deque, tuple)):
+        return len(now) == len(then) and all(map(_alike, now, then))
+    return isinstance(now, (*PLAIN, set)) and bool(now == then)
 
 
 def attributes(models: list[nn.Module]) -> Attributes:

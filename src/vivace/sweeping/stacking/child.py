@@ -99,6 +99,8 @@ class StackedTrials:
                 structure = structure_of(row)
                 if self.structure not in (None, structure):
                     raise Refused("its model, loss or optimizer is built otherwise than those of the others")
+                if self.stack is not None and not self.stack.takes(row):
+                    raise Refused("its optimizer is set to another kind of update than those of the others")
                 self.keepers[number] = Keeper(row, own_folder(Path(trial["out"])))
                 self.feed.enter(row)
                 self.structure = structure
@@ -118,9 +120,9 @@ class StackedTrials:
         if len(rows) < 2:
             told = next(iter(self.refused.values()), "there is only one run of this shape")
             return Decision(False, told)
-        fitting = most_rows(rows[0])
+        fitting, why = most_rows(rows[0], self.feed.workers_of(rows[0]), self.machine.num_cores)
         for row in rows[fitting:]:
-            self.refused[row.number] = f"memory has room for {fitting} runs at once"
+            self.refused[row.number] = why
         baseline = baseline_of(rows[0])
         try:
             self.stack = stack = Stack(rows[:fitting], self.feed)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from vivace import words
 from vivace.inspection.limits import free_memory
 from vivace.ledger import Ratio
 from vivace.measuring.statistics import speed_ratio
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
 from vivace.tensors.trees import bytes_of
-from vivace.words import duration
 
 # What a stack saves is what each operator costs beside its arithmetic: a few milliseconds a step at most.
 LONGEST_STEP_SECONDS = 0.05
@@ -30,16 +30,26 @@ COPIES = 5  # of a model's weights: they, their gradients twice, and two states 
 def too_large(step_seconds: float) -> str:
     """Why measuring would be a waste of time; empty where it is not."""
     if step_seconds > LONGEST_STEP_SECONDS:
-        took = duration(step_seconds)
+        took = words.duration(step_seconds)
         return f"a step alone takes {took}, nearly all of it arithmetic, which no stack saves"
     return ""
 
 
-def most_rows(row: Row) -> int:
-    """How many rows fit into a share of the free memory."""
+def most_rows(row: Row, workers: int, cores: int) -> tuple[int, str]:
+    """How many rows fit, and why no more do: into a share of the free memory, and where the loader of each
+    has `workers`, onto the cores.
+    """
     size = bytes_of(row.model.parameters())
     free = torch.cuda.mem_get_info(row.device)[0] if row.device.type == "cuda" else free_memory()
-    return max(1, int(MEMORY_SHARE * free / (COPIES * max(1, size))))
+    fitting = max(1, int(MEMORY_SHARE * free / (COPIES * max(1, size))))
+    reading = max(1, cores // workers) if workers else fitting
+    if reading < fitting:
+        each = f"of {words.count(workers, 'worker')} each"
+        return (
+            reading,
+            f"the cores have room for the loaders, {each}, of {words.count(reading, 'run')} at once",
+        )
+    return fitting, f"memory has room for {words.count(fitting, 'run')} at once"
 
 
 def step_seconds(stack: Stack, row: Row) -> float:

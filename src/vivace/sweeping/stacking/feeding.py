@@ -61,6 +61,10 @@ class Feed:
         self._tables.pop(row.number, None)
         self._orders.pop(row.number, None)
 
+    def workers_of(self, row: Row) -> int:
+        """How many processes of its own the row's loader reads with."""
+        return 0 if row.number in self._tables else int(getattr(row.loader, "num_workers", 0))
+
     def epoch(self, rows: Sequence[Row]) -> Iterator[Leaves]:
         """The leaves of the batches of one epoch of each row, stacked: (rows, ...).
 

@@ -11,7 +11,7 @@ import torch
 
 from vivace.errors import Refused
 from vivace.files import own_folder
-from vivace.sweeping.folder import PLAN
+from vivace.sweeping.folder import CHECKPOINTS, PLAN, can_go_on
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
 from vivace.tensors.randomness import from_plain, to_plain
@@ -22,7 +22,6 @@ from vivace.training.folder import LEDGER
 from vivace.training.resuming import compare, facts_of, load_into, state_of
 
 LOG = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
 
 
 class Keeper:
@@ -37,7 +36,7 @@ class Keeper:
         facts = facts_of(row.session, row.loader, row.seed, 1)
         facts["course"] |= course_of(row.job, row.session.optimizers, row.scheduler)
         self._checkpoints = Checkpoints(out / CHECKPOINTS, facts, out / LEDGER)
-        if not (out / PLAN).exists():
+        if not can_go_on(out):
             return
         found = self._checkpoints.newest()
         if found is not None:
@@ -47,7 +46,7 @@ class Keeper:
     def save(self, stack: Stack, slot: int) -> None:
         """Write a checkpoint of the row that stands in this slot, between two epochs. Raises FolderError."""
         row = self.row
-        if not (self.out / PLAN).exists():
+        if not can_go_on(self.out):
             own_folder(self.out / CHECKPOINTS)
             row.session.plan.save(self.out / PLAN)
         log_bytes = (self.out / LOG).stat().st_size

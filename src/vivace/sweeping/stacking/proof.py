@@ -18,6 +18,7 @@ from vivace.verifying.figures import Measure
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import clone, decay_of, state_of
 from vivace.watching.findings import STEP_LIMIT, Envelopes, judged
+from vivace.watching.outside import Outside, attributes, changed
 
 STEPS = 3
 SHADOWS = 3
@@ -105,11 +106,32 @@ def prove(stack: Stack, joining: Sequence[Row], known: Tightest) -> dict[int, Pr
     return found
 
 
+class _InPython:
+    """What the steps of a row reach beside weights and buffers, as it is now."""
+
+    def __init__(self, row: Row) -> None:
+        self._models = [row.model]
+        self._outside = Outside((row.job.loss, row.job.on_gradients), self._models)
+        self._attributes = attributes(self._models)
+
+    def moved(self) -> str:
+        """What has another value since; empty where nothing has."""
+        names = [name for _, _, name in changed(attributes(self._models), self._attributes)]
+        return next(iter(names), "what its functions hold" if self._outside.moved() else "")
+
+
 def _alone(stack: Stack, row: Row, saved: Any) -> _Alone:
     before, batches = state_of(row.session), list(islice(row.batches(row.epoch), STEPS))
+    kept = _InPython(row)
     outcome = _steps(stack, row, batches)
     drawn = row.streams["cuda" if row.device.type == "cuda" else "torch"]
     stack.put_back(saved)
+    if kept.moved():  # the same steps once more: what is not counted on is a note of the last step
+        kept = _InPython(row)
+        _steps(stack, row, batches)
+        stack.put_back(saved)
+        if what := kept.moved():
+            raise Refused(f"its steps count in Python ({what}), where a stack has one place for all runs")
     return _Alone(before, batches, outcome, drawn)
 
 

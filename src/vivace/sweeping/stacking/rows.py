@@ -19,9 +19,11 @@ from vivace.plan import Plan
 from vivace.session.opening import call, fed, schedulers_of, start
 from vivace.sweeping.space import Parameters
 from vivace.sweeping.stacking.tables import in_order
+from vivace.sweeping.trial import comparable
 from vivace.tensors.randomness import SeededStreams, capture, derive, restore, same_host_state
-from vivace.torch_internals.modules import all_hooks, is_compiled
+from vivace.torch_internals.modules import all_hooks, has_step_hooks, is_compiled
 from vivace.training.evaluation import Evaluation
+from vivace.training.resuming import schedule_of
 
 _PLAIN = (int, float, str, bool, type(None), torch.dtype)
 
@@ -34,18 +36,20 @@ class Row:
     """
 
     def __init__(self, number: int, parameters: Parameters, job: Job, machine: Machine, seed: int) -> None:
-        self.number, self.parameters, self.job, self.seed = number, parameters, job, seed
+        self.number, self.parameters, self.job, self.seed = number, parameters, comparable(job), seed
         if job.step is not None:
             raise Refused("the job has a step of its own, which cannot be looked into")
         if job.damaged != "raise":
             raise Refused(f"the job leaves out damaged samples (damaged='{job.damaged}')")
+        if job.on_trained is not None:
+            raise Refused("the job has on_trained, which is called with the model of a run alone")
         self.session = start(job, Plan(), machine, seed=seed)
         self.device = self.session.build.device
         self.model: nn.Module = self.session.build.models[0]
         self.optimizer: torch.optim.Optimizer = self.session.optimizers[0]
         with SeededStreams(derive(seed, "data")):
             self.loader = call(job, "data")
-        self.scheduler = call(job, "scheduler", self.optimizer) if job.scheduler is not None else None
+        self.scheduler = schedule_of(job, self.optimizer)
         self.evaluation = Evaluation(job, self.session, seed, in_order)
         self.streams = capture(self.device)
         self.generator = torch.Generator(self.device)
@@ -107,6 +111,11 @@ class Row:
                 raise Refused(f"{where} is recurrent: its kernel takes the weights of one model only")
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise Refused(f"{where} has sparse gradients")
+        if has_step_hooks(self.optimizer):
+            raise Refused("its optimizer has hooks, which wait for an update of its own")
+        own = {id(parameter) for parameter in self.model.parameters()}
+        if any(id(p) not in own for group in self.optimizer.param_groups for p in group["params"]):
+            raise Refused("its optimizer also trains weights that are not the model's")
         wrong = [name for name, p in self.model.named_parameters() if p.dtype != torch.float32]
         if wrong:
             raise Refused(f"'{wrong[0]}' is not of 32-bit floating-point numbers")

@@ -110,6 +110,10 @@ class Stack:
             into[part].copy_(gradient)  # of a layer often transposed: copied once
         return losses.detach()
 
+    def takes(self, row: Row) -> bool:
+        """Would the row's own optimizer, beside those that are here, be updated as they are?"""
+        return isinstance(self.rule, Own) or rule_of([*self.rows, row]) is type(self.rule)
+
     def replace(self, others: Mapping[int, Row]) -> None:
         """Other rows take the places, by slot, of those that leave."""
         for slot, row in others.items():

@@ -150,20 +150,21 @@ _RULES: dict[type[torch.optim.Optimizer], type[Rule]] = {
     torch.optim.Adam: Adam,
     torch.optim.AdamW: AdamW,
 }
+_DECOUPLED = "decoupled_weight_decay"  # which an Adam may be told, and is AdamW then
 _OFF = ("amsgrad", "maximize", "capturable", "differentiable", "dampening")
 
 
 def rule_of(rows: Sequence[Row]) -> type[Rule]:
     """The rule that does what the rows' own optimizers do; `Own` where there is none for it."""
-    rule = _RULES.get(type(rows[0].optimizer), Own)
     groups = [group for row in rows for group in row.optimizer.param_groups]
     if any(group.get(name) for group in groups for name in _OFF):
         return Own
     if any(isinstance(group["lr"], torch.Tensor) for group in groups):
         return Own
-    if len({bool(group.get("nesterov")) for group in groups}) > 1:
+    if any(len({bool(group.get(name)) for group in groups}) > 1 for name in ("nesterov", _DECOUPLED)):
         return Own
-    return rule
+    rule = _RULES.get(type(rows[0].optimizer), Own)
+    return AdamW if rule is Adam and groups[0].get(_DECOUPLED) else rule
 
 
 def baseline_of(row: Row) -> str:
