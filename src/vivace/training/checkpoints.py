@@ -19,6 +19,7 @@ import shutil
 import time
 import uuid
 import weakref
+from collections.abc import Iterable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -405,7 +406,8 @@ def unstorable(state: Any, where: str = "it") -> str:
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception:  # pickling raises almost anything
-        items = state.items() if isinstance(state, dict) else enumerate(state) if type(state) is list else ()
+        listed: Iterable[Any] = enumerate(state) if isinstance(state, list) else ()
+        items = state.items() if isinstance(state, dict) else listed
         parts = (unstorable(part, f"'{key}'") for key, part in items)
         return next(filter(None, parts), f"{where} is a {type(state).__name__}")
     return ""
