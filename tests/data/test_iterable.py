@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.data import iterable
 from vivace.data.iterable import IterableData, is_plain, keeper_of, marked
+from vivace.data.order import PassOrder
 from vivace.errors import JobError
 from vivace.inspection import inspect
 from vivace.job import Job
@@ -253,6 +254,34 @@ class TestTraining:
         session = SimpleNamespace(build=SimpleNamespace(facts=Facts()), batches=iter, seams=seams)
         assert len(next(feed.batches(session, Position()))[0]) == BATCH // 2
         with pytest.raises(JobError, match="split_by_node") if split else contextlib.nullcontext():
+            feed.require_one_stream(session, Position(step=1, batch=1))
+
+    @pytest.mark.parametrize("rank", [None, 1])
+    def test_a_sampler_that_splits_the_samples_by_rank_is_refused(self, tmp_path, rank):
+        class Mine(torch.utils.data.Sampler):
+            def __init__(self, rank):
+                self.rank = rank
+
+            def __iter__(self):
+                return iter(range(self.rank or 0, SAMPLES, 1 if self.rank is None else 2))
+
+        def marks(rank):
+            data = DataLoader(list(range(SAMPLES)), BATCH, sampler=Mine(rank))
+            order = PassOrder(data, 0, 0, 2)
+            list(order)
+            return order.place(1)
+
+        def reading():
+            return DataLoader(list(range(SAMPLES)), BATCH, sampler=Mine(0 if rank else None))
+
+        other = marks(rank)["order"]
+        ranks = SimpleNamespace(rank=0, world_size=2, gather=lambda mark: [mark, other])
+        feed = Feed(Job(**{**vars(job()), "data": reading}), ranks, 0, tmp_path, pytest.fail)
+        session = SimpleNamespace(
+            plan=Plan(), build=SimpleNamespace(facts=Facts()), seams=SimpleNamespace(batches=iter)
+        )
+        next(feed.batches(session, Position()))
+        with pytest.raises(JobError, match="a sampler's rank") if rank else contextlib.nullcontext():
             feed.require_one_stream(session, Position(step=1, batch=1))
 
 

@@ -2,10 +2,12 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
 
 import vivace
+from vivace.training.course import sources_of
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -162,3 +164,101 @@ def test_a_step_of_its_own_is_refused(tmp_path):
     plain.__class__ = Mine
     with pytest.raises(vivace.JobError, match="own training_step would not be called"):
         vivace.Job.from_trainer(plain)
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Four sentences of six words and their translations of five."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        words = torch.randint(2, 20, (6,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": words, "labels": words[1:]}
+
+
+def translator(folder):
+    torch.manual_seed(1)
+    config = transformers.T5Config(
+        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    arguments = transformers.Seq2SeqTrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        predict_with_generate=True,
+        generation_max_length=5,
+        metric_for_best_model="sum",
+    )
+    return transformers.Seq2SeqTrainer(
+        transformers.T5ForConditionalGeneration(config),
+        arguments,
+        train_dataset=Sentences(),
+        eval_dataset=Sentences(),
+        compute_metrics=lambda seen: {
+            "sum": float((seen.predictions * numpy.arange(1, 1 + seen.predictions.shape[1])).sum())
+        },
+    )
+
+
+def test_what_is_generated_is_the_jobs_models(tmp_path):
+    """Trainer lets its own model generate: that of a Job is another one, which is trained."""
+    job = vivace.Job.from_trainer(translator(tmp_path))
+    model = job.model().eval()
+    other = translator(tmp_path)
+    with torch.no_grad():
+        for mine, its in zip(model.parameters(), other.model.parameters(), strict=True):
+            its.copy_(mine.normal_())
+        assert job.metric(model, job.validation()) == other.evaluate()["eval_sum"]
+        assert other.evaluate()["eval_sum"] != translator(tmp_path).evaluate()["eval_sum"]
+
+
+def test_a_loss_that_looks_at_the_trainers_model_sees_the_jobs(tmp_path):
+    class Decaying(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return sum(weight.square().sum() for weight in self.model.parameters())
+
+    theirs = trainer(tmp_path)
+    theirs.__class__ = Decaying
+    job = vivace.Job.from_trainer(theirs)
+    model = job.model()
+    job.loss(model, next(iter(job.data()))).backward()
+    assert all(torch.equal(weight.grad, 2 * weight) for weight in model.parameters())
+    assert all(weight.grad is None for weight in theirs.model.parameters())
+
+
+def test_a_loss_that_counts_its_labels_is_told_how_many_there_are(tmp_path):
+    counts = []
+
+    def loss(outputs, labels, num_items_in_batch):
+        counts.append(int(num_items_in_batch))
+        return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    theirs = trainer(tmp_path)
+    theirs.compute_loss_func = loss
+    job = vivace.Job.from_trainer(theirs)
+    model = job.model()
+    with torch.no_grad():
+        found = [float(job.loss(model, batch)) for batch in job.data()]
+        assert counts == [6, 6, 4]
+        assert found[0] == pytest.approx(float(model(**next(iter(job.data()))).loss))
+
+
+def test_evaluations_that_a_metric_would_not_be_are_named(tmp_path):
+    for name in ("batch_eval_metrics", "include_for_metrics"):
+        theirs = trainer(tmp_path)
+        setattr(theirs.args, name, ["inputs"])
+        with pytest.raises(vivace.JobError, match=f"leave {name}=.'inputs'. out"):
+            vivace.Job.from_trainer(theirs)
+
+    class Mine(transformers.Trainer):
+        def evaluate(self, *arguments, **keywords):
+            return super().evaluate(*arguments, **keywords)
+
+    theirs.__class__, theirs.args.include_for_metrics = Mine, []
+    with pytest.raises(vivace.JobError, match="own evaluate would not be called"):
+        vivace.Job.from_trainer(theirs)
+
+
+def test_the_file_of_the_trainers_parts_is_compared_when_a_run_goes_on(tmp_path):
+    assert "source of test_huggingface.py" in sources_of(vivace.Job.from_trainer(trainer(tmp_path)))

@@ -6,6 +6,7 @@ import torch
 import torchmetrics
 
 import vivace
+from vivace.training.course import sources_of
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -173,3 +174,94 @@ def test_a_name_that_nobody_logs():
     job = vivace.Job.from_lightning(Net(), Data(), monitor="f1")
     with torch.no_grad(), pytest.raises(vivace.JobError, match="logs accuracy, not 'f1'"):
         job.metric(job.model().eval(), job.validation())
+
+
+class Probing(Net):
+    """Only its head is trained, though gradients come to the rest as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = torch.nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return self.layer(10 * self.before(inputs))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.layer.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_of_what_no_optimizer_has_are_not_clipped_with_the_others(tmp_path):
+    module = Probing()
+    theirs(gradient_clip_val=0.3).fit(module, Data())
+    job = vivace.Job.from_lightning(Probing(), Data(), epochs=2, gradient_clip_val=0.3)
+    vivace.train(job, out=tmp_path / "run")
+    ours = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(ours[name], value)
+
+
+class Growing(Net):
+    @property
+    def weight(self):
+        return min(1.0, self.global_step / 100)
+
+
+class Remembering(Net):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = 1
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        (Growing, "weight uses global_step, which is 0 without a Trainer"),
+        (Remembering, "on_save_checkpoint would not be called"),
+    ],
+)
+def test_properties_and_hooks_of_checkpoints_are_named(module, sentence):
+    with pytest.raises(vivace.JobError, match=sentence):
+        vivace.Job.from_lightning(module(), Data())
+
+
+class Largest(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("largest", self(batch[0]).max(), reduce_fx="max")
+
+
+def test_a_logged_number_that_is_no_mean_is_refused():
+    job = vivace.Job.from_lightning(Largest(), Data(), monitor="largest")
+    with torch.no_grad(), pytest.raises(vivace.JobError, match="logged with reduce_fx='max', and a Job"):
+        job.metric(job.model().eval(), job.validation())
+
+
+class Collecting(Net):
+    """Two metrics that keep all that they are shown, one in training and one in validation."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.validated = torchmetrics.CatMetric(), torchmetrics.CatMetric()
+
+    def training_step(self, batch, batch_idx):
+        self.trained(batch[1])
+        self.log("labels", self.trained)
+        return super().training_step(batch, 0)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.validated(batch[1])
+        self.log_dict({"labels": self.validated})
+
+
+def test_metrics_of_torchmetrics_do_not_keep_what_nobody_asks_for():
+    job = vivace.Job.from_lightning(Collecting(), Data(), monitor="accuracy")
+    model = job.model()
+    for batch in job.data():
+        job.loss(model, batch)
+    with torch.no_grad():
+        job.metric(model.eval(), job.validation())
+    assert len(model.trained.value) == len(model.validated.value) == 0
+
+
+def test_the_file_of_the_module_is_compared_when_a_run_goes_on():
+    assert "source of test_lightning.py" in sources_of(vivace.Job.from_lightning(Net(), Data()))

@@ -315,6 +315,23 @@ class TestWorkers:
         assert torch.equal(*weights)
 
     @pytest.mark.fault(15)
+    @pytest.mark.parametrize("deaths", [1, 3])
+    def test_where_one_of_the_validation_data_is_killed_the_evaluation_begins_anew(
+        self, lives, tmp_path, deaths
+    ):
+        def metric(model, batches):
+            return float(sum(len(batch[0]) for batch in batches))
+
+        dying = mortal_job(Mortal, lives(deaths)).data
+        job = dataclasses.replace(TINY_JOBS["mlp"](), metric=metric, validation=dying)
+        if deaths == 3:
+            with pytest.raises(JobError, match=r"the Job's metric failed: RuntimeError: DataLoader worker"):
+                train(job, out=tmp_path / "run")
+            return
+        run = train(job, out=tmp_path / "run")
+        assert run.metric == 16
+        assert "a worker of the metric's loader was killed" in run.notices[-1]
+
     def test_one_that_is_killed_each_time_ends_the_run(self, lives, tmp_path):
         with pytest.raises(
             JobError, match=r"the data failed at batch \d of epoch 1: workers .* killed again"

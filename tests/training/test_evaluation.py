@@ -1,8 +1,11 @@
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from vivace.errors import JobError
 from vivace.inspection import inspect
@@ -10,6 +13,7 @@ from vivace.pictures import PICTURES, Text
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.evaluation import Evaluation
+from vivace.training.loop import Loop
 from vivace.training.training import train
 
 
@@ -95,3 +99,75 @@ def test_a_run_whose_pictures_cannot_be_drawn_says_so_and_ends(tiny, tmp_path, p
     assert notice.startswith(said)
     assert (tmp_path / "run" / "model.pt").exists()
     assert not (tmp_path / "run" / PICTURES).exists()
+
+
+def test_an_evaluation_is_left_when_the_run_is_asked_to_stop_and_comes_first_when_it_goes_on(
+    tiny, tmp_path, digest
+):
+    """A long one would outlast the grace that a scheduler gives, and cost the steps since the last save."""
+    read = []
+
+    def metric(model, batches):
+        for number, _ in enumerate(batches):
+            read.append(number)
+            if len(read) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return 1.0
+
+    job, out = tiny.make(metric=metric), tmp_path / "run"
+    run = train(job, out=out)
+    assert (run.interrupted_by, run.steps, run.metric) == ("SIGTERM", tiny.STEPS_AN_EPOCH, None)
+    assert read == [0, 1]
+    run = train(job, out=out, resume=True)
+    assert (run.resumed_from_step, run.steps, run.metric) == (tiny.STEPS_AN_EPOCH, tiny.STEPS, 1.0)
+    train(tiny.make(metric=lambda model, batches: 1.0), out=tmp_path / "whole")
+    assert digest(out / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if "epoch" in line and "metric" in line] == [1, 2, 3]
+
+
+def test_an_evaluation_does_not_outlast_the_deadline(tiny, tmp_path, monkeypatch):
+    over = []
+    monkeypatch.setattr(Loop, "_is_nearly_over", lambda self: bool(over))
+
+    def metric(model, batches):
+        try:
+            return float(sum(1 for _ in batches if not over.append(0)))
+        except Exception:
+            return 0.0
+
+    run = train(tiny.make(metric=metric), out=tmp_path / "run")
+    assert (run.interrupted_by, run.steps, run.metric) == ("deadline", tiny.STEPS_AN_EPOCH, None)
+
+
+class Partly(torch.utils.data.Dataset):
+    """Twenty samples, of which those from `bad` on cannot be read."""
+
+    def __init__(self, bad):
+        self.bad = bad
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index >= self.bad:
+            raise OSError("image file is truncated")
+        return torch.full((6,), index / 20), index % 3
+
+
+def test_damaged_samples_of_the_validation_data_are_told(tiny, tmp_path):
+    job = tiny.make(validation=lambda: DataLoader(Partly(18), batch_size=4), damaged="skip")
+    run = train(job, out=tmp_path / "run")
+    assert run.damaged == ()
+    assert run.notices[-1].startswith("in the validation data 2 damaged samples were skipped: 18 ('')")
+    lines = (tmp_path / "run" / "damaged_validation.jsonl").read_text().splitlines()
+    assert {json.loads(line)["index"] for line in lines} == {18, 19}
+    assert train(tiny.make(), out=tmp_path / "run", restart=True).notices == ()
+    assert not (tmp_path / "run" / "damaged_validation.jsonl").exists()
+
+
+@pytest.mark.parametrize("readable", [0, 5])
+def test_a_metric_of_the_few_samples_that_are_left_is_an_error(tiny, tmp_path, readable):
+    job = tiny.make(validation=lambda: DataLoader(Partly(readable), batch_size=5), damaged="skip")
+    with pytest.raises(JobError, match=f"^{20 - readable} of 20 samples could not be read, .*step_5 in"):
+        train(job, out=tmp_path / "run")

@@ -111,3 +111,32 @@ def test_what_a_killed_run_had_begun_to_save_takes_no_room_from_the_resumed_one(
     open_folder(tmp_path, resume=True).close()
     assert whole.exists()
     assert not torn.parent.exists()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("theirs", ["checkpoints/epoch_3.pt", "checkpoints/step_3/model.pt"])
+def test_checkpoints_of_another_program_are_not_touched(tmp_path, restart, theirs):
+    (tmp_path / theirs).parent.mkdir(parents=True)
+    (tmp_path / theirs).write_text("mine")
+    with pytest.raises(FolderError, match=r"holds other files \('checkpoints/.*'\) and no run of Vivace"):
+        RunFolder(tmp_path, resume=False, restart=restart)
+    assert (tmp_path / theirs).read_text() == "mine"
+
+
+def test_the_plan_that_a_search_has_left_is_no_run(tmp_path):
+    for name in ("plan.toml", "ledger.jsonl", "lock"):
+        (tmp_path / name).write_text("")
+    for resume, restart in ((False, False), (True, False), (False, True)):
+        with pytest.raises(FolderError, match=r"holds other files \('ledger.jsonl'\) and no run of Vivace"):
+            RunFolder(tmp_path, resume=resume, restart=restart)
+
+
+def test_a_restart_leaves_what_a_person_has_put_beside_the_checkpoints(tmp_path):
+    open_folder(tmp_path).close()
+    (tmp_path / "plan.toml").touch()
+    for name in ("best/model.pt", "step_5/model.pt", "step_4.former.0a1b2c3d/model.pt"):
+        (tmp_path / "checkpoints" / name).parent.mkdir()
+        (tmp_path / "checkpoints" / name).touch()
+    (tmp_path / "checkpoints" / "step_6").touch()
+    RunFolder(tmp_path, resume=False, restart=True).close()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["best"]

@@ -1,5 +1,6 @@
 """Schedules and optimizers of a person's own: what a checkpoint cannot keep, or what goes the wrong way."""
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -108,3 +109,70 @@ def test_the_epoch_that_a_dataset_is_told_counts_after_a_stop(tmp_path, tiny, di
     train(job, out=tmp_path / "run", max_steps=7)
     train(job, out=tmp_path / "run", resume=True)
     assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+
+
+def test_a_schedule_that_computes_with_numpy_is_kept(tmp_path, tiny, digest):
+    """Its rates are NumPy's numbers, which no file that runs no code can hold."""
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + numpy.cos(step))
+
+    job = tiny.make(scheduler=scheduler, scheduler_every="step")
+    train(job, out=tmp_path / "whole")
+    train(job, out=tmp_path / "run", max_steps=7)
+    assert train(job, out=tmp_path / "run", resume=True).notices == ()
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+    rates = torch.load(tmp_path / "run" / "checkpoints" / "step_15" / "state.pt", weights_only=True)
+    assert [type(rate) for rate in rates["scheduler"]["_last_lr"]] == [float]
+
+
+class Tabled(Kept):
+    def state_dict(self):
+        return {"table": numpy.linspace(0.1, 0.0, 9), "steps": self.steps}
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path, tiny):
+    def loss(model, batch):
+        raise AssertionError("a step was taken")
+
+    with pytest.raises(JobError, match=r"scheduler has a state that no checkpoint can hold \('table' is"):
+        train(tiny.make(scheduler=Tabled, loss=loss), out=tmp_path / "run")
+
+
+class Precise(torch.optim.Optimizer):
+    """Weights in bfloat16, and a momentum of theirs in fp32 with a count of its updates."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state["momentum"], state["count"] = torch.zeros_like(weight).float(), torch.tensor(0)
+            state["count"] += 1
+            state["momentum"].mul_(0.9).add_(weight.grad.float())
+            weight.sub_((0.05 * state["momentum"]).bfloat16())
+
+
+def test_an_optimizers_numbers_keep_their_type_after_a_stop(tmp_path, tiny, digest):
+    """torch casts what it loads to the type of the weights."""
+    job = tiny.make(
+        model=lambda: torch.nn.Linear(6, 3).bfloat16(),
+        loss=lambda model, batch: tiny.loss(model, (batch[0].bfloat16(), batch[1])),
+        optimizer=lambda model: Precise(model.parameters()),
+        scheduler=None,
+        metric=None,
+    )
+    train(job, out=tmp_path / "whole")
+    train(job, out=tmp_path / "run", max_steps=7)
+    train(job, out=tmp_path / "run", resume=True)
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "step_15" / "state.pt", weights_only=True)["optimizer"]
+        for name in ("whole", "run")
+    )
+    for index, state in whole["state"].items():
+        for name, value in state.items():
+            assert parts["state"][index][name].dtype == value.dtype
+            assert torch.equal(parts["state"][index][name], value)

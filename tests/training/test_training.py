@@ -581,6 +581,14 @@ class TestSignals:
         finally:
             signal.signal(signal.SIGHUP, before)
 
+    def test_what_answered_before_python_began_is_no_hindrance(self, monkeypatch):
+        """Python does not know it, and cannot give it back."""
+        given_back = []
+        monkeypatch.setattr(signal, "signal", lambda number, handler: given_back.append(handler))
+        with StopRequest():
+            given_back.clear()
+        assert None not in given_back
+
     def test_a_request_to_end_is_taken_for_ctrl_c(self):
         before = signal.getsignal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
@@ -638,3 +646,57 @@ class TestRanks:
         assert json.loads((out / "run.json").read_text())["interrupted_by"] == "SIGTERM"
         assert len(checkpoints(out)) == 1
         until(lambda: not (out / "lock").read_text())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_weights_that_no_optimizer_has_do_not_gather_gradients(tmp_path, tiny, digest):
+    """They would count in the norm by which gradients are clipped, more with each step, and none after a
+    resume.
+    """
+
+    def clip(model):
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+
+    def optimizer(model):
+        return torch.optim.SGD(model[-1].parameters(), lr=0.1)
+
+    job = tiny.make(optimizer=optimizer, on_gradients=clip)
+    norms = []
+    train(job, out=tmp_path / "whole")
+    whole, norms = norms, []
+    train(job, out=tmp_path / "run", max_steps=7)
+    train(job, out=tmp_path / "run", resume=True)
+    assert norms == whole
+    assert max(whole[1:]) < 3 * whole[0]
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+
+
+class Counting(torch.nn.Module):
+    """Keeps a mean that is in no state_dict, and counts in Python how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(6, 3), 0
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+        self.register_buffer("constant", torch.ones(6), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.calls += 1
+            self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0) * self.constant
+        return self.layer(inputs - self.mean) / (1 + self.calls)
+
+
+@pytest.mark.parametrize("plan", ["", "format = 1\n[techniques.fused_optimizer]\n"])
+def test_what_a_model_keeps_beside_its_state_dict_goes_on_after_a_stop(tmp_path, tiny, digest, plan):
+    job = tiny.make(model=Counting)
+    plan = vivace.Plan.loads(plan) if plan else None
+    vivace.train(job, plan, out=tmp_path / "whole")
+    vivace.train(job, plan, out=tmp_path / "run", max_steps=4)
+    state = torch.load(tmp_path / "run" / "checkpoints" / "step_4" / "state.pt", weights_only=True)
+    assert [(name, key) for _, name, key, _ in state["beside"]] == [("", "mean"), ("", "calls")]
+    vivace.train(job, plan, out=tmp_path / "run", resume=True, max_steps=11)
+    vivace.train(job, plan, out=tmp_path / "run", resume=True)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+    trained = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert list(trained) == ["layer.weight", "layer.bias"]

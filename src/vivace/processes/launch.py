@@ -327,9 +327,10 @@ class _Zygote:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
+        folders = [one for one in sys.path if isinstance(one, str)]  # Python passes over a Path, too
         code = "import sys; sys.path[:] = {}; from vivace.processes.zygote import main; main({}, {})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code.format(sys.path, theirs.fileno(), os.getpid())],
+            [sys.executable, "-c", code.format(folders, theirs.fileno(), os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

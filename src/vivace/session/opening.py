@@ -128,7 +128,7 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
         on_gradients=job.on_gradients,
         optimizers=parts_of(optimizer, torch.optim.Optimizer),
     )
-    session.built = built
+    session.belong_to_job(built)
     return session
 
 
@@ -158,7 +158,7 @@ def reopened(session: Session, job: Job, plan: Plan, between: Callable[[], None]
         on_gradients=job.on_gradients,
         optimizers=session.optimizers,
     )
-    again.built = session.built
+    again.belong_to_job(session.built)
     for name, state in kept.items():
         if name in build.kept:
             build.kept[name].load_state_dict(state)

@@ -40,6 +40,7 @@ class Session:
         self.model = build.models[0] if len(build.models) == 1 else None
         self.optimizer = build.optimizer
         self.built: Any = self.model  # what the Job's model() returned, where a Job was opened
+        self._bystanders: list[torch.Tensor] = []
         self.optimizers = build.optimizers = list(optimizers)
         self._loss = build.loss = loss
         self._on_gradients = build.on_gradients = on_gradients
@@ -68,6 +69,17 @@ class Session:
         except BaseException:
             self.close()
             raise
+
+    def belong_to_job(self, built: object) -> None:
+        """The session trains what a Job's model() returned, and so answers for all of its gradients: those of
+        weights that no optimizer has would otherwise add up from step to step.
+        """
+        self.built = built
+        if not self.build.own_step:
+            groups = self.optimizer.param_groups  # type: ignore[union-attr]
+            updated = {id(weight) for group in groups for weight in group["params"]}
+            weights = (p for model in self.build.models for p in model.parameters() if p.requires_grad)
+            self._bystanders = [weight for weight in weights if id(weight) not in updated]
 
     @property
     def promise(self) -> Numerics:
@@ -149,8 +161,9 @@ class Session:
 
     def _default_step(self, batch: Batch) -> torch.Tensor:
         seams = self.seams
-        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
-            for weight in group["params"]:
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]
+        for weights in (self._bystanders, *(group["params"] for group in groups)):
+            for weight in weights:
                 weight.grad = None  # of somebody else, such as a metric that differentiates
         try:
             loss = seams.gradients(batch)
@@ -161,6 +174,8 @@ class Session:
             seams.update()
         finally:  # a step that failed half-way leaves nothing to be added to the next one's gradients
             self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+            for weight in self._bystanders:
+                weight.grad = None
         return loss
 
 

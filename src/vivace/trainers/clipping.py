@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def clipping(norm: float) -> Callable[[nn.Module], None]:
-    """``(model) -> None``: scale the gradients so that their norm is at most `norm`."""
+def clipping(
+    norm: float, weights_of: Callable[[Any], Iterable[nn.Parameter]] = lambda model: model.parameters()
+) -> Callable[[nn.Module], None]:
+    """``(model) -> None``: scale the gradients of `weights_of` it so that their norm is at most `norm`."""
 
     def clip(model: nn.Module) -> None:
         import torch
 
-        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        torch.nn.utils.clip_grad_norm_(weights_of(model), norm)
 
     return clip

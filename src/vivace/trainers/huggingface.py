@@ -5,12 +5,16 @@ Source: https://huggingface.co/docs/transformers/main_classes/trainer
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
+
+Theirs: TypeAlias = Any
+"""An object of a library that need not be installed."""
 
 # What a plan decides: a Trainer that has decided already would be the reference of nothing.
 LEFT_TO_PLANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
@@ -19,7 +23,7 @@ ELSEWHERE = ("deepspeed", "fsdp", "neftune_noise_alpha")
 SHOWING = ("transformers.trainer_callback", "transformers.integrations", "transformers.utils.notebook")
 
 
-def parts_of(trainer: Any) -> dict[str, Any]:
+def parts_of(trainer: Theirs) -> dict[str, Any]:
     """The arguments of a Job, from a `transformers.Trainer` that has not trained yet.
 
     The metric is that of `metric_for_best_model`, or the evaluation loss, as minus the loss. Raises JobError
@@ -27,11 +31,11 @@ def parts_of(trainer: Any) -> dict[str, Any]:
     """
     arguments = trainer.args
     _refuse(trainer)
+    own = _StandIn(trainer)
     steps = len(_loader(trainer, "get_train_dataloader")) * int(arguments.num_train_epochs)
 
     def optimizer(model: object) -> Any:
-        own = _afresh(trainer, model)
-        return own.create_optimizer()
+        return _afresh(trainer, model).create_optimizer()
 
     def scheduler(optimizer: Any) -> Any:
         return _afresh(trainer, trainer.model).create_scheduler(num_training_steps=steps, optimizer=optimizer)
@@ -42,7 +46,7 @@ def parts_of(trainer: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model": model,
         "data": lambda: _loader(trainer, "get_train_dataloader"),
-        "loss": lambda model, batch: trainer.compute_loss(model, dict(batch)),
+        "loss": own.loss,
         "optimizer": optimizer,
         "scheduler": scheduler,
         "scheduler_every": "step",
@@ -51,11 +55,11 @@ def parts_of(trainer: Any) -> dict[str, Any]:
     if arguments.max_grad_norm:
         found["on_gradients"] = clipping(arguments.max_grad_norm)
     if trainer.eval_dataset is not None:
-        found |= _measured(trainer)
+        found |= _measured(trainer, own)
     return found
 
 
-def _refuse(trainer: Any) -> None:
+def _refuse(trainer: Theirs) -> None:
     arguments = trainer.args
     for name in LEFT_TO_PLANS:
         if getattr(arguments, name, None):
@@ -72,15 +76,15 @@ def _refuse(trainer: Any) -> None:
         )
     if arguments.max_steps > 0 or arguments.num_train_epochs != int(arguments.num_train_epochs):
         raise JobError("a Job trains whole epochs: set num_train_epochs to a whole number, and no max_steps")
-    if str(getattr(arguments.lr_scheduler_type, "value", "")) == "reduce_lr_on_plateau":
-        raise JobError(
-            "a Job's schedule knows no metric: lr_scheduler_type='reduce_lr_on_plateau' cannot act"
-        )
+    schedule = str(getattr(arguments.lr_scheduler_type, "value", ""))
+    if schedule in ("reduce_lr_on_plateau", "greedy"):
+        raise JobError(f"a Job's schedule knows no metric: lr_scheduler_type='{schedule}' cannot act")
     if arguments.load_best_model_at_end:
         raise JobError("a Job ends with the weights of its last step: leave load_best_model_at_end=True out")
-    if trainer.optimizer is not None:
+    if trainer.optimizer is not None or trainer.lr_scheduler is not None:
         raise JobError(
-            "the Trainer's optimizer is built for its own model; name it by optimizer_cls_and_kwargs="
+            "the Trainer's optimizers= are built for its own model; name the optimizer by "
+            "optimizer_cls_and_kwargs= and the schedule by lr_scheduler_type="
         )
     if trainer.train_dataset is None or not hasattr(trainer.train_dataset, "__len__"):
         raise JobError("the Trainer needs a train_dataset with a length")
@@ -92,23 +96,78 @@ def _refuse(trainer: Any) -> None:
         "_prepare_inputs",
         "_inner_training_loop",
         "create_optimizer_and_scheduler",
+        "compute_loss_context_manager",
     ):
         if getattr(type(trainer), name, None) is not getattr(Trainer, name, None):
             raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
+    _refuse_evaluation(trainer)
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback)
         if not kind.__module__.startswith(SHOWING) or kind.__name__ == "EarlyStoppingCallback":
             raise JobError(f"the Trainer's callback {kind.__name__} would not be called: leave it out")
 
 
-def _afresh(trainer: Any, model: Any) -> Any:
+def _refuse_evaluation(trainer: Theirs) -> None:
+    """Raises JobError where the Trainer evaluates in a way in which a Job's metric would not."""
+    if trainer.eval_dataset is None:
+        return
+    for name in ("evaluate", "evaluation_loop"):
+        if not getattr(type(trainer), name).__module__.startswith("transformers."):
+            raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
+    for name in ("batch_eval_metrics", "include_for_metrics") if trainer.compute_metrics is not None else ():
+        if given := getattr(trainer.args, name, None):
+            raise JobError(
+                f"compute_metrics is given all predictions and labels together: leave {name}={given!r} out"
+            )
+
+
+class _StandIn:
+    """A copy of the Trainer that for a while holds the model that it is asked about: what a Trainer computes
+    may look at its own model, as `generate` does, and that is not the Job's.
+    """
+
+    def __init__(self, trainer: Theirs) -> None:
+        self.trainer = copy.copy(trainer)
+
+    @contextlib.contextmanager
+    def holding(self, model: Theirs) -> Iterator[Any]:
+        """The copy with this model."""
+        before, self.trainer.model = self.trainer.model, model
+        try:
+            yield self.trainer
+        finally:
+            self.trainer.model = before
+
+    def loss(self, model: Theirs, batch: Theirs) -> Any:
+        """As Trainer's own step computes it, which counts the labels first."""
+        with self.holding(model) as trainer:
+            if trainer.args.world_size > 1:  # counting is an exchange, and not all ranks may be here
+                return trainer.compute_loss(model, dict(batch))
+            (inputs,), items = trainer.get_batch_samples(iter([dict(batch)]), 1, trainer.args.device)
+            return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+
+    def predict(self, model: Theirs, batch: Theirs) -> tuple[Any, Any]:
+        """Predictions and labels, as Trainer's own evaluation has them."""
+        with self.holding(model) as trainer:
+            arguments, how = trainer.args, dict[str, Any]()
+            if getattr(arguments, "predict_with_generate", False):  # as `Seq2SeqTrainer.evaluate` says it
+                how = {"max_length": arguments.generation_max_length}
+                how["num_beams"] = arguments.generation_num_beams
+            told = {key: value for key, value in how.items() if value is not None}
+            _, logits, truth = trainer.prediction_step(model, dict(batch), prediction_loss_only=False, **told)
+            if trainer.preprocess_logits_for_metrics is not None:
+                logits = trainer.preprocess_logits_for_metrics(logits, truth)
+        return logits, truth
+
+
+def _afresh(trainer: Theirs, model: Theirs) -> Any:
     """The Trainer with another model, and no optimizer or schedule yet."""
     own = copy.copy(trainer)
     own.model, own.optimizer, own.lr_scheduler = model, None, None
     return own
 
 
-def _loader(trainer: Any, method: str) -> Any:
+def _loader(trainer: Theirs, method: str) -> Any:
     """Its DataLoader as it is before Accelerate wraps it: moving batches is the session's."""
     import torch
     from transformers.trainer_utils import seed_worker
@@ -123,7 +182,7 @@ def _loader(trainer: Any, method: str) -> Any:
     return loader
 
 
-def _measured(trainer: Any) -> dict[str, Any]:
+def _measured(trainer: Theirs, own: _StandIn) -> dict[str, Any]:
     """The Job's validation data and metric, of the Trainer's evaluation data and `compute_metrics`."""
     arguments = trainer.args
     name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
@@ -132,9 +191,7 @@ def _measured(trainer: Any) -> dict[str, Any]:
     higher = bool(arguments.greater_is_better) and name != "loss"
 
     def metric(model: object, batches: Iterable[Any]) -> float:
-        value = (
-            _losses(trainer, model, batches) if name == "loss" else _computed(trainer, model, batches, name)
-        )
+        value = _losses(own, model, batches) if name == "loss" else _computed(own, model, batches, name)
         return value if higher else -value
 
     return {
@@ -144,31 +201,29 @@ def _measured(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _losses(trainer: Any, model: Any, batches: Iterable[Any]) -> float:
+def _losses(own: _StandIn, model: Theirs, batches: Iterable[Any]) -> float:
     """The mean loss over samples."""
     total, samples = 0.0, 0
     for batch in batches:
         size = len(next(iter(batch.values())))
-        total += size * float(trainer.compute_loss(model, dict(batch)))
+        total += size * float(own.loss(model, batch))
         samples += size
     return total / samples
 
 
-def _computed(trainer: Any, model: Any, batches: Iterable[Any], name: str) -> float:
+def _computed(own: _StandIn, model: Theirs, batches: Iterable[Any], name: str) -> float:
     """What `compute_metrics` says of all predictions together."""
     from transformers import EvalPrediction, trainer_pt_utils
 
     utilities: Any = trainer_pt_utils
     predictions = labels = None
     for batch in batches:
-        _, logits, truth = trainer.prediction_step(model, dict(batch), prediction_loss_only=False)
-        if trainer.preprocess_logits_for_metrics is not None:
-            logits = trainer.preprocess_logits_for_metrics(logits, truth)
+        logits, truth = own.predict(model, batch)
         predictions = logits if predictions is None else utilities.nested_concat(predictions, logits)
         labels = truth if labels is None else utilities.nested_concat(labels, truth)
     predictions, labels = utilities.nested_numpify(predictions), utilities.nested_numpify(labels)
     seen = EvalPrediction(predictions=predictions, label_ids=labels)
-    found = trainer.compute_metrics(seen)
+    found = own.trainer.compute_metrics(seen)
     if name not in found:
         raise JobError(f"metric_for_best_model='{name}', but compute_metrics gives {', '.join(found)}")
     return float(found[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ INSTEAD = {
     "BackupAndRestore": "vivace.train(..., resume=True) goes on where a run stopped",
     "LearningRateScheduler": "compile the model with a keras.optimizers.schedules schedule",
     "ReduceLROnPlateau": "compile the model with a keras.optimizers.schedules schedule",
-    "TensorBoard": "log.jsonl in the run folder has every step",
-    "CSVLogger": "log.jsonl in the run folder has every step",
+    "TensorBoard": "metrics.jsonl in the run folder holds loss and metric",
+    "CSVLogger": "metrics.jsonl in the run folder holds loss and metric",
     "TerminateOnNaN": "vivace.train stops by itself where the loss is not finite",
 }
 
@@ -281,8 +282,22 @@ def _metric(model: Any, first: Any, keras: Any) -> FirstMetric | None:
         kinds.Hinge,
         kinds.SquaredHinge,
         kinds.CategoricalHinge,
+        kinds.FalsePositives,
+        kinds.FalseNegatives,
     )
-    return FirstMetric(found[0].name, -1.0 if isinstance(found[0], errors) else 1.0)
+    is_error = isinstance(found[0], errors) or _is_loss(found[0], keras)
+    return FirstMetric(found[0].name, -1.0 if is_error else 1.0)
+
+
+def _is_loss(metric: Any, keras: Any) -> bool:
+    """Is a metric the mean of one of Keras' losses, which was given as a function or an object?"""
+    if type(metric) is not keras.metrics.MeanMetricWrapper:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it could not save
+        told = metric.get_config()["fn"]
+    name = told["config"] if told["class_name"] == "function" else told["class_name"]
+    return isinstance(name, str) and hasattr(keras.losses, name)
 
 
 def _unpacked(batch: Any) -> tuple[Any, Any, Any]:

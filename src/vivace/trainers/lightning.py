@@ -8,12 +8,15 @@ from __future__ import annotations
 import copy
 import dis
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
+
+Theirs: TypeAlias = Any
+"""An object of a library that need not be installed."""
 
 # What a Job would not call.
 HOOKS = (
@@ -43,6 +46,10 @@ HOOKS = (
     "backward",
     "lr_scheduler_step",
     "configure_gradient_clipping",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+    "on_validation_model_eval",
+    "on_validation_model_train",
 )
 COUNTED = ("current_epoch", "global_step")  # by a Trainer; they stay 0 where there is none
 BESIDE_TRAINING = ("validation_", "test_", "predict_", "on_")
@@ -50,7 +57,7 @@ OF_BATCHES = ("transfer_batch_to_device", "on_after_batch_transfer", "on_before_
 
 
 def parts_of(
-    module: Any, data: Any, *, epochs: int, monitor: str, mode: str, gradient_clip_val: float | None
+    module: Theirs, data: Any, *, epochs: int, monitor: str, mode: str, gradient_clip_val: float | None
 ) -> dict[str, Any]:
     """The arguments of a Job, from a LightningModule that has not trained yet and a LightningDataModule, or
     the function that builds a DataLoader.
@@ -64,12 +71,13 @@ def parts_of(
         raise JobError(f"mode says what is better, 'max' or 'min', not {mode!r}")
     set_up = _set_up(data)
 
-    def optimizer(model: object) -> Any:
+    def optimizer(model: Theirs) -> Any:
         optimizer, schedule, _ = _configured(model)
         optimizer.vivace_schedule = schedule  # made with it, and asked for after it
+        model.vivace_trained = _names_of(model, optimizer)
         return optimizer
 
-    def loss(model: Any, batch: Any) -> Any:
+    def loss(model: Theirs, batch: Any) -> Any:
         step = model.training_step
         output = step(batch, 0) if _takes_index(step) else step(batch)
         return output["loss"] if isinstance(output, dict) else output
@@ -85,7 +93,7 @@ def parts_of(
     if schedule is not None:
         found |= {"scheduler": lambda optimizer: optimizer.vivace_schedule, "scheduler_every": interval}
     if gradient_clip_val:
-        found["on_gradients"] = clipping(gradient_clip_val)
+        found["on_gradients"] = clipping(gradient_clip_val, _trained)
     if monitor:
         if not set_up:
             raise JobError("monitor needs validation data: hand over a LightningDataModule")
@@ -107,9 +115,14 @@ def _refuse(module: object) -> None:
     for name in (*HOOKS, *OF_BATCHES):
         if getattr(type(module), name) is not getattr(LightningModule, name):
             raise JobError(f"the module's {name} would not be called: a Job has no place for it")
-    for name, function in inspect.getmembers(type(module), inspect.isfunction):
-        own = getattr(LightningModule, name, None) is not function and not name.startswith(BESIDE_TRAINING)
-        found = [count for count in COUNTED if own and _reads(function.__code__, count)]
+    for name, member in inspect.getmembers(type(module)):
+        own = getattr(LightningModule, name, None) is not member and not name.startswith(BESIDE_TRAINING)
+        function = member.fget if isinstance(member, property) else getattr(member, "func", member)
+        found = [
+            count
+            for count in COUNTED
+            if own and inspect.isfunction(function) and _reads(function.__code__, count)
+        ]
         if found:
             raise JobError(f"the module's {name} uses {found[0]}, which is 0 without a Trainer")
     if not _takes_index(module.training_step):
@@ -157,18 +170,41 @@ def _set_up(data: Any) -> Callable[[], Any] | None:
     return set_up
 
 
-def _unattached(module: Any) -> Any:
+def _unattached(module: Theirs) -> Any:
     """A module whose `log` says nothing, as there is no Trainer to say it to."""
     module.log = _silent
     module.log_dict = _silent
     return module
 
 
-def _silent(*_: object, **__: object) -> None:
-    """In place of `log` and `log_dict`; a function of its own, so that copies and pickles know it."""
+def _silent(*logged: Any, **named: Any) -> None:
+    """In place of `log` and `log_dict`; a function of its own, so that copies and pickles know it.
+
+    A metric of torchmetrics keeps what it has seen until the end of an epoch, which nobody tells it here.
+    """
+    for value in (*logged, *named.values()):
+        for one in value.values() if isinstance(value, Mapping) else [value]:
+            if _counts(one):
+                one.reset()
 
 
-def _configured(module: Any) -> tuple[Any, Any, str]:
+def _counts(value: object) -> bool:
+    """Is it a metric of torchmetrics, which adds up by itself?"""
+    return hasattr(value, "compute") and hasattr(value, "reset")
+
+
+def _names_of(model: Theirs, optimizer: Theirs) -> frozenset[str]:
+    """Of the parameters of a model that an optimizer has."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in own)
+
+
+def _trained(model: Theirs) -> list[Any]:
+    """The parameters that the optimizer has, whose gradients Lightning clips."""
+    return [one for name, one in model.named_parameters() if name in model.vivace_trained]
+
+
+def _configured(module: Theirs) -> tuple[Any, Any, str]:
     """Optimizer, schedule or None, and after what the schedule steps."""
     found = module.configure_optimizers()
     schedule: Any = None
@@ -178,7 +214,8 @@ def _configured(module: Any) -> tuple[Any, Any, str]:
         lists = len(found) == 2 and all(isinstance(each, (list, tuple)) for each in found)
         optimizers, schedules = found if lists else (found, [])
         if len(optimizers) != 1 or len(schedules) > 1:
-            raise JobError(f"a Job has one optimizer and one schedule; the module has {len(optimizers)}")
+            found = f"{len(optimizers)} and {len(schedules)}"
+            raise JobError(f"a Job has one optimizer and one schedule; the module has {found}")
         found, schedule = optimizers[0], (schedules or [None])[0]
     interval = "epoch"
     if isinstance(schedule, dict):
@@ -195,18 +232,25 @@ def _configured(module: Any) -> tuple[Any, Any, str]:
 def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]:
     """What `validation_step` logs by this name, over all batches by their sizes, as Lightning does."""
 
-    def metric(model: Any, batches: Iterable[Any]) -> float:
+    def metric(model: Theirs, batches: Iterable[Any]) -> float:
+        import torch
         from lightning.pytorch.utilities.data import extract_batch_size
 
         total, samples = 0.0, 0
         seen: dict[str, Any] = {}
-        counted: Any = None  # a metric of torchmetrics, which adds up by itself
+        counting: dict[int, Any] = {}  # metrics of torchmetrics, which add up by themselves
+        counted: Any = None
 
-        def log(name: str, value: object, *_: object, batch_size: int | None = None, **__: object) -> None:
+        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **more: Any) -> None:
+            reduced = more.get("reduce_fx", "mean")
+            if name == monitor and reduced not in ("mean", torch.mean) and not _counts(value):
+                raise JobError(f"'{monitor}' is logged with reduce_fx={reduced!r}, and a Job takes the mean")
             seen[name] = value, batch_size
+            counting.update({id(value): value} if _counts(value) else {})
 
-        def log_dict(values: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-            seen.update({name: (value, batch_size) for name, value in values.items()})
+        def log_dict(values: Any, *_: Any, **more: Any) -> None:
+            for name, value in values.items():
+                log(name, value, **more)
 
         model.log, model.log_dict = log, log_dict
         try:
@@ -217,15 +261,16 @@ def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]
                 if monitor not in seen:
                     raise JobError(f"validation_step logs {', '.join(seen) or 'nothing'}, not '{monitor}'")
                 value, size = seen[monitor]
-                if hasattr(value, "compute") and hasattr(value, "reset"):
+                if _counts(value):
                     counted = value
                     continue
                 size = size or extract_batch_size(batch)
                 total, samples = total + size * float(value), samples + size
             if counted is not None:
                 total, samples = float(counted.compute()), 1
-                counted.reset()
         finally:
+            for one in counting.values():
+                one.reset()
             _unattached(model)
         return (total if mode == "max" else -total) / samples
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
-import re
 import resource
 import shutil
 import time
 import uuid
 import weakref
+from collections.abc import Iterable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -32,14 +33,12 @@ from vivace.files import open_own, read_own
 from vivace.plan import Plan
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.tensors import dense_parts, storage_id
-from vivace.training.folder import LEDGER, sync_folder
+from vivace.training.folder import CHECKPOINT, FORMER, LEDGER, is_checkpoint, sync_folder
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 FILES = ("model.pt", "state.pt")
 _KEEP = 2
-_FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
-_NAME = re.compile(rf"step_(\d{{1,18}})(\.{_FORMER}\..*)?")
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
 
@@ -116,7 +115,7 @@ class Checkpoints:
             self._require_space(needed)
             self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
             if target.exists():
-                os.rename(target, self._beside(target, _FORMER))
+                os.rename(target, self._beside(target, FORMER))
             os.rename(temporary, target)
             sync_folder(self.folder)
         except Exception as error:
@@ -265,8 +264,7 @@ class Checkpoints:
         listed = _listed(self.folder)
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
-            named = _NAME.fullmatch(path.name) or (path.name.startswith("step_") and ".tmp." in path.name)
-            if named and path not in kept:
+            if is_checkpoint(path) and path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -326,7 +324,7 @@ def _listed(folder: Path) -> list[Path]:
 
     A former one counts where the process ended before another could take its place.
     """
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))]
     steps = {path.name for _, path in found}
     return [
         path
@@ -398,6 +396,21 @@ def _load(file: Path) -> Any:
     except Exception as error:  # unpickling raises almost anything
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{file.name} holds more than numbers, texts and tensors: {reason}") from None
+
+
+def unstorable(state: Any, where: str = "it") -> str:
+    """What of a state no checkpoint could hold and give back, in words; empty where it could be held."""
+    file = io.BytesIO()
+    try:
+        torch.save(map_tensors(state, lambda tensor: torch.empty(0)), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # pickling raises almost anything
+        listed: Iterable[Any] = enumerate(state) if isinstance(state, list) else ()
+        items = state.items() if isinstance(state, dict) else listed
+        parts = (unstorable(part, f"'{key}'") for key, part in items)
+        return next(filter(None, parts), f"{where} is a {type(state).__name__}")
+    return ""
 
 
 class _Hashing:

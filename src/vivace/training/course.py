@@ -13,8 +13,10 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 
 from vivace.data.iterable import keeps_state
@@ -81,7 +83,8 @@ def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def _files_of(job: Job) -> list[Path]:
-    files = {_file_of(given) for given in _given(job) if callable(given)}
+    given = _given(job)
+    files = {_file_of(one) for one in (*given, *_held_by(given))}
     own = {path for path in files if path is not None and _is_persons(path)}  # not the libraries' thousands
     own |= _modules_in(frozenset(f"{path.parent}{os.sep}" for path in own), len(sys.modules))
     return sorted(path for path in own if _is_persons(path))[:_MOST_FILES]
@@ -109,10 +112,32 @@ def _given(job: Job) -> list[Any]:
     return found
 
 
+def _held_by(given: list[Any]) -> list[Any]:
+    """What functions of Vivace's own are made of, as those of `Job.from_trainer` are of a person's Trainer:
+    that, what it consists of, and no further.
+    """
+    found, left = list[Any](), list(filter(_is_own_function, given))
+    while left:
+        one = left.pop()
+        found.append(one)
+        if _is_own_function(one):
+            cells = getattr(one, "__closure__", None) or ()
+            left += [getattr(one, "__self__", None), *(cell.cell_contents for cell in cells)]
+    for _ in range(2):
+        things = [one for one in found if not isinstance(one, (type, ModuleType, FunctionType))]
+        found += [value for one in things for value in getattr(one, "__dict__", {}).values()]
+    return found
+
+
+def _is_own_function(thing: Any) -> bool:
+    is_function = isinstance(thing, (FunctionType, MethodType))
+    return is_function and str(thing.__module__).startswith("vivace.")
+
+
 def _file_of(function: Any) -> Path | None:
     try:
         return Path(inspect.getfile(inspect.unwrap(function))).absolute()
-    except (TypeError, OSError):  # of C, an object with __call__, or a class without a file
+    except (TypeError, ValueError, OSError):  # of C, an object with __call__, or a class without a file
         kind = type(function)
         module = sys.modules.get(kind.__module__)
         file = getattr(module, "__file__", None)
@@ -162,7 +187,7 @@ def _text(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, numpy.generic)):
         value = value.tolist()
     return (repr(value) if _plain(value) else type(value).__name__)[:_MOST_LETTERS]
 

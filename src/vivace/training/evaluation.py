@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vivace.data.damage import Damage
 from vivace.data.order import ordered
-from vivace.errors import JobError
+from vivace.errors import JobError, is_lost_worker
 from vivace.job import Job
 from vivace.pictures import document
 from vivace.session.opening import call
 from vivace.session.session import Session, place
 from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import SeededStreams, derive
+from vivace.tensors.trees import batch_size
+from vivace.torch_internals.loaders import end_workers_of
+from vivace.training.losses import MOST_TRIES
+
+
+class LeftOff(BaseException):
+    """The evaluation was left between two batches, because the run is to stop. No ``except Exception`` of a
+    person's metric takes it for an error.
+    """
 
 
 class Evaluation:
@@ -29,30 +39,51 @@ class Evaluation:
     Args:
         job, session, seed: of the run.
         shortcut: gives the batches of the loader without it; None where it cannot.
+        damaged: where damaged samples of the validation data are listed; None: nowhere.
     """
 
     def __init__(
-        self, job: Job, session: Session, seed: int, shortcut: Callable[[Any], Any] = lambda _: None
+        self,
+        job: Job,
+        session: Session,
+        seed: int,
+        shortcut: Callable[[Any], Any] = lambda _: None,
+        *,
+        damaged: Path | None = None,
     ) -> None:
         self.job = job
         self.session = session
         self.seed = seed
         self.shortcut = shortcut
+        self.damage = Damage.of(job, damaged if job.validation is not None else None)
         self._loader: Any = None
+        self._num_read, self._left = 0, False
+        self.num_lost_workers = 0
 
     def left_alone(self) -> dict[str, str]:
         """Why techniques that feed the training did not feed the last metric, by their names."""
         return dict(self.session.build.facts.validation_left_alone or {})
 
-    def metric(self) -> float:
-        """The metric now. Raises JobError where it or the validation data fail, or it is not finite."""
-        return finite(self.job, self._asked("metric"))
+    def metric(self, must_stop: Callable[[], bool] = lambda: False) -> float:
+        """The metric now. Raises JobError where it or the validation data fail, or it is not finite; and
+        LeftOff where `must_stop` says so before a batch. It begins anew where a worker of the loader was
+        killed.
+        """
+        for _ in range(MOST_TRIES - 1):
+            try:
+                return finite(self.job, self._asked("metric", must_stop))
+            except JobError as error:
+                if error.__cause__ is None or not is_lost_worker(error.__cause__):
+                    raise
+                end_workers_of(error.__cause__)
+                self._loader, self.num_lost_workers = None, self.num_lost_workers + 1
+        return finite(self.job, self._asked("metric", must_stop))
 
     def pictures(self) -> dict[str, Any]:
         """What ``pictures.json`` holds of the model now. Raises JobError where the Job's function fails."""
         return document(self._asked("pictures"))
 
-    def _asked(self, what: str) -> Any:
+    def _asked(self, what: str, must_stop: Callable[[], bool] = lambda: False) -> Any:
         """What the Job's `metric` or `pictures` says of the model and the held-out batches."""
         field = "validation" if self.job.validation is not None else "data"
         if self._loader is None or isinstance(self._loader, Iterator):
@@ -61,13 +92,29 @@ class Evaluation:
         build = self.session.build
         streams = SeededStreams(derive(self.seed, "metric"), build.device)
         with in_evaluation(build.models), streams, torch.no_grad():
-            seed, damage = derive(self.seed, "validation"), Damage.of(self.job)
+            seed = derive(self.seed, "validation")
             batches = self.shortcut(self._loader)
             if batches is None:
-                batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
-            fed = self.session.validation(batches)
-            placed = (place(batch, device=build.device) for batch in fed if batch is not None)
-            return call(self.job, what, self.session.built, placed)
+                batches = ordered(self._loader, seed=seed, epoch=0, damage=self.damage)
+            self._left = False
+            fed = self._placed(self.session.validation(batches), must_stop)
+            try:
+                found = call(self.job, what, self.session.built, fed)
+            finally:
+                self.damage.require_few(self._num_read)
+            if self._left:
+                raise LeftOff  # whatever a metric makes of it that catches everything
+            return found
+
+    def _placed(self, batches: Iterable[Any], must_stop: Callable[[], bool]) -> Iterator[Any]:
+        """The batches on the device, as long as the run is not to stop."""
+        for batch in batches:
+            if must_stop():
+                self._left = True
+                raise LeftOff
+            if batch is not None:
+                self._num_read += batch_size(batch)
+                yield place(batch, device=self.session.build.device)
 
 
 def finite(job: Job, value: Any) -> float:

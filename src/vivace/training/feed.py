@@ -38,6 +38,7 @@ from vivace.training.checkpoints import Position
 from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
+DAMAGED = "damaged.jsonl"
 _READERS = ("torch", "torchvision", "numpy", "pillow")
 
 
@@ -64,7 +65,7 @@ class Feed:
         self.job, self.ranks, self.seed, self.notice = job, ranks, seed, notice
         self._changed = changed
         self.witness = Witness()
-        self.damage = Damage.of(job, path and path / "damaged.jsonl")
+        self.damage = Damage.of(job, path and path / DAMAGED)
         self.workers, self.hangs = WorkerWatch(), HangWatch(notice)
         self.damage.reading = self.hangs.board.write
         with Streams(derive(seed, "data")):
@@ -156,12 +157,12 @@ class Feed:
         asked, self._compared = self._compared, True
         if asked or self.ranks.world_size == 1:
             return
-        place = self._place(session, position)
-        if len(set(self.ranks.gather(place.get("mark") if place is not None else ""))) > 1:
+        place = self._place(session, position) or {}
+        if len(set(self.ranks.gather(place.get("mark") or place.get("order")))) > 1:
             raise JobError(
-                "the ranks read different streams, and Vivace splits every batch itself: most of "
-                "the data would be lost; leave out what splits the data by rank (split_by_node; a WebDataset "
-                "takes nodesplitter=None)"
+                "the ranks read different data, and Vivace splits every batch itself: most of the data would "
+                "be lost; leave out what splits the data by rank (a sampler's rank; split_by_node; a "
+                "WebDataset takes nodesplitter=None)"
             )
 
     def unordered(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -19,6 +20,9 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _LOCK = "lock"
 _PLAN = "plan.toml"
 LEDGER = "saved.jsonl"  # what was saved, beside the checkpoints
+LOG = "metrics.jsonl"
+FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
+CHECKPOINT = re.compile(rf"step_(\d{{1,18}})(\.{FORMER}\..*)?")
 _held: set[Path] = set()
 
 
@@ -82,28 +86,35 @@ class RunFolder:
             raise FolderError(f"the folder '{self.path}' cannot be made: {error.strerror}") from None
 
     def _refuse_foreign(self, continues: bool) -> None:
-        names = {item.name for item in self.path.iterdir() if not is_leftover(item.name)}
+        names = _names_in(self.path)
         found = sorted(names - {_LOCK, "checkpoints"})
-        if _PLAN in found and not continues:
-            raise FolderError(
-                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) "
-                "or choose a new name"
-            )
-        if found and _PLAN not in found:
+        if _PLAN not in names:  # then no checkpoint is a run's either
+            found += sorted(f"checkpoints/{name}" for name in _names_in(self.checkpoints))
+        elif {"checkpoints", LEDGER, LOG} & names:  # else it is a search's plan, or a person's
+            found = []
+        if found:
             raise FolderError(
                 f"the folder '{self.path}' holds other files ('{found[0]}') and no run of Vivace: "
                 "choose a new name"
             )
+        if _PLAN in names and not continues:
+            raise FolderError(
+                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) "
+                "or choose a new name"
+            )
 
     def _clear(self) -> None:
         """Remove what the run had trained, all of it: what stays would be gone on with."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        if left := next(self.checkpoints.glob("step_*"), None):
+        for item in filter(is_checkpoint, self.checkpoints.iterdir()):
+            shutil.rmtree(item, ignore_errors=True)
+            if not item.is_dir():
+                with contextlib.suppress(OSError):
+                    item.unlink()
+        if left := next(filter(is_checkpoint, self.checkpoints.iterdir()), None):
             raise FolderError(
                 f"'{left}' cannot be removed, so the run cannot begin anew: remove it, or choose a new name"
             )
         (self.path / LEDGER).unlink(missing_ok=True)
-        own_folder(self.checkpoints)
 
     def _take_lock(self) -> IO[str]:
         if self.path.resolve() in _held:  # the kernel's lock does not keep a process from itself
@@ -131,6 +142,18 @@ class RunFolder:
         file.flush()
         _held.add(self.path.resolve())
         return file
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Is this named as a checkpoint is, or as one that was begun?"""
+    begun = path.name.startswith("step_") and is_leftover(path.name)
+    return begun or CHECKPOINT.fullmatch(path.name) is not None
+
+
+def _names_in(folder: Path) -> set[str]:
+    """What lies in a folder, beside what a killed process had begun."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return {item.name for item in entries if not is_leftover(item.name)}
 
 
 def check_name(name: str) -> None:

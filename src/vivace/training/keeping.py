@@ -16,9 +16,10 @@ from vivace.plan import Plan
 from vivace.session.opening import seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
+from vivace.training.beside import Beside
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, course_of, doubt_of_schedule
-from vivace.training.feed import Feed
+from vivace.training.feed import DAMAGED, Feed
 from vivace.training.finite import are_finite
 from vivace.training.folder import LEDGER
 from vivace.training.options import Options
@@ -27,8 +28,10 @@ from vivace.training.ranks import Ranks, Stranded
 from vivace.training.resuming import (
     compare,
     facts_of,
+    load_beside,
     load_into,
     load_streams,
+    require_storable,
     schedule_of,
     state_of,
     whole_state_of,
@@ -37,6 +40,8 @@ from vivace.training.strides import Strides
 from vivace.training.watch import Watch
 
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
+_RESULTS = ("run.json", "model.pt", PICTURES)
+DAMAGED_IN_VALIDATION = "damaged_validation.jsonl"
 
 
 class Keeping(Strides):
@@ -66,6 +71,8 @@ class Keeping(Strides):
             seed_everything(derive(options.seed, "rank", ranks.rank))
         facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
         facts["course"] |= course_of(job, session.optimizers or session.optimizer, self.scheduler)
+        captured = any(technique.card.captures for technique in session.plan.techniques)
+        self.beside = Beside(session.build.models, captured=captured, plain=ranks.world_size == 1)
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
@@ -76,8 +83,10 @@ class Keeping(Strides):
         if found is not None:
             self.take_up(found)
         else:
+            if session.build.shards is None:
+                require_storable(session.optimizer, self.scheduler)
             self.damage.before = 0
-            for name in ("run.json", "model.pt", "damaged.jsonl", PICTURES) if ranks.writes else ():
+            for name in (*_RESULTS, DAMAGED, DAMAGED_IN_VALIDATION) if ranks.writes else ():
                 (path / name).unlink(missing_ok=True)
         if ranks.writes:
             session.plan.save(path / "plan.toml")
@@ -162,6 +171,7 @@ class Keeping(Strides):
             "techniques": state_of(self.session.build.kept),
             "streams": streams,
             "data": self.feed.state(self.session, self.position),
+            "beside": self.beside.state(),
         }
 
     def keep_what_was_trained(self) -> str:
@@ -209,6 +219,7 @@ class Keeping(Strides):
         fresh = Fresh(self.session.optimizers or self.session.optimizer, self.scheduler)
         shards = self.session.build.shards
         load_into(self.session.built, found.model, "the model", shards)
+        load_beside(self.beside, state.get("beside", []))
         load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
         load_into(self.scheduler, state["scheduler"], "the scheduler")
         fresh.take(found.manifest["course"], self.checkpoints.facts["course"])

@@ -21,9 +21,9 @@ from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
 from vivace.tensors.loaders import known_length
 from vivace.training.checkpoints import Found
-from vivace.training.evaluation import Evaluation
+from vivace.training.evaluation import Evaluation, LeftOff
 from vivace.training.finite import FAR, LOST
-from vivace.training.keeping import Keeping
+from vivace.training.keeping import DAMAGED_IN_VALIDATION, Keeping
 from vivace.training.options import Options
 from vivace.training.pace import Pace
 from vivace.training.ranks import Ranks, Stranded
@@ -53,7 +53,9 @@ class Loop(Keeping):
         watch: Watch,
     ) -> None:
         super().__init__(job, session, ranks, path, options, on_event, watch)
-        self.evaluation = Evaluation(job, session, options.seed)
+        damaged = path / DAMAGED_IN_VALIDATION if ranks.writes else None
+        self.evaluation = Evaluation(job, session, options.seed, damaged=damaged)
+        self.born_at = psutil.Process().create_time()
         self.pace, self.memory = Pace(), FullMemory(self.device)
         if ranks.watch is not None:
             ranks.watch.told_to(path, self.progress.notice)
@@ -112,13 +114,17 @@ class Loop(Keeping):
 
     def _train(self) -> None:
         with self.feed:
-            while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
-                self._end_epoch()
+            while (
+                self.position.epoch < self.job.epochs
+                and not self._reached()
+                and self._train_epoch()
+                and self._end_epoch()
+            ):
+                pass
             self._require_health()
             if self.position != self.saved:
                 self.save()
-        if not self.stopped_by and self.job.metric is not None:
-            self._evaluate()
+        if not self.stopped_by and self.job.metric is not None and self._evaluate():
             self._wake()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
@@ -294,19 +300,23 @@ class Loop(Keeping):
         self._look()
         self.damage.require_few(self.samples * self.ranks.world_size)
         late = time.monotonic() - self.saved_at >= self.options.checkpoint_every_seconds
-        mine = _REASONS.index(self.stop.signal_name or (DEADLINE if self._is_nearly_over() else ""))
+        mine = _REASONS.index(self._reason_to_stop())
         stop, save = self.ranks.largest(mine, late and self.ranks.writes)
         self.stopped_by = _REASONS[int(stop)]
         if (save or due) and not self.stopped_by and self.is_healthy():
             self.save()
             self._ask_for_order()
 
+    def _reason_to_stop(self) -> str:
+        """The signal that asked for it, or the deadline; empty where the run goes on."""
+        return self.stop.signal_name or (DEADLINE if self._is_nearly_over() else "")
+
     def _is_nearly_over(self) -> bool:
         """Would the deadline pass before another look and a checkpoint?"""
         limit = self.options.deadline_seconds
         if limit is None:
             return False
-        lived = time.time() - psutil.Process().create_time()
+        lived = time.time() - self.born_at
         spare = min(_SPARE_SECONDS, 0.1 * limit)
         return lived + 2 * (self.slowest_save + self.slowest_look) + spare >= limit
 
@@ -376,11 +386,13 @@ class Loop(Keeping):
             what=found,
         )
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self) -> bool:
+        """Evaluate, and let the epoch count; False where the run is to stop before that."""
         position = self.position
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
         if self.job.metric is not None:
-            self._evaluate()
+            if not self._evaluate():
+                return False
             record |= {"metric": position.metric, **self._metric_facts()}
         self._wake()
         if self.job.scheduler_every == "epoch":
@@ -396,26 +408,43 @@ class Loop(Keeping):
         position.batch = 0
         self.progress.log(EventKind.EPOCH, record)
         self._mark()
+        return True
 
     def _metric_facts(self) -> dict[str, Any]:
         seconds = round(self.seconds, 3)
         return {"metric_name": self.job.metric_name, "metric_data": self.job.metric_data, "seconds": seconds}
 
-    def _evaluate(self) -> None:
-        """Put the metric of the present weights on the position; rank 0 computes it, all ranks know it."""
+    def _evaluate(self) -> bool:
+        """Put the metric of the present weights on the position; rank 0 computes it, all ranks know it.
+
+        False where the run was asked to stop meanwhile: it goes on with this evaluation.
+        """
         position = self.position
         if position.metric_step == position.step:
-            return
-        value = None
+            return True
+        value: float | str | None = None
         self._rest(ends=True)
         self.ranks.at(f"its metric after step {position.step}", position.step)
         with self.ranks.together(), self.session.whole():
             if self.ranks.writes:
-                value = self.evaluation.metric()
-                self._tell_what_validation_lacks()
-        position.metric, position.metric_step = self.ranks.from_first(value), position.step
+                try:
+                    value = self.evaluation.metric(lambda: self._reason_to_stop() != "")
+                    self._tell_what_validation_lacks()
+                except LeftOff:
+                    value = self._reason_to_stop()
+        value = self.ranks.from_first(value)
+        if isinstance(value, str):
+            self.stopped_by = value
+            return False
+        position.metric, position.metric_step = value, position.step
+        return True
 
     def _tell_what_validation_lacks(self) -> None:
+        if self.evaluation.num_lost_workers:
+            self.evaluation.num_lost_workers = 0
+            self.progress.notice(
+                f"a worker of the metric's loader was killed: after step {self.position.step} it began anew"
+            )
         for technique, reason in self.evaluation.left_alone().items():
             text = f"{technique} leaves the validation data as they are: {reason}"
             if text not in self.progress.notices:

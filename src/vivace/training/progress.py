@@ -15,6 +15,7 @@ from vivace.events import OnEvent, scalars_of, teller
 from vivace.files import open_own, own_folder
 from vivace.inspection.energy import Meter
 from vivace.training.crew import num_ranks_here
+from vivace.training.folder import LOG
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -36,7 +37,7 @@ class Progress:
         self.notices: list[str] = []
         self.meter = Meter(gpus=num_ranks_here() if on_gpus else 0)
         self._tell = teller(on_event if folder is not None else None)
-        self._path = folder / "metrics.jsonl" if folder is not None else None
+        self._path = folder / LOG if folder is not None else None
         self.num_bytes = log_bytes  # of metrics.jsonl as far as it is whole: a resumed run cuts it off there
         self._scalars: Callable[[int, dict[str, float]], None] | None = None
         if self._path is not None and folder is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -19,6 +21,8 @@ from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.optimizers import align_state
 from vivace.tensors.randomness import from_plain, restore
+from vivace.training.beside import Beside
+from vivace.training.checkpoints import unstorable
 from vivace.training.course import differences
 from vivace.training.ranks import Ranks, for_so_many
 
@@ -147,11 +151,34 @@ def _require_direction(mode: str, job: Job) -> None:
         )
 
 
+def require_storable(optimizer: object, schedule: object) -> None:
+    """Raises JobError where a checkpoint could not hold what these begin with: before the first step, and not
+    at the first save.
+    """
+    for what, thing in (("optimizer", optimizer), ("scheduler", schedule)):
+        if reason := unstorable(state_of(thing)):
+            raise JobError(
+                f"the Job's {what} has a state that no checkpoint can hold ({reason}): its state_dict must "
+                "consist of numbers, texts and tensors"
+            )
+
+
 def state_of(thing: object) -> Any:
     """The `state_dict` of a thing, or those of its items (see `items_of`) by key or index; else None."""
     if hasattr(thing, "state_dict"):
-        return thing.state_dict()
+        return _with_plain_numbers(thing.state_dict())
     return {str(key): state_of(item) for key, item in items_of(thing)} or None
+
+
+def _with_plain_numbers(state: Any) -> Any:
+    """A state with Python's numbers for NumPy's, such as a schedule leaves that computes with `numpy.cos`: no
+    file that runs no code can hold those.
+    """
+    if isinstance(state, numpy.generic):
+        return state.item()
+    if type(state) is dict:
+        return {key: _with_plain_numbers(part) for key, part in state.items()}
+    return type(state)(map(_with_plain_numbers, state)) if type(state) in (list, tuple) else state
 
 
 def whole_state_of(thing: object, shards: Shards | None, ranks: Ranks) -> Any:
@@ -167,7 +194,12 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
     """
     try:
         if isinstance(thing, torch.optim.Optimizer):
-            thing.load_state_dict(state if shards is None else shards.parted_optimizer(state, thing))
+            given = state if shards is None else shards.parted_optimizer(state, thing)
+            casts = thing.register_load_state_dict_post_hook(partial(_keep_types, given), prepend=True)
+            try:
+                thing.load_state_dict(given)
+            finally:
+                casts.remove()
             align_state([thing])  # weights may lie otherwise than under the plan that it was saved under
             return
         if hasattr(thing, "load_state_dict"):
@@ -184,6 +216,29 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
         raise CheckpointError(
             f"the checkpoint does not fit {what}: {type(error).__name__}: {head}"
         ) from error
+
+
+def _keep_types(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Put back what torch has cast to its weight's type while it loaded a state, such as a momentum in fp32
+    of weights in bf16; an optimizer that loads in a way of its own knows better.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    numbers = (number for group in state["param_groups"] for number in group["params"])
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    for number, weight in zip(numbers, weights, strict=True):
+        own = optimizer.state.get(weight, {})
+        for key, value in state["state"].get(number, {}).items():
+            if isinstance(value, torch.Tensor) and key != "step" and own[key].dtype != value.dtype:
+                own[key] = value.to(own[key].device)
+
+
+def load_beside(beside: Beside, state: Any) -> None:
+    """Raises CheckpointError where the model does not take what a checkpoint holds beside its weights."""
+    try:
+        beside.load(state)
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint does not fit the model: {error!r}") from error
 
 
 def load_streams(state: dict[str, Any], device: torch.device) -> None:

@@ -84,4 +84,5 @@ def _handle(names: tuple[str, ...], handler: Callable[[int, FrameType | None], o
 
 def _give_back(before: dict[int, Any]) -> None:
     for number, handler in before.items():
-        signal.signal(number, handler)
+        if handler is not None:  # that of another language, which Python cannot give back
+            signal.signal(number, handler)

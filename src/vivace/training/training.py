@@ -319,9 +319,10 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
     position, ranks, plan, device = loop.position, loop.ranks, loop.plan, loop.device.type
     here = time.monotonic() - loop.started_at
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=here)
-    if loop.damage.listed():
-        loop.progress.notice(loop.damage.sentence())
     _draw(loop)
+    for before, damage in (("", loop.damage), ("in the validation data ", loop.evaluation.damage)):
+        if text := damage.sentence():
+            loop.progress.notice(f"{before}{text}")
     run = Run(
         run_path=str(loop.path),
         steps=position.step,

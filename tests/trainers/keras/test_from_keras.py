@@ -128,6 +128,20 @@ def test_sample_weights_act_and_an_error_counts_with_the_other_sign():
         assert float(session.step(batch)) != float(other.step(bare))
 
 
+@pytest.mark.parametrize(
+    ("metric", "is_error"),
+    [
+        (keras.losses.mean_absolute_error, True),
+        (keras.losses.MeanAbsoluteError(), True),
+        (keras.metrics.CosineSimilarity(), False),
+    ],
+)
+def test_a_loss_as_the_metric_counts_with_the_other_sign(metric, is_error):
+    model = network(loss="mse", metrics=[metric])
+    job = vivace.Job.from_keras(model, data()[0], numpy.zeros((SAMPLES, CLASSES)))
+    assert job.metric_name.startswith("minus ") is is_error
+
+
 def test_an_optimizer_goes_on_from_a_state_that_was_saved():
     x, y = data()
     job = vivace.Job.from_keras(network(optimizer=OPTIMIZERS["scheduled"]()), x, y, batch_size=BATCH)
