@@ -411,8 +411,8 @@ def test_a_training_that_begins_anew_early_is_led(led):
     def train():
         fit(perceptron(), steps=2)
         fit(perceptron(), steps=4)
-        fit(perceptron(), steps=60, optimizer=torch.optim.Adam)
+        fit(perceptron(), steps=300, optimizer=torch.optim.Adam)
 
     watching, _, told = led(train, "fused_optimizer")
     assert list(told["plan"]) == ["fused_optimizer"]
-    assert watching.num_steps == 66
+    assert watching.num_steps > 200

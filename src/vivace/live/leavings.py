@@ -17,7 +17,6 @@ from vivace.torch_internals.modules import own_tensors
 
 DEPTH = 4  # of containers and objects in each other
 MOST = 1000  # entries of each, and things that are looked at
-SLOTS = ("_parameters", "_buffers", "_modules")  # what a module holds by name
 Left = dict[str, tuple[torch.dtype, bool]]  # dtype, and whether it is contiguous, by where it stands
 
 
@@ -28,9 +27,11 @@ def left_by(root: nn.Module, arguments: object, result: object) -> Left:
     spaces: list[tuple[str, object]] = [("what it was given", arguments), ("what it returns", result)]
     for name, module in root.named_modules():
         place = f"its part '{name}'" if name else "itself"
-        spaces.append((place, own_tensors(module)[1]))
+        weights, buffers = own_tensors(module)
+        spaces.append((place, buffers))
         if not of_library(type(module).__module__):
-            spaces.append((place, {k: v for k, v in vars(module).items() if k not in SLOTS}))
+            kept = {k: v for k, v in vars(module).items() if v is not weights and v is not buffers}
+            spaces.append((place, kept))
     for place, space in spaces:
         for path, tensor in _tensors(space, "", DEPTH, seen):
             found[f"{place}{path}"] = tensor.dtype, tensor.layout != torch.strided or tensor.is_contiguous()
