@@ -303,6 +303,13 @@ def test_a_folder_in_which_a_script_runs_is_refused(tmp_path):
     vivace_run("--", sys.executable, "-c", "pass", cwd=tmp_path, code=0)
 
 
+def test_what_a_script_leaves_running_does_not_keep_its_folder(tmp_path):
+    program = "import os, torch\nos.system('sleep 20 > /dev/null 2>&1 &')\n"
+    vivace_run("--", sys.executable, "-c", program, cwd=tmp_path, code=0)
+    with take_lock(tmp_path / "runs/run", "run"):
+        pass
+
+
 def test_importing_torch_is_no_time_of_ours(tmp_path):
     """A script that asks in its first line imports it anyway; counted, it would put off the search."""
     program = """import sys

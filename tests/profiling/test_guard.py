@@ -1,6 +1,7 @@
 """What watches a script must not fail into it: faults planted in each kind of hook."""
 
 import json
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -243,3 +244,34 @@ def test_a_hook_returns_nothing_and_raises_nothing():
         handle.remove()
     assert guard.off
     assert Guard(planted).looking(lambda: 7)() is None
+
+
+def test_what_a_script_puts_into_the_same_place_stays():
+    """And what it then calls of ours does nothing any more."""
+    calls = []
+
+    class Model(nn.Linear):
+        pass
+
+    def noting(theirs):
+        return lambda *given: (calls.append("ours"), theirs(*given))[1]
+
+    patches = hooks.Patches(Guard(print))
+    patches.replace(Model, "eval", noting)
+    standing = vars(Model)["eval"]
+    assert pickle.loads(pickle.dumps(standing)) is nn.Module.eval  # for who writes a class by what it holds
+
+    def own(module):
+        calls.append("own")
+        return standing(module)
+
+    Model.eval = own
+    module = Model(1, 1).eval()
+    patches.restore()
+    assert Model.eval is own
+    assert module.train().eval() is module
+    assert not module.training
+    assert calls == ["own", "ours", "own"]
+    patches.replace(Model, "eval", noting)
+    patches.restore()
+    assert Model.eval is own

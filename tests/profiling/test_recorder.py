@@ -167,8 +167,11 @@ def test_training_goes_the_way_it_would_have_gone(recorded, batches):
     assert torch.equal(profiled, alone)
 
 
+HEARD = []
+
+
 class Held(nn.Module):
-    """Changes its input in place, and runs a part that copies of it do not have, but share."""
+    """Changes its input in place, prints, notes, and runs a part that copies of it do not have, but share."""
 
     def __init__(self):
         super().__init__()
@@ -177,11 +180,14 @@ class Held(nn.Module):
         self.last = lambda inputs: norm(inputs)
 
     def forward(self, inputs):
+        HEARD.append(1)
+        print("forward")
         return self.last(self.first(inputs.mul_(0.99)))
 
 
 @pytest.mark.usefixtures("brief_experiments")
-def test_what_a_copy_of_the_model_shares_with_it_is_left_as_it_was(recorded, monkeypatch):
+def test_what_a_copy_of_the_model_shares_with_it_is_left_as_it_was(recorded, monkeypatch, capsys):
+    HEARD.clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # for an experiment
 
     def trained(run):
@@ -201,6 +207,7 @@ def test_what_a_copy_of_the_model_shares_with_it_is_left_as_it_was(recorded, mon
 
     (_, record), count, profiled = trained(lambda step: recorded(step, most=5000))
     assert record["experiments"]
+    assert len(HEARD) == capsys.readouterr().out.count("forward") == count
     _, _, alone = trained(lambda step: [step() for _ in range(count)])
     assert [name for name in alone if not torch.equal(alone[name], profiled[name])] == []
 

@@ -21,7 +21,7 @@ from vivace.live.pairs import Pause, Segment, Timing
 from vivace.live.refusals import why_of_model
 from vivace.plan import Plan
 from vivace.profiling.record.signals import raised_by_handler
-from vivace.watching.outside import of_library
+from vivace.tensors.outside import of_library
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop

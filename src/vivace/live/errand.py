@@ -20,7 +20,8 @@ class Errand:
     `launcher` is the process that started the script, or, `became`, that is it now; 0 where the script asked
     itself. Where it is `quiet`, nothing is said at the end; with `details`, all that the page holds. Within
     `search_seconds` the script is run for the plan alone, and ends when that is found; left out, it trains
-    on. `launch_seconds` have gone before the script began.
+    on. `launch_seconds` have gone before the script began. `lock` is the number of the file by which a
+    process that `became` the script holds its folder.
     """
 
     folder: str
@@ -33,6 +34,7 @@ class Errand:
     details: bool = False
     search_seconds: float | None = None
     launch_seconds: float = 0.0
+    lock: int = -1
 
     def dumps(self) -> str:
         """The variable's value."""

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from vivace.errors import ran_out_of_memory
-from vivace.live.proof import silence
 from vivace.live.refusals import device_of
 from vivace.profiling.record.signals import raised_by_handler
+from vivace.profiling.record.silence import silence
 from vivace.tensors import randomness
+from vivace.tensors.outside import PLAIN, Outside, of_library
 from vivace.tensors.randomness import StreamNotes
 from vivace.training.snapshot import BufferNotes
-from vivace.watching.outside import PLAIN, Outside, of_library
 
 
 class Before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -20,7 +21,11 @@ _lock: IO[bytes] | None = None  # on the folder, as long as this process lives
 
 def begin() -> None:
     """Watch this process as the launcher asked. Called when torch has been imported."""
-    _begin(Errand.loads(os.environ[VARIABLE]))
+    errand = Errand.loads(os.environ[VARIABLE])
+    if errand.lock >= 0 and errand.is_for_this_process:
+        with contextlib.suppress(OSError):  # which the script has closed
+            os.set_inheritable(errand.lock, False)  # what the script starts may outlive it
+    _begin(errand)
 
 
 def run_here(

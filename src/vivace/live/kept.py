@@ -5,12 +5,13 @@ the update alone.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import unserializable_hook
 
 from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
@@ -20,7 +21,8 @@ from vivace.profiling.record.hooks import tensors_of
 from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import UNIT_ROUNDOFF
 from vivace.tensors import randomness
-from vivace.watching.outside import Outside
+from vivace.tensors.outside import Outside
+from vivace.torch_internals.tensors import entered, version_of
 
 PROOF_WEIGHTS = (
     4  # times the weights' bytes: weights before and after a step, its gradients, and the script's
@@ -54,16 +56,21 @@ class Kept:
 
     `things` are copies of root, optimizers, arguments and keywords, from before the step; `of_weights` the
     gradients of the parameters by name, as the script got them; `scale` is by how much a GradScaler made them
-    larger. A step that `overflowed` is none.
+    larger. A step that `overflowed` is none. `outside` is what their code reaches in Python, from before.
     """
 
     whole = True  # with the call of the root
     lacking: CannotKeep | None = None  # why something of the step could not be kept
-    outside: Outside | None = None  # what the code of the root reaches in Python, from before the step
     method = "__call__"  # by which it is called
+    others_draw: frozenset[str] = frozenset()  # random streams from which the step draws nothing
 
     def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
         self.device = device_of(root)
+        around = entered()
+        if around["dispatch modes"] or around["hooks of saved tensors"] is not None:
+            raise CannotKeep(
+                "it trains inside of a mode, or of hooks, that would see copies of its steps, too"
+            )
         if not _has_room(self.device, root, optimizers, call):  # else it is the script that runs out of it
             raise CannotKeep(NO_ROOM)
         self.random = randomness.capture(self.device)
@@ -78,6 +85,10 @@ class Kept:
             if raised_by_handler(error):
                 raise
             raise failed("its model cannot be copied", error) from None
+        own = {id(tensor) for tensor in _changing(root)}
+        if any(id(tensor) in own for tensor in _changing(self.things[0])):
+            raise CannotKeep("a copy of its model shares weights or buffers with it")
+        self.outside = outside_of(root, optimizers)
 
     def copies(self) -> tuple[Any, ...]:
         """Of `things`, to be used up. Raises CannotKeep where there is no memory for them."""
@@ -132,7 +143,7 @@ class KeptCall(Kept):
         if reason := why_of_model(root):  # by now
             raise CannotKeep(reason)
         super().__init__(root, optimizers, arguments, keywords)
-        self.outside = Outside((), [root])
+        self._places_in_files = _places(self.outside)
         try:
             self._places = {n: torch.empty_like(p) for n, p in root.named_parameters() if p.requires_grad}
         except RuntimeError as error:
@@ -144,6 +155,10 @@ class KeptCall(Kept):
 
     def returned(self, outputs: object) -> None:
         """Wait for the gradients of what the call returned."""
+        if _places(self.outside) != self._places_in_files:
+            self.lacking = CannotKeep(
+                "its model uses an open file or writes a large tensor that is no part of it, as a copy would"
+            )
         found = list(tensors_of(outputs))
         self.gradients = [None] * len(found)
         heard = set()
@@ -167,7 +182,8 @@ class KeptCall(Kept):
         self._expects = []
 
     def _listen(self, tensor: torch.Tensor, hook: Callable[..., object]) -> None:
-        self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+        quiet: Any = cast("Any", unserializable_hook)(hook)  # who saves the tensor is not told of it
+        self._handles.append(tensor.register_hook(quiet))  # type: ignore[no-untyped-call]
 
     def _output_hook(self, index: int) -> Any:
         def hook(gradient: torch.Tensor) -> None:
@@ -187,6 +203,30 @@ class KeptCall(Kept):
                 self.of_weights[name] = place.copy_(given) if given.layout == place.layout else given.clone()
 
         return hook
+
+
+def outside_of(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Outside:
+    """What the code of a model and of its optimizers reaches in Python, as it is now."""
+    return Outside([type(optimizer) for optimizer in optimizers], [root])
+
+
+def _places(outside: Outside) -> list[int | None]:
+    """How far the files are written, or read, that the code of a model reaches, and how often large tensors
+    that cannot be put back were written.
+    """
+    found: list[int | None] = []
+    for file in outside.files:
+        try:
+            found.append(file.tell())
+        except (OSError, ValueError):  # a pipe, or closed
+            found.append(None)
+    return found + [version_of(tensor) for tensor in outside.large]
+
+
+def _changing(root: nn.Module) -> Iterator[torch.Tensor]:
+    """What a step of a model changes."""
+    yield from (parameter for parameter in root.parameters() if parameter.requires_grad)
+    yield from root.buffers()
 
 
 def gradients_of(root: nn.Module) -> dict[str, torch.Tensor]:
@@ -272,6 +312,19 @@ def kept_in_closure(
 
     named = {name: followed(given) for name, given in keywords.items()}
     return (arguments[0], *map(followed, arguments[1:])), named
+
+
+def weights_behind(outputs: list[torch.Tensor]) -> Iterator[nn.Parameter]:
+    """The weights that a backward pass from these would give gradients."""
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    visited: set[Any] = set()
+    while waiting:
+        node: Any = waiting.pop()
+        if node not in visited:
+            visited.add(node)
+            if type(node).__name__ == "AccumulateGrad" and isinstance(node.variable, nn.Parameter):
+                yield node.variable
+            waiting += [following for following, _ in node.next_functions if following is not None]
 
 
 def from_outside(outputs: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> list[Any]:

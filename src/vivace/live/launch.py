@@ -123,6 +123,7 @@ def prepared(
         quiet=quiet,
         details=details,
         launch_seconds=time.process_time() if becoming else 0.0,  # which imports take, nearly all of it
+        lock=lock.fileno() if becoming else -1,
     )
     return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder, lock
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from vivace import words
 from vivace.errors import ran_out_of_memory
@@ -34,6 +34,7 @@ from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
 from vivace.profiling.record.signals import raised_by_handler
+from vivace.tensors.outside import of_library
 from vivace.torch_internals.tensors import in_backward
 
 if TYPE_CHECKING:
@@ -42,7 +43,12 @@ if TYPE_CHECKING:
 LOOKED_AT = 3  # steps before it is decided which module is trained
 WARM_STEPS = 8
 RECORDED = "it records its steps in a CUDA graph"
-HOOKING = ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook")
+HOOKING = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+)
 SMALLEST_STEP_SECONDS = 2e-4  # a shorter step is slowed visibly by being watched
 
 
@@ -96,7 +102,7 @@ class Loop:
         self._depth = 0
         self._at_work = False
         self._finished = False
-        self._looked = False
+        self._looked, self._num_looked = False, 0
         self._last = 0.0  # when the newest step ended
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self._faults = 0, 0  # steps when it was looked at, and page faults of the process until then
@@ -105,11 +111,10 @@ class Loop:
 
     def install(self) -> None:
         """Patch torch and begin to look. Where that fails, torch is left as it was, and the error raised."""
-        looking, waiting = self._looking, self._waiting
+        waiting = self._waiting
         try:
             waiting.hide()
-            looking.replace(nn.Module, "__call__", self._any_call)
-            self._watch_gradients(looking)
+            self._look_at_calls()
             waiting.replace(torch, "compile", self._compiling)
             waiting.replace(DataLoader, "__iter__", self._new_pass)
             before = optimizers.register_optimizer_step_pre_hook(self.guard.answering(self._before_update))
@@ -123,6 +128,10 @@ class Loop:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_in_child(weakref.ref(self)))  # which nothing takes back
         atexit.register(self.finish)
+
+    def _look_at_calls(self) -> None:
+        self._looking.replace(nn.Module, "__call__", self._any_call)
+        self._watch_gradients(self._looking)
 
     def _watch_gradients(self, patches: Patches) -> None:
         patches.replace(torch.autograd, "backward", self._backward)
@@ -217,7 +226,7 @@ class Loop:
         def backward(*arguments: object, **keywords: object) -> Any:
             if keywords.get("create_graph") or (len(arguments) > 3 and arguments[3]):
                 self.seen.differentiates_twice = True
-            if not in_backward():  # else checkpointing asks, inside of a pass
+            if threading.get_ident() == self._thread and not in_backward():  # where checkpointing asks
                 self.seen.backwards += 1
                 self.seen.methods.backward()
             return original(*arguments, **keywords)
@@ -258,10 +267,21 @@ class Loop:
             self.interrupted = True
             if torch.is_grad_enabled() and not isinstance(loader.dataset, IterableDataset):
                 with contextlib.suppress(Exception):  # a sampler without a length
-                    self._pass = self.num_steps, len(loader)
+                    self._pass = self.num_steps, self._batches_of(loader)
             return original(loader)
 
         return begin
+
+    def _batches_of(self, loader: DataLoader[Batch]) -> int:
+        """Of a pass that begins. A sampler of the script's own is not asked, as it may draw for its answer:
+        then as many as the pass before had.
+        """
+        outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        inner = outer.sampler if type(outer) is BatchSampler else outer
+        modules = {type(loader).__len__.__module__, type(outer).__module__, type(inner).__module__}
+        if all(map(of_library, modules)):
+            return len(loader)
+        return (self.num_steps - self._pass[0]) * max(1, self.seen.calls)
 
     def _evaluating(self, original: Callable[..., Any]) -> Any:
         def evaluate(module: nn.Module) -> Any:
@@ -286,8 +306,8 @@ class Loop:
     def _before_update(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Any, ...] | None:
-        if self._at_work or self._is_recorded(optimizer):  # what is tried on copies steps as well
-            return None
+        if threading.get_ident() != self._thread or self._at_work or self._is_recorded(optimizer):
+            return None  # what is tried on copies steps as well
         answer = None
         self.seen.optimizers[id(optimizer)] = optimizer
         if self.conductor is not None and self.rest:
@@ -310,10 +330,8 @@ class Loop:
             with self.at_work():
                 if conductor is not None:
                     busy = conductor.updated(optimizer)
-                elif self._looked:
-                    self._wait(optimizer, begin)
                 else:
-                    self._look(optimizer)
+                    self._count(optimizer, begin)
         except BaseException as error:
             if conductor is not None and (raised_by_handler(error) or not isinstance(error, Exception)):
                 with contextlib.suppress(Exception):  # of a signal: what was begun is not taken up again
@@ -349,11 +367,25 @@ class Loop:
         finally:
             self._at_work = before
 
+    def _count(self, optimizer: torch.optim.Optimizer, now: float) -> None:
+        """Before a search."""
+        if self.seen.is_past(optimizer):
+            self.seen = Seen(compiles=self.seen.compiles)
+            self.step_seconds.clear()
+            self._num_looked, self._looked = 0, False
+            self._looking.restore()
+            if not self.seen.compiles:
+                self._look_at_calls()
+        if self.seen.ends_step(optimizer):
+            self.num_steps += 1
+            if self._looked:
+                self._wait(optimizer, now)
+            else:
+                self._look(optimizer)
+
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.seen.ends_step(optimizer):
-            return
-        self.num_steps += 1
-        if self.num_steps < LOOKED_AT:
+        self._num_looked += 1
+        if self._num_looked < LOOKED_AT:
             self.seen.next_step()
             return
         self._looking.restore()
@@ -372,9 +404,6 @@ class Loop:
 
     def _wait(self, optimizer: torch.optim.Optimizer, now: float) -> None:
         """Note how long a step took, and begin when a search is worth its time."""
-        if not self.seen.ends_step(optimizer):
-            return
-        self.num_steps += 1
         if not self.interrupted:
             self.step_seconds.append(now - self._last)
         self.interrupted, self._last = False, now

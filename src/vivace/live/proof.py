@@ -7,17 +7,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
 import io
-import logging
 import math
 import statistics
-import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TextIO, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,14 +30,19 @@ from vivace.live.kept import (
     failed,
     from_outside,
     gradients_of,
+    outside_of,
+    weights_behind,
 )
+from vivace.live.leavings import Left, left_by, otherwise
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling.record.hooks import tensors_of
-from vivace.profiling.record.signals import in_handler, raised_by_handler
+from vivace.profiling.record.signals import raised_by_handler
+from vivace.profiling.record.silence import nothing_written, silence
 from vivace.technique import Numerics, Stage
 from vivace.tensors import randomness
+from vivace.tensors.outside import of_library
 from vivace.torch_internals import compiler
 from vivace.verifying.displacement import (
     Outcome,
@@ -61,7 +62,6 @@ from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import check, envelope_of, summary
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.watching.outside import Outside
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
 NEARLY_EXACT = (Stage.PROCESS, Stage.OPTIMIZER)  # so near to the script's step that no shadow is asked
@@ -76,19 +76,24 @@ NOISY_REPLAY = 2.0  # times as long as a replay without rounding noise
 
 @dataclasses.dataclass
 class Replay:
-    """What a run of the kept step left behind; `each` are the outputs one by one."""
+    """What a run of the kept step left behind; `each` are the outputs one by one, `left` all for the script
+    to find.
+    """
 
     outcome: Outcome
     each: list[torch.Tensor]
+    left: Left
     wall_seconds: float
     cpu_seconds: float
 
 
 @dataclasses.dataclass
 class _Stepped:
-    """What is known right after a step on copies; `drawn` is the state of torch's random numbers."""
+    """What is known right after a step on copies; `drawn` is the state of torch's random numbers, and
+    `result` what the call returned.
+    """
 
-    outputs: list[torch.Tensor]
+    result: object
     gradients: Tensors
     drawn: torch.Tensor
     wall_seconds: float
@@ -135,6 +140,8 @@ class Proof:
                 {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
                 {n: b.detach().clone() for n, b in root.named_buffers()},
             )
+            if threading.active_count() > 1:
+                kept.others_draw = self._not_drawn_from()
             self.gradients = self._from_outside()
             begin = clock.wall()
             self.reference = self.replay(Plan())
@@ -180,9 +187,10 @@ class Proof:
         """
         things = self.kept.copies()
         stepped = self._stepped(plan, things, noise, ordered=ordered, given=given)
-        each = [real(o.detach()).double() for o in stepped.outputs if is_measured(o)]
+        each = [real(o.detach()).double() for o in tensors_of(stepped.result) if is_measured(o)]
         outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
-        return Replay(outcome, each, stepped.wall_seconds, stepped.cpu_seconds)
+        left = left_by(things[0], things[2:], stepped.result)
+        return Replay(outcome, each, left, stepped.wall_seconds, stepped.cpu_seconds)
 
     def _require_time(self, seconds: float) -> None:
         """Raises TooLong where so many more are not there."""
@@ -214,13 +222,14 @@ class Proof:
         alike: AbstractContextManager[Any] = nullcontext()
         if plan.compiles:  # whose random numbers cannot be led
             alike, ordered = compiler.equal_random_numbers(), False
-        with _as_it_began(self.kept), torch.enable_grad(), silence() as said, alike:
+        writes = nullcontext() if plan.compiles else nothing_written(CannotKeep)  # a compiler keeps files
+        with _unnoticed(self.kept, writes) as said, alike:
             hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
             try:
                 self._wait()
                 begin = self.clock.wall(), self.clock.cpu()
                 with noise or nullcontext(), draws if ordered else nullcontext():
-                    outputs = self._gradients_of(hosted, root, arguments, keywords, given)
+                    result = self._gradients_of(hosted, root, arguments, keywords, given)
                 gradients = gradients_of(root)
                 self._unscale(root)
                 for optimizer in optimizers:
@@ -229,11 +238,11 @@ class Proof:
                 wall, cpu = self.clock.wall() - begin[0], self.clock.cpu() - begin[1]
             finally:
                 hosted.close()
-            drawn = torch.get_rng_state()
+            drawn = self.kept.random["torch"] if "torch" in self.kept.others_draw else torch.get_rng_state()
         self.rearranged = self.rearranged or draws.rearranged
         if any(one.getvalue() for one in said):
             raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
-        return _Stepped(outputs, gradients, drawn, wall, cpu)
+        return _Stepped(result, gradients, drawn, wall, cpu)
 
     def _gradients_of(
         self,
@@ -242,10 +251,10 @@ class Proof:
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
         given: Tensors | None,
-    ) -> list[torch.Tensor]:
+    ) -> object:
         """Run the call and the backward pass, where they are kept; else put gradients where they were.
 
-        Returns the call's outputs.
+        Returns what the call did.
         """
         if given is None and not self.kept.whole:
             given = self.kept.of_weights
@@ -253,13 +262,14 @@ class Proof:
             for name, parameter in root.named_parameters():
                 if name in given:
                     parameter.grad = given[name].clone()
-            return []
+            return None
         with self.kept.precision():
-            outputs = list(tensors_of(hosted.call(getattr(root, self.kept.method), arguments, keywords)))
+            result = hosted.call(getattr(root, self.kept.method), arguments, keywords)
+        outputs = list(tensors_of(result))
         self._require_time(0.0)  # what is compiled, is compiled in two parts
         pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return outputs
+        return result
 
     def _unscale(self, root: nn.Module) -> None:
         if self.kept.scale != 1.0:
@@ -270,13 +280,48 @@ class Proof:
     def _from_outside(self) -> list[Any]:
         if not isinstance(self.kept, KeptCall):
             return []
-        root, _, arguments, keywords = self.kept.copies()
-        with _as_it_began(self.kept), torch.enable_grad(), silence():
+        root, optimizers, arguments, keywords = self.kept.copies()
+        with _unnoticed(self.kept, nothing_written(CannotKeep)):
             with self.kept.precision():
                 outputs = list(tensors_of(getattr(root, self.kept.method)(*arguments, **keywords)))
             if len(outputs) != len(self.kept.gradients):
                 raise CannotKeep("a copy of its model returns another number of tensors")
+            self._require_own_weights(outputs, root, optimizers)
             return from_outside(outputs, self.kept.gradients)
+
+    def _not_drawn_from(self) -> frozenset[str]:
+        """The random streams that the call leaves where they are. Another thread of the script may draw from
+        these meanwhile, as one that makes batches does: they are not put back.
+        """
+        kept = self.kept
+        root, optimizers, arguments, keywords = kept.copies()
+        every = randomness.capture()
+        if not all(of_library(type(optimizer).__module__) for optimizer in optimizers):
+            return frozenset()  # which may draw as well
+        if not kept.whole:
+            return frozenset(every)
+        kept.others_draw = frozenset(every)
+        try:
+            with _unnoticed(kept, nothing_written(CannotKeep)), kept.precision():
+                getattr(root, kept.method)(*arguments, **keywords)
+        finally:
+            moved = randomness.moved(every, randomness.capture())
+            randomness.restore({stream: every[stream] for stream in moved})
+        return frozenset(every) - moved
+
+    def _require_own_weights(
+        self, outputs: list[torch.Tensor], root: nn.Module, optimizers: list[torch.optim.Optimizer]
+    ) -> None:
+        """A backward pass must give gradients to copies alone."""
+        assert isinstance(self.kept, KeptCall)
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        own = {id(parameter) for group in [root.parameters(), *groups] for parameter in group}
+        for weight in weights_behind(outputs):
+            if id(weight) in own:
+                continue
+            if (name := self.kept.names.get(id(weight))) is None:
+                raise CannotKeep("its model uses weights that are no part of it")
+            raise CannotKeep(left_to_the_original(name))
 
     def _outcome(self, root: nn.Module, gradients: Tensors, drawn: torch.Tensor) -> Outcome:
         after = State(
@@ -301,10 +346,7 @@ class Proof:
         theirs, ours = self.kept.of_weights, again.outcome.gradients
         unused = [name for name in self.before.parameters if name in theirs and name not in ours]
         if unused:
-            raise CannotKeep(
-                f"its copy leaves '{unused[0]}' to the original: a function in the model, such as a lambda, "
-                "holds a part of it"
-            )
+            raise CannotKeep(left_to_the_original(unused[0]))
         found = apart(ours, theirs)
         if not found <= SAME_GRADIENT:
             raise CannotKeep(
@@ -368,6 +410,8 @@ class Proof:
         reference = self.reference
         if plan.promise == Numerics.EXACT and not _apart(found, reference):
             return Verdict(True)
+        if reason := otherwise(found.left, reference.left):
+            return Verdict(False, reason)
         if not torch.equal(found.outcome.random_state, reference.outcome.random_state):
             return Verdict(False, "its model draws other random numbers under it")
         if [t.shape for t in found.each] != [t.shape for t in reference.each]:
@@ -460,6 +504,14 @@ class Proof:
         return envelope_of(runs, 1.0, smallest)
 
 
+def left_to_the_original(name: str) -> str:
+    """What is said of a weight that a copy of the model has no copy of."""
+    return (
+        f"its copy leaves '{name}' to the original: a function in the model, such as a lambda, holds a part "
+        "of it"
+    )
+
+
 def under_it(error: Exception) -> str:
     """Why a plan is not tried, with which a copy of the script's step fails."""
     if ran_out_of_memory(error):
@@ -502,53 +554,26 @@ def _finite(value: float) -> float:
 
 
 @contextlib.contextmanager
+def _unnoticed(kept: Kept, writes: AbstractContextManager[None]) -> Iterator[list[io.StringIO]]:
+    """Inside, copies of a kept step run; afterwards it is as if they had not. Gives what they print."""
+    with _as_it_began(kept), torch.enable_grad(), silence() as said, writes:
+        yield said
+
+
+@contextlib.contextmanager
 def _as_it_began(kept: Kept) -> Iterator[None]:
     """Random numbers, and what the model keeps outside of itself, as the kept step found them; afterwards the
     script's go on where they were.
     """
-    before = randomness.capture(kept.device)
-    outside = Outside((), [kept.things[0]]) if kept.outside is not None else None
-    randomness.restore(kept.random, kept.device)
+    before, begun = (
+        {stream: state for stream, state in states.items() if stream not in kept.others_draw}
+        for states in (randomness.capture(kept.device), kept.random)
+    )
+    outside = outside_of(*kept.things[:2])
+    randomness.restore(begun, kept.device)
     try:
-        if kept.outside is not None:
-            kept.outside.put_back()
+        kept.outside.put_back()
         yield
     finally:
         randomness.restore(before, kept.device)
-        if outside is not None:
-            outside.put_back()
-
-
-class _Said(io.StringIO):
-    """What is printed, but for what other threads and handlers of signals print: that goes where it went."""
-
-    def __init__(self, theirs: TextIO) -> None:
-        super().__init__()
-        self._is_theirs, self._theirs = _by_others(), theirs
-
-    def write(self, text: str) -> int:
-        return self._theirs.write(text) if self._is_theirs() else super().write(text)
-
-
-def _by_others() -> Callable[[], bool]:
-    """Tells whether another thread calls it, or a handler of a signal."""
-    thread = threading.get_ident()
-    return lambda: threading.get_ident() != thread or in_handler(inspect.currentframe())
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[list[io.StringIO]]:
-    """What copies of a model print is kept, what they warn of and log is dropped: the script's own call has
-    said it already.
-    """
-    said, errors = _Said(sys.stdout), _Said(sys.stderr)
-    is_theirs, warn, loggers = _by_others(), warnings.showwarning, cast("Any", logging.Logger)
-    handle = loggers.handle
-    warnings.showwarning = lambda *_, **__: None  # such as that a copy has no Trainer
-    loggers.handle = lambda logger, record: handle(logger, record) if is_theirs() else None
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
-            yield [said, errors]
-    finally:
-        warnings.showwarning = warn
-        loggers.handle = handle
+        outside.put_back()

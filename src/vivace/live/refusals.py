@@ -13,16 +13,18 @@ from weakref import WeakValueDictionary as Held
 
 import torch
 from torch import nn
+from torch.nn.modules import module as of_modules
 
 from vivace import words
 from vivace.live.methods import Methods
 from vivace.machine import NOT_YET, TRAINED_ON
-from vivace.torch_internals.modules import all_hooks, is_compiled
+from vivace.torch_internals.modules import all_hooks, hooks_of_all, is_compiled
 
 LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "LBFGS evaluates the loss several times a step",
     torch.optim.SparseAdam: "SparseAdam takes sparse gradients",
 }
+MOST_OF_OTHERS = 50  # steps of them to one
 
 
 @dataclasses.dataclass
@@ -43,6 +45,7 @@ class Seen:
     compiles: str = ""  # what, as a sentence begins
     methods: Methods = dataclasses.field(default_factory=Methods)
     method: str = "__call__"  # by which the root is called
+    steps_of_others: int = 0  # in a row: of optimizers by which no step ends
 
     def called(self, module: nn.Module) -> None:
         """The outermost call of a module in training, with gradients on."""
@@ -61,6 +64,12 @@ class Seen:
         """Is it with this optimizer that a step ends?"""
         self.primary = self.primary or weakref.ref(optimizer)
         return self.primary() is optimizer
+
+    def is_past(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Does the script train on with another optimizer than the one that ended its steps?"""
+        primary = optimizer if self.primary is None else self.primary()
+        self.steps_of_others = 0 if primary is optimizer else self.steps_of_others + 1
+        return primary is None or self.steps_of_others > MOST_OF_OTHERS
 
     def next_step(self) -> None:
         """Forget what belongs to one step: before the first, models may be called for other reasons."""
@@ -169,8 +178,10 @@ def why_of_model(root: nn.Module) -> str:
     modules = list(root.modules())
     if any(map(is_compiled, modules)):
         return "its model is compiled by torch.compile"
-    if any(_own_hooks(module) for module in modules):
+    if any(_own_hooks(module) for module in modules) or hooks_of_all(of_modules):
         return "its model has hooks, which would run in a copy as well"
+    if any(hasattr(type(module), "__del__") for module in modules):
+        return "its model has a '__del__', which would run for a copy as well"
     return ""
 
 

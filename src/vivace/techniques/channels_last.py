@@ -23,7 +23,8 @@ class ChannelsLast(Technique):
     """Weights of 2-D convolutions and 4-D batch tensors in NHWC memory order; shapes stay NCHW.
 
     Without `weights` these stay as they are, for who holds on to their memory: each convolution reorders what
-    it reads, as it runs, and what follows keeps the order.
+    it reads, as it runs, and what follows keeps the order. What the models of an own step return is
+    contiguous again, so that it can still be viewed in another shape.
     """
 
     card: ClassVar[Card] = Card(
@@ -58,7 +59,8 @@ class ChannelsLast(Technique):
             def run(following: Callable[[Any], Any], batch: Batch) -> Any:
                 # Not between steps: who evaluates parts of a model, or copies or scripts it, finds its own.
                 with patched(found, "forward", forwards):
-                    return following(batch)
+                    result = following(batch)
+                return map_tensors(result, _contiguous) if build.own_step else result
 
             build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
             return
@@ -108,6 +110,13 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() != 4 or not tensor.is_floating_point():
         return tensor
     return tensor.to(memory_format=torch.channels_last)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    in_order = tensor.layout != torch.strided or tensor.is_nested or tensor.is_contiguous()
+    return tensor if in_order else tensor.contiguous()
 
 
 def _as_usual(tensor: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,8 @@ def untouched(root: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, values in buffers:
-                buffer.copy_(values)
+                if not torch.equal(buffer, values):  # else it counts as changed, to a graph that is kept
+                    buffer.copy_(values)
             for parameter, grad, gradient in grads:
                 parameter.grad = grad
                 if grad is not None and gradient is not None:

@@ -44,16 +44,29 @@ def torch_state(device: torch.device | None) -> dict[str, Any]:
 
 def same_host_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Are Python's and NumPy's streams at one place in both states?"""
-    (name, keys, *rest), (other_name, other_keys, *other_rest) = one["numpy"], other["numpy"]
-    same = (name, rest) == (other_name, other_rest) and numpy.array_equal(keys, other_keys)
-    return bool(same and one["python"] == other["python"])
+    return not {"python", "numpy"} & moved(one, other)
+
+
+def moved(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    """The streams of the CPU that are not where they were."""
+    (name, keys, *rest), (other_name, other_keys, *other_rest) = before["numpy"], now["numpy"]
+    same = {
+        "python": before["python"] == now["python"],
+        "numpy": (name, rest) == (other_name, other_rest) and numpy.array_equal(keys, other_keys),
+        "torch": "torch" not in before or torch.equal(before["torch"], now["torch"]),
+    }
+    return {stream for stream, is_same in same.items() if not is_same}
 
 
 def restore(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Continue the streams where `capture` found them."""
-    random.setstate(state["python"])
-    numpy.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
+    """Continue the streams where `capture` found them; those of them that `state` holds."""
+    for stream, put in (
+        ("python", random.setstate),
+        ("numpy", numpy.random.set_state),
+        ("torch", torch.set_rng_state),
+    ):
+        if stream in state:
+            put(state[stream])
     if device is not None and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 

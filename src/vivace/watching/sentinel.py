@@ -26,6 +26,7 @@ from vivace.session.opening import schedulers_of
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors import randomness
+from vivace.tensors.outside import assign
 from vivace.tensors.trees import same_numbers, tensors
 from vivace.training.checkpoints import Position
 from vivace.training.evaluation import Evaluation
@@ -40,7 +41,6 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import load_state
 from vivace.watching.between import Digests, Rest, changed, digests, told
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
-from vivace.watching.outside import assign
 from vivace.watching.schedule import Schedule
 from vivace.watching.tally import Tally
 from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, outside_of, placing, seen

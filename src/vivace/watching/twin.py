@@ -21,13 +21,13 @@ from vivace.session.opening import call, reopened, start
 from vivace.session.session import Session
 from vivace.tensors import randomness
 from vivace.tensors.modules import named_buffers, named_parameters
+from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import Outcome, State, Tensors
 from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.states import Snapshot, clone, decay_of, kept_states, restore
 from vivace.verifying.tap import random_state
-from vivace.watching.outside import Attributes, Outside, assign, attributes, changed
 
 SETTLING_STEPS = 8  # a loss scale halves until it fits
 NO_OUTPUTS = torch.zeros(1)

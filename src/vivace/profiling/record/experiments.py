@@ -18,10 +18,12 @@ from vivace.profiling.record import bounding
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
+from vivace.profiling.record.silence import nothing_written, silence
 from vivace.profiling.record.sites import calling_site
 from vivace.tensors.modules import untouched
+from vivace.tensors.outside import Outside
 from vivace.tensors.settings import on_threads
-from vivace.torch_internals.modules import acting
+from vivace.torch_internals.modules import acting, all_hooks
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
 
@@ -121,7 +123,7 @@ def run(
         document["no_room"] = True
         return
     allowance = Allowance(TOTAL_SECONDS)
-    with same_random_streams(), untouched(module):
+    with _unnoticed(module):
         shadow = Shadow(module, call, (device, *autocast))
         for setting, context in contexts.items():
             if not allowance.is_spent:
@@ -133,6 +135,19 @@ def run(
                 done[setting] = compare(shadow.runner(), other.runner(), allowance)
         bounding.run(shadow, optimizers, document, allowance)
     document["paused_seconds"] = allowance.used_seconds
+
+
+@contextlib.contextmanager
+def _unnoticed(module: nn.Module) -> Iterator[None]:
+    """Inside, copies of the module run; what its code and its hooks print, note and draw then is as if they
+    had not.
+    """
+    outside = Outside([hook for part in module.modules() for hook in all_hooks(part)], [module])
+    try:
+        with same_random_streams(), untouched(module), silence(), nothing_written(RuntimeError):
+            yield
+    finally:
+        outside.put_back()
 
 
 def _alone(module: nn.Module) -> nn.Module | None:

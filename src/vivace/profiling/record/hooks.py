@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import sys
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -46,17 +48,29 @@ class Patches:
     def replace(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(original)`` in place of an attribute that exists; one that is missing stays missing.
 
-        It is made anew for each call: what lasts longer is no variable of `make`.
+        It is made anew for each call: what lasts longer is no variable of `make`. Where somebody else has
+        replaced it since, theirs stays, and what it may call of ours does nothing any more.
         """
         if not hasattr(owner, name):
             return
         own = name in vars(owner)
-        original = getattr(owner, name)
-        setattr(owner, name, functools.wraps(original)(self.guard.around(original, make)))
-        if own:
-            self._undo.append(functools.partial(setattr, owner, name, original))
-        else:
-            self._undo.append(functools.partial(delattr, owner, name))
+        original, ended = getattr(owner, name), list[bool]()
+
+        def made(theirs: Any) -> Any:
+            return theirs if ended else make(theirs)
+
+        standing: Any = functools.wraps(original)(self.guard.around(original, made))
+        of_torch = str(getattr(owner, "__module__", "torch")).startswith("torch")  # pickled by its name
+        if isinstance(owner, type) and not of_torch:
+            standing = _InClass(standing, original)
+
+        def undo() -> None:
+            ended.append(True)
+            if vars(owner).get(name) is standing:
+                setattr(owner, name, original) if own else delattr(owner, name)
+
+        setattr(owner, name, standing)
+        self._undo.append(undo)
 
     def hook(self, handle: Any) -> None:
         """Silence torch's hook `handle` too.
@@ -86,6 +100,25 @@ class Patches:
         """Put everything back, last change first."""
         while self._undo:
             self._undo.pop()()
+
+
+class _InClass:
+    """Stands in a class for a function. Who pickles the class by what it holds, as cloudpickle does with
+    those of a script, writes that function.
+    """
+
+    def __init__(self, standing: Callable[..., Any], original: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._standing, self._original = standing, original
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self._standing, owner)
+
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
+        return self._standing(*arguments, **keywords)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._original,)
 
 
 class LoopHooks:

@@ -7,6 +7,7 @@ them, and attributes of modules. What cannot be copied (a generator, an open fil
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 import sysconfig
@@ -21,11 +22,12 @@ import torch
 from torch import nn
 
 MOST_ENTRIES = 1000
-MOST_NUMBERS = 2**18  # of a tensor
+MOST_NUMBERS = 2**18  # of a tensor, an array or a list
 MOST_LOOKED_AT = 2000  # objects
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NOT_STATE = (nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader)
 _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+INSTALLED = ("site-packages", "dist-packages")  # folders, also a user's own and a distribution's
 Attributes = dict[tuple[int, str, str], Any]
 
 
@@ -40,10 +42,16 @@ class Outside:
         self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []  # some names of each
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._arrays: list[tuple[Any, Any]] = []
         self._streams: list[tuple[Callable[[Any], Any], Any]] = []
         self._classes: list[tuple[type, str, Any]] = []
+        self._slots: list[tuple[object, str, Any]] = []
+        self.files: list[Any] = []  # that are open, or were
+        self.large: list[torch.Tensor] = []  # that are not put back
+        parts = [module for model in models for module in model.modules()]
+        self._parts = set(map(id, parts))
         self._look_at_all(functions)
-        for kind in {type(module): None for model in models for module in model.modules()}:
+        for kind in {type(module): None for module in parts}:
             self._look_at_class(kind)
 
     def put_back(self) -> None:
@@ -55,6 +63,8 @@ class Outside:
         for kind, name, value in self._classes:
             if vars(kind).get(name) is not value:
                 setattr(kind, name, value)
+        for owner, name, value in self._slots:
+            object.__setattr__(owner, name, value)  # also of one that says it is frozen
         for container, copy in self._containers:
             container.clear()
             container.update(copy) if isinstance(container, (dict, set)) else container.extend(copy)
@@ -64,6 +74,9 @@ class Outside:
             for tensor, copy in self._tensors:
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
+        for array, copy in self._arrays:
+            if array.tobytes() != copy.tobytes():  # which may be a file
+                array[...] = copy
 
     def moved(self) -> bool:
         """Has any of it, beside random streams, another value than when this was made?"""
@@ -74,6 +87,8 @@ class Outside:
         return not all(_alike(*pair) for pair in pairs)
 
     def _look(self, value: object) -> None:
+        if isinstance(value, nn.Module):
+            self._look_at_module(value)
         if isinstance(value, (*PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
             return
         if len(self._seen) >= MOST_LOOKED_AT:
@@ -92,10 +107,15 @@ class Outside:
             self._look_inside(value)
 
     def _look_inside(self, value: object) -> None:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, numpy.ndarray):
+            if value.size <= MOST_NUMBERS and value.flags.writeable:
+                self._arrays.append((value, value.copy()))
+        elif isinstance(value, torch.Tensor):
             fixed = isinstance(value, nn.Parameter) or value.is_inference()
             if value.numel() <= MOST_NUMBERS and not fixed:
                 self._tensors.append((value, value.detach().clone()))
+            elif not fixed:
+                self.large.append(value)
         elif isinstance(value, partial):
             self._look_at_all((value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
@@ -105,23 +125,40 @@ class Outside:
         elif isinstance(value, types.FunctionType):
             self._look_at_function(value)
         elif isinstance(value, (dict, list, set, deque)):
-            if len(value) <= MOST_ENTRIES:
+            if len(value) <= MOST_NUMBERS:
                 self._containers.append((value, value.copy()))
+            if len(value) <= MOST_ENTRIES:
                 self._look_at_all(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, tuple):
             self._look_at_all(value)
-        elif not isinstance(value, type) and not of_library(type(value).__module__):
+        elif isinstance(value, type):
+            self._look_at_class(value)
+        elif isinstance(value, io.IOBase):
+            self.files.append(value)
+        elif not of_library(type(value).__module__):
             space = getattr(value, "__dict__", {})
             self._spaces.append((space, dict(space)))
             self._look_at_all(space.values())
+            self._look_at_slots(value)
             self._look(vars(type(value)).get("__call__"))
 
     def _look_at_all(self, values: Iterable[object]) -> None:
         for value in list(values)[:MOST_ENTRIES]:
             self._look(value)
 
+    def _look_at_module(self, module: nn.Module) -> None:
+        """What changes by a call of one that is no part of the models, such as a teacher's statistics."""
+        for part in module.modules():
+            if id(part) not in self._parts:
+                self._parts.add(id(part))
+                for buffer in part.buffers(recurse=False):
+                    self._look_inside(buffer)
+                own = vars(part)
+                plain = {k: v for k, v in own.items() if isinstance(v, PLAIN) and not k.startswith("_")}
+                self._spaces.append((own, plain))
+
     def _look_at_class(self, kind: type) -> None:
-        """What a module's class holds for all of its kind, and what its methods reach."""
+        """What a class of the person's holds for all of its kind, and what its methods reach."""
         for base in (base for base in kind.__mro__ if not of_library(base.__module__)):
             for name, value in vars(base).items():
                 if name.startswith("__") and name != "__call__":
@@ -140,13 +177,29 @@ class Outside:
                 continue
             self._cells.append((cell, value))
             self._look(value)
-        names, space = set(_names(function.__code__)), function.__globals__
-        found = {name: space[name] for name in names if name in space}
-        self._spaces.append(
-            (space, {k: v for k, v in found.items() if isinstance(v, (*PLAIN, torch.Tensor))})
-        )
-        self._look_at_all(found.values())
+        self._look_at_names(function.__globals__, set(_names(function.__code__)), set())
         self._look_at_all((function.__defaults__ or (), function.__kwdefaults__ or {}, vars(function)))
+
+    def _look_at_names(self, space: dict[str, Any], names: set[str], seen: set[int]) -> None:
+        """What a function finds by these names in its own module, and in others of the person's."""
+        seen.add(id(space))
+        found = {name: space[name] for name in names if name in space}
+        plain = {k: v for k, v in found.items() if isinstance(v, (*PLAIN, torch.Tensor))}
+        self._spaces.append((space, plain))
+        self._look_at_all(found.values())
+        for value in found.values():
+            own = isinstance(value, types.ModuleType) and not of_library(value.__name__)
+            if own and id(vars(value)) not in seen:
+                self._look_at_names(vars(value), names, seen)
+
+    def _look_at_slots(self, value: object) -> None:
+        """Attributes of an object whose class names them all."""
+        for kind in type(value).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, name):
+                    self._slots.append((value, name, getattr(value, name)))
+                    self._look(getattr(value, name))
 
 
 def _alike(now: Any, then: Any) -> bool:
@@ -209,4 +262,4 @@ def of_library(module: str) -> bool:
     if top in ("", "vivace") or top in sys.stdlib_module_names - {"__main__"}:
         return True
     file = getattr(sys.modules.get(top), "__file__", None) or ""
-    return file.startswith(_PACKAGES)
+    return file.startswith(_PACKAGES) or any(f"/{name}/" in file for name in INSTALLED)
