@@ -352,7 +352,11 @@ class Loop:
 
     def _is_recorded(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is a CUDA graph being recorded? Its replays pass by all hooks, and meanwhile nothing may wait."""
-        first = next((weight for group in optimizer.param_groups for weight in group["params"]), None)
+        first = None
+        for group in optimizer.param_groups:
+            if group["params"]:
+                first = group["params"][0]
+                break
         if first is None or not first.is_cuda or not torch.cuda.is_current_stream_capturing():
             return False
         (self.leave_alone if self.conductor is None else self.conductor.drop)(RECORDED)
