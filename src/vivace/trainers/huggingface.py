@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
-
-Theirs: TypeAlias = Any
-"""An object of a library that need not be installed."""
 
 # What a plan decides: a Trainer that has decided already would be the reference of nothing.
 LEFT_TO_PLANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
@@ -23,7 +20,7 @@ ELSEWHERE = ("deepspeed", "fsdp", "neftune_noise_alpha")
 SHOWING = ("transformers.trainer_callback", "transformers.integrations", "transformers.utils.notebook")
 
 
-def parts_of(trainer: Theirs) -> dict[str, Any]:
+def parts_of(trainer: Any) -> dict[str, Any]:
     """The arguments of a Job, from a `transformers.Trainer` that has not trained yet.
 
     The metric is that of `metric_for_best_model`, or the evaluation loss, as minus the loss. Raises JobError
@@ -59,7 +56,7 @@ def parts_of(trainer: Theirs) -> dict[str, Any]:
     return found
 
 
-def _refuse(trainer: Theirs) -> None:
+def _refuse(trainer: Any) -> None:
     arguments = trainer.args
     for name in LEFT_TO_PLANS:
         if getattr(arguments, name, None):
@@ -107,7 +104,7 @@ def _refuse(trainer: Theirs) -> None:
             raise JobError(f"the Trainer's callback {kind.__name__} would not be called: leave it out")
 
 
-def _refuse_evaluation(trainer: Theirs) -> None:
+def _refuse_evaluation(trainer: Any) -> None:
     """Raises JobError where the Trainer evaluates in a way in which a Job's metric would not."""
     if trainer.eval_dataset is None:
         return
@@ -126,11 +123,11 @@ class _StandIn:
     may look at its own model, as `generate` does, and that is not the Job's.
     """
 
-    def __init__(self, trainer: Theirs) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = copy.copy(trainer)
 
     @contextlib.contextmanager
-    def holding(self, model: Theirs) -> Iterator[Any]:
+    def holding(self, model: Any) -> Iterator[Any]:
         """The copy with this model."""
         before, self.trainer.model = self.trainer.model, model
         try:
@@ -138,7 +135,7 @@ class _StandIn:
         finally:
             self.trainer.model = before
 
-    def loss(self, model: Theirs, batch: Theirs) -> Any:
+    def loss(self, model: Any, batch: Any) -> Any:
         """As Trainer's own step computes it, which counts the labels first."""
         with self.holding(model) as trainer:
             if trainer.args.world_size > 1:  # counting is an exchange, and not all ranks may be here
@@ -146,7 +143,7 @@ class _StandIn:
             (inputs,), items = trainer.get_batch_samples(iter([dict(batch)]), 1, trainer.args.device)
             return trainer.compute_loss(model, inputs, num_items_in_batch=items)
 
-    def predict(self, model: Theirs, batch: Theirs) -> tuple[Any, Any]:
+    def predict(self, model: Any, batch: Any) -> tuple[Any, Any]:
         """Predictions and labels, as Trainer's own evaluation has them."""
         with self.holding(model) as trainer:
             arguments, how = trainer.args, dict[str, Any]()
@@ -160,14 +157,14 @@ class _StandIn:
         return logits, truth
 
 
-def _afresh(trainer: Theirs, model: Theirs) -> Any:
+def _afresh(trainer: Any, model: Any) -> Any:
     """The Trainer with another model, and no optimizer or schedule yet."""
     own = copy.copy(trainer)
     own.model, own.optimizer, own.lr_scheduler = model, None, None
     return own
 
 
-def _loader(trainer: Theirs, method: str) -> Any:
+def _loader(trainer: Any, method: str) -> Any:
     """Its DataLoader as it is before Accelerate wraps it: moving batches is the session's."""
     import torch
     from transformers.trainer_utils import seed_worker
@@ -182,7 +179,7 @@ def _loader(trainer: Theirs, method: str) -> Any:
     return loader
 
 
-def _measured(trainer: Theirs, own: _StandIn) -> dict[str, Any]:
+def _measured(trainer: Any, own: _StandIn) -> dict[str, Any]:
     """The Job's validation data and metric, of the Trainer's evaluation data and `compute_metrics`."""
     arguments = trainer.args
     name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
@@ -201,7 +198,7 @@ def _measured(trainer: Theirs, own: _StandIn) -> dict[str, Any]:
     }
 
 
-def _losses(own: _StandIn, model: Theirs, batches: Iterable[Any]) -> float:
+def _losses(own: _StandIn, model: Any, batches: Iterable[Any]) -> float:
     """The mean loss over samples."""
     total, samples = 0.0, 0
     for batch in batches:
@@ -211,7 +208,7 @@ def _losses(own: _StandIn, model: Theirs, batches: Iterable[Any]) -> float:
     return total / samples
 
 
-def _computed(own: _StandIn, model: Theirs, batches: Iterable[Any], name: str) -> float:
+def _computed(own: _StandIn, model: Any, batches: Iterable[Any], name: str) -> float:
     """What `compute_metrics` says of all predictions together."""
     from transformers import EvalPrediction, trainer_pt_utils
 

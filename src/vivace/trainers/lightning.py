@@ -10,13 +10,10 @@ import dis
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
-
-Theirs: TypeAlias = Any
-"""An object of a library that need not be installed."""
 
 # What a Job would not call.
 HOOKS = (
@@ -57,7 +54,7 @@ OF_BATCHES = ("transfer_batch_to_device", "on_after_batch_transfer", "on_before_
 
 
 def parts_of(
-    module: Theirs, data: Any, *, epochs: int, monitor: str, mode: str, gradient_clip_val: float | None
+    module: Any, data: Any, *, epochs: int, monitor: str, mode: str, gradient_clip_val: float | None
 ) -> dict[str, Any]:
     """The arguments of a Job, from a LightningModule that has not trained yet and a LightningDataModule, or
     the function that builds a DataLoader.
@@ -71,13 +68,13 @@ def parts_of(
         raise JobError(f"mode says what is better, 'max' or 'min', not {mode!r}")
     set_up = _set_up(data)
 
-    def optimizer(model: Theirs) -> Any:
+    def optimizer(model: Any) -> Any:
         optimizer, schedule, _ = _configured(model)
         optimizer.vivace_schedule = schedule  # made with it, and asked for after it
         model.vivace_trained = _names_of(model, optimizer)
         return optimizer
 
-    def loss(model: Theirs, batch: Any) -> Any:
+    def loss(model: Any, batch: Any) -> Any:
         step = model.training_step
         output = step(batch, 0) if _takes_index(step) else step(batch)
         return output["loss"] if isinstance(output, dict) else output
@@ -170,7 +167,7 @@ def _set_up(data: Any) -> Callable[[], Any] | None:
     return set_up
 
 
-def _unattached(module: Theirs) -> Any:
+def _unattached(module: Any) -> Any:
     """A module whose `log` says nothing, as there is no Trainer to say it to."""
     module.log = _silent
     module.log_dict = _silent
@@ -193,18 +190,18 @@ def _counts(value: object) -> bool:
     return hasattr(value, "compute") and hasattr(value, "reset")
 
 
-def _names_of(model: Theirs, optimizer: Theirs) -> frozenset[str]:
+def _names_of(model: Any, optimizer: Any) -> frozenset[str]:
     """Of the parameters of a model that an optimizer has."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in own)
 
 
-def _trained(model: Theirs) -> list[Any]:
+def _trained(model: Any) -> list[Any]:
     """The parameters that the optimizer has, whose gradients Lightning clips."""
     return [one for name, one in model.named_parameters() if name in model.vivace_trained]
 
 
-def _configured(module: Theirs) -> tuple[Any, Any, str]:
+def _configured(module: Any) -> tuple[Any, Any, str]:
     """Optimizer, schedule or None, and after what the schedule steps."""
     found = module.configure_optimizers()
     schedule: Any = None
@@ -232,7 +229,7 @@ def _configured(module: Theirs) -> tuple[Any, Any, str]:
 def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]:
     """What `validation_step` logs by this name, over all batches by their sizes, as Lightning does."""
 
-    def metric(model: Theirs, batches: Iterable[Any]) -> float:
+    def metric(model: Any, batches: Iterable[Any]) -> float:
         import torch
         from lightning.pytorch.utilities.data import extract_batch_size
 
