@@ -63,7 +63,7 @@ def _tensors(thing: object, path: str, depth: int, seen: set[int]) -> Iterator[t
             yield from _tensors(part, f"{path}.{name}", depth - 1, seen)
 
 
-def _parts(thing: Any) -> Iterator[tuple[object, Any]]:
+def _parts(thing: object) -> Iterator[tuple[object, Any]]:
     """Of a container, an object of the script's own or a distribution; other objects keep to themselves."""
     if isinstance(thing, Mapping):
         return iter(thing.items())

@@ -202,17 +202,17 @@ class Outside:
                     self._look(getattr(value, name))
 
 
-def _alike(now: Any, then: Any) -> bool:
+def _alike(now: object, then: object) -> bool:
     """Are two values, or what two containers hold, the same? Of what cannot be compared: one thing."""
     if now is then:
         return True
     if type(now) is not type(then):
         return False
-    if isinstance(now, torch.Tensor):
+    if isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor):
         return now.shape == then.shape and torch.equal(now, then)
-    if isinstance(now, dict):
+    if isinstance(now, dict) and isinstance(then, dict):
         return list(now) == list(then) and all(map(_alike, now.values(), then.values()))
-    if isinstance(now, (list, deque, tuple)):
+    if isinstance(now, (list, deque, tuple)) and isinstance(then, (list, deque, tuple)):
         return len(now) == len(then) and all(map(_alike, now, then))
     return isinstance(now, (*PLAIN, set)) and bool(now == then)
 

@@ -9,8 +9,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+def every_weight(model: nn.Module) -> Iterable[nn.Parameter]:
+    """All parameters of a model."""
+    return model.parameters()
+
+
 def clipping(
-    norm: float, weights_of: Callable[[Any], Iterable[nn.Parameter]] = lambda model: model.parameters()
+    norm: float, weights_of: Callable[[Any], Iterable[nn.Parameter]] = every_weight
 ) -> Callable[[nn.Module], None]:
     """``(model) -> None``: scale the gradients of `weights_of` it so that their norm is at most `norm`."""
 

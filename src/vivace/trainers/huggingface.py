@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vivace.errors import JobError
@@ -127,7 +127,7 @@ class _StandIn:
         self.trainer = copy.copy(trainer)
 
     @contextlib.contextmanager
-    def holding(self, model: Any) -> Iterator[Any]:
+    def holding(self, model: object) -> Iterator[Any]:
         """The copy with this model."""
         before, self.trainer.model = self.trainer.model, model
         try:
@@ -135,7 +135,7 @@ class _StandIn:
         finally:
             self.trainer.model = before
 
-    def loss(self, model: Any, batch: Any) -> Any:
+    def loss(self, model: object, batch: Mapping[str, object]) -> Any:
         """As Trainer's own step computes it, which counts the labels first."""
         with self.holding(model) as trainer:
             if trainer.args.world_size > 1:  # counting is an exchange, and not all ranks may be here
@@ -143,7 +143,7 @@ class _StandIn:
             (inputs,), items = trainer.get_batch_samples(iter([dict(batch)]), 1, trainer.args.device)
             return trainer.compute_loss(model, inputs, num_items_in_batch=items)
 
-    def predict(self, model: Any, batch: Any) -> tuple[Any, Any]:
+    def predict(self, model: object, batch: Mapping[str, object]) -> tuple[Any, Any]:
         """Predictions and labels, as Trainer's own evaluation has them."""
         with self.holding(model) as trainer:
             arguments, how = trainer.args, dict[str, Any]()
@@ -157,7 +157,7 @@ class _StandIn:
         return logits, truth
 
 
-def _afresh(trainer: Any, model: Any) -> Any:
+def _afresh(trainer: Any, model: object) -> Any:
     """The Trainer with another model, and no optimizer or schedule yet."""
     own = copy.copy(trainer)
     own.model, own.optimizer, own.lr_scheduler = model, None, None
@@ -198,7 +198,7 @@ def _measured(trainer: Any, own: _StandIn) -> dict[str, Any]:
     }
 
 
-def _losses(own: _StandIn, model: Any, batches: Iterable[Any]) -> float:
+def _losses(own: _StandIn, model: object, batches: Iterable[Any]) -> float:
     """The mean loss over samples."""
     total, samples = 0.0, 0
     for batch in batches:
@@ -208,7 +208,7 @@ def _losses(own: _StandIn, model: Any, batches: Iterable[Any]) -> float:
     return total / samples
 
 
-def _computed(own: _StandIn, model: Any, batches: Iterable[Any], name: str) -> float:
+def _computed(own: _StandIn, model: object, batches: Iterable[Any], name: str) -> float:
     """What `compute_metrics` says of all predictions together."""
     from transformers import EvalPrediction, trainer_pt_utils
 

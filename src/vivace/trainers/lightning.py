@@ -174,11 +174,12 @@ def _unattached(module: Any) -> Any:
     return module
 
 
-def _silent(*logged: Any, **named: Any) -> None:
+def _silent(*logged: object, **named: object) -> None:
     """In place of `log` and `log_dict`; a function of its own, so that copies and pickles know it.
 
     A metric of torchmetrics keeps what it has seen until the end of an epoch, which nobody tells it here.
     """
+    one: Any
     for value in (*logged, *named.values()):
         for one in value.values() if isinstance(value, Mapping) else [value]:
             if _counts(one):
@@ -238,14 +239,14 @@ def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]
         counting: dict[int, Any] = {}  # metrics of torchmetrics, which add up by themselves
         counted: Any = None
 
-        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **more: Any) -> None:
+        def log(name: str, value: object, *_: object, batch_size: int | None = None, **more: object) -> None:
             reduced = more.get("reduce_fx", "mean")
             if name == monitor and reduced not in ("mean", torch.mean) and not _counts(value):
                 raise JobError(f"'{monitor}' is logged with reduce_fx={reduced!r}, and a Job takes the mean")
             seen[name] = value, batch_size
             counting.update({id(value): value} if _counts(value) else {})
 
-        def log_dict(values: Any, *_: Any, **more: Any) -> None:
+        def log_dict(values: Mapping[str, object], *_: object, **more: Any) -> None:
             for name, value in values.items():
                 log(name, value, **more)
 

@@ -53,7 +53,7 @@ class Beside:
             else:
                 setattr(module, key, value.to(now.device))
 
-    def _is_as_built(self, key: Key, value: Any) -> bool:
+    def _is_as_built(self, key: Key, value: object) -> bool:
         built, version = self._built.get(key, (self, 0))
         if isinstance(value, torch.Tensor):
             return value is built and version_of(value) == version
@@ -71,5 +71,5 @@ class Beside:
                         yield (index, name, key), value
 
 
-def _version(value: Any) -> int:
+def _version(value: object) -> int:
     return version_of(value) if isinstance(value, torch.Tensor) else 0

@@ -398,7 +398,7 @@ def _load(file: Path) -> Any:
         raise CheckpointError(f"{file.name} holds more than numbers, texts and tensors: {reason}") from None
 
 
-def unstorable(state: Any, where: str = "it") -> str:
+def unstorable(state: object, where: str = "it") -> str:
     """What of a state no checkpoint could hold and give back, in words; empty where it could be held."""
     file = io.BytesIO()
     try:

@@ -129,7 +129,7 @@ def _held_by(given: list[Any]) -> list[Any]:
     return found
 
 
-def _is_own_function(thing: Any) -> bool:
+def _is_own_function(thing: object) -> bool:
     is_function = isinstance(thing, (FunctionType, MethodType))
     return is_function and str(thing.__module__).startswith("vivace.")
 

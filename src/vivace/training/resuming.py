@@ -170,7 +170,7 @@ def state_of(thing: object) -> Any:
     return {str(key): state_of(item) for key, item in items_of(thing)} or None
 
 
-def _with_plain_numbers(state: Any) -> Any:
+def _with_plain_numbers(state: object) -> Any:
     """A state with Python's numbers for NumPy's, such as a schedule leaves that computes with `numpy.cos`: no
     file that runs no code can hold those.
     """
@@ -178,7 +178,9 @@ def _with_plain_numbers(state: Any) -> Any:
         return state.item()
     if type(state) is dict:
         return {key: _with_plain_numbers(part) for key, part in state.items()}
-    return type(state)(map(_with_plain_numbers, state)) if type(state) in (list, tuple) else state
+    if isinstance(state, (list, tuple)) and type(state) in (list, tuple):
+        return type(state)(map(_with_plain_numbers, state))
+    return state
 
 
 def whole_state_of(thing: object, shards: Shards | None, ranks: Ranks) -> Any:
@@ -233,7 +235,7 @@ def _keep_types(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None
                 own[key] = value.to(own[key].device)
 
 
-def load_beside(beside: Beside, state: Any) -> None:
+def load_beside(beside: Beside, state: list[tuple[int, str, str, Any]]) -> None:
     """Raises CheckpointError where the model does not take what a checkpoint holds beside its weights."""
     try:
         beside.load(state)

@@ -71,7 +71,7 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
     asked: dict[str, str] = document.setdefault("asked", {})
     compiled: list[Callable[[], Any]] = []
 
-    def noting(name: str, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[[Any], Any]:
+    def noting(name: str, when: Callable[..., bool] = _always) -> Callable[[Any], Any]:
         def make(original: Callable[..., Any]) -> Any:
             def call(*arguments: object, **keywords: object) -> Any:
                 if name not in asked and when(*arguments, **keywords):
@@ -226,3 +226,7 @@ def _nondeterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(True, warn_only=warn)
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True

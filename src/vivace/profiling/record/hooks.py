@@ -56,7 +56,7 @@ class Patches:
         own = name in vars(owner)
         original, ended = getattr(owner, name), list[bool]()
 
-        def made(theirs: Any) -> Any:
+        def made(theirs: object) -> Any:
             return theirs if ended else make(theirs)
 
         standing: Any = functools.wraps(original)(self.guard.around(original, made))

@@ -80,9 +80,9 @@ def _dropping(owner: type, name: str, is_theirs: Callable[[], bool]) -> Iterator
 @contextlib.contextmanager
 def nothing_written(refusal: Callable[[str], Exception]) -> Iterator[None]:
     """Inside, this thread opens no file to write. Raises ``refusal(message)`` where it would."""
-    is_theirs, original, owners = _by_others(), open, (cast("Any", builtins), cast("Any", io))
+    is_theirs, original, owners = _by_others(), cast("Any", open), (cast("Any", builtins), cast("Any", io))
 
-    def opened(file: Any, mode: str = "r", *others: Any, **named: Any) -> Any:
+    def opened(file: object, mode: str = "r", *others: object, **named: object) -> Any:
         if WRITES & set(mode) and not is_theirs():
             raise refusal("its model writes a file while it runs, and a copy of it would write as well")
         return original(file, mode, *others, **named)

@@ -13,12 +13,12 @@ import torch
 from vivace.errors import Refused, ran_out_of_memory
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
+from vivace.tensors.outside import Outside, attributes, changed
 from vivace.verifying.displacement import Outcome, State, distances, identical, resolution
 from vivace.verifying.figures import Measure
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import clone, decay_of, state_of
 from vivace.watching.findings import STEP_LIMIT, Envelopes, judged
-from vivace.watching.outside import Outside, attributes, changed
 
 STEPS = 3
 SHADOWS = 3
