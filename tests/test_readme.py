@@ -38,6 +38,22 @@ def test_the_order_is_that_in_which_a_newcomer_asks(name):
     assert re.findall(r"^\$ vivace (\w+) train.py:job", lines, re.MULTILINE) == ["profile", "tune", "train"]
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        (ENGLISH, r"(\d+) public scripts, .*?: (\d+) faster .*?, (\d+) slower"),
+        (CHINESE, r"(\d+) 个未经修改的公开脚本，.*?更快 (\d+) 个，更慢 (\d+) 个"),
+    ],
+)
+def test_what_is_said_first_of_public_scripts_is_what_was_measured(name, counts):
+    head, _, rest = text_of(name).partition("\n## ")
+    table = rest.partition("<!-- scripts -->")[2]
+    said = next(line for line in head.split("\n") if "`vivace run -- python train.py`" in line)
+    scripts, faster, slower = re.search(counts, table).groups()
+    best = re.search(r"\| (\d\.\d\dx) \(", table)[1]
+    assert re.findall(r"\d[\d.]*x?", said) == [scripts, faster, best, slower]
+
+
 def test_the_code_has_as_many_lines_as_is_said():
     for name, said in ((ENGLISH, "these eleven lines"), (CHINESE, "这十一行")):
         code = re.findall(
