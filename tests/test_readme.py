@@ -42,7 +42,7 @@ def test_the_order_is_that_in_which_a_newcomer_asks(name):
     ("name", "counts"),
     [
         (ENGLISH, r"(\d+) public scripts, .*?: (\d+) faster .*?, (\d+) slower"),
-        (CHINESE, r"(\d+) 个未经修改的公开脚本，.*?更快 (\d+) 个，更慢 (\d+) 个"),
+        (CHINESE, r"(\d+) 个未经修改的公开脚本.*?更快 (\d+) 个.更慢 (\d+) 个"),
     ],
 )
 def test_what_is_said_first_of_public_scripts_is_what_was_measured(name, counts):
