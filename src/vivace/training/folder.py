@@ -88,9 +88,9 @@ class RunFolder:
     def _refuse_foreign(self, continues: bool) -> None:
         names = _names_in(self.path)
         found = sorted(names - {_LOCK, "checkpoints"})
-        if _PLAN not in names:  # then no checkpoint is a run's either
+        if _PLAN not in names and not self.checkpoints.is_symlink():  # then no checkpoint is a run's either
             found += sorted(f"checkpoints/{name}" for name in _names_in(self.checkpoints))
-        elif {"checkpoints", LEDGER, LOG} & names:  # else it is a search's plan, or a person's
+        elif _PLAN in names and {"checkpoints", LEDGER, LOG} & names:  # else it is a search's plan, or a person's
             found = []
         if found:
             raise FolderError(
@@ -146,7 +146,7 @@ class RunFolder:
 
 def is_checkpoint(path: Path) -> bool:
     """Is this named as a checkpoint is, or as one that was begun?"""
-    begun = path.name.startswith("step_") and is_leftover(path.name)
+    begun = path.name.startswith("step_") and ".tmp." in path.name
     return begun or CHECKPOINT.fullmatch(path.name) is not None
 
 
