@@ -77,7 +77,7 @@ def test_two_ranks_read_what_one_process_reads(trained, shards):
 
 @pytest.mark.parametrize(
     ("job", "message"),
-    [("split", "leave out what splits the data by rank (a sampler's rank; split_by_node;"), ("untold", "nodesplitter")],
+    [("split", "leave out what splits the data by rank ("), ("untold", "nodesplitter")],
 )
 def test_what_would_lose_samples_ends_on_both_ranks(job, message, trained):
     codes, answers = trained(job, 2, "ranks", {})

@@ -90,7 +90,7 @@ class RunFolder:
         found = sorted(names - {_LOCK, "checkpoints"})
         if _PLAN not in names and not self.checkpoints.is_symlink():  # then no checkpoint is a run's either
             found += sorted(f"checkpoints/{name}" for name in _names_in(self.checkpoints))
-        elif _PLAN in names and {"checkpoints", LEDGER, LOG} & names:  # else it is a search's plan, or a person's
+        elif _PLAN in names and {"checkpoints", LEDGER, LOG} & names:  # else a search's plan, or a person's
             found = []
         if found:
             raise FolderError(
