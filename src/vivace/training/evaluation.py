@@ -69,15 +69,20 @@ class Evaluation:
         LeftOff where `must_stop` says so before a batch. It begins anew where a worker of the loader was
         killed.
         """
-        for _ in range(MOST_TRIES - 1):
+        for _ in range(MOST_TRIES):
             try:
                 return finite(self.job, self._asked("metric", must_stop))
             except JobError as error:
-                if error.__cause__ is None or not is_lost_worker(error.__cause__):
+                lost = error.__cause__
+                has_workers = getattr(self._loader, "num_workers", 0) > 0
+                if lost is None or not has_workers or not is_lost_worker(lost):
                     raise
-                end_workers_of(error.__cause__)
+                end_workers_of(lost)
                 self._loader, self.num_lost_workers = None, self.num_lost_workers + 1
-        return finite(self.job, self._asked("metric", must_stop))
+        raise JobError(
+            f"a worker of the metric's loader was killed {MOST_TRIES} times in a row (memory may have run "
+            "out): try num_workers=0"
+        ) from lost
 
     def pictures(self) -> dict[str, Any]:
         """What ``pictures.json`` holds of the model now. Raises JobError where the Job's function fails."""
