@@ -154,6 +154,23 @@ def around_gradients(build: Build, before: Callable[[], Any], afterwards: Callab
     build.wrap(Seam.GRADIENTS, gradients)
 
 
+def with_weight(build: Build, module: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let a module compute with another weight than its own."""
+    own = module.forward
+
+    def forward(inputs: torch.Tensor) -> Any:
+        weight = module._parameters.pop("weight")
+        vars(module)["weight"] = change(weight)
+        try:
+            return own(inputs)
+        finally:
+            del vars(module)["weight"]
+            module._parameters["weight"] = weight
+
+    module.forward = forward
+    build.on_close(lambda: vars(module).pop("forward"))
+
+
 def change_batch(build: Build, change: Callable[[Any], Any]) -> None:
     """Train on something else than what was placed."""
     build.wrap(Seam.PLACE, lambda following, batch: change(following(batch)))

@@ -22,6 +22,7 @@ from defects import (
     plant,
     times,
     with_settings,
+    with_weight,
 )
 from torch import nn
 from torch.nn import functional
@@ -462,19 +463,7 @@ def in_backward(build: Build, change: Callable[[torch.Tensor], torch.Tensor]) ->
     """Let the backward pass of the module with the largest weight give another gradient of it."""
     kinds = (nn.Linear, nn.Conv2d, nn.Embedding)
     largest = max(modules(build, *kinds), key=lambda module: module.weight.numel())
-    own = largest.forward
-
-    def forward(inputs: torch.Tensor) -> Any:
-        weight = largest._parameters.pop("weight")
-        vars(largest)["weight"] = _Changed.apply(weight, change)
-        try:
-            return own(inputs)
-        finally:
-            del vars(largest)["weight"]
-            largest._parameters["weight"] = weight
-
-    largest.forward = forward
-    build.on_close(lambda: vars(largest).pop("forward"))
+    with_weight(build, largest, lambda weight: _Changed.apply(weight, change))
 
 
 @plant(FURTHER, share=0.1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from defects import groups, modules, parameters, plant
+from defects import groups, modules, parameters, plant, with_weight
 from torch import nn
 from torch.optim import Optimizer
 
@@ -47,19 +47,7 @@ def with_weights(build: Build, change: Callable[[torch.Tensor], torch.Tensor], *
     """Let linear layers and convolutions compute with other weights, all of them or the one in the middle."""
     found = [m for m in modules(build, nn.Linear, nn.Conv2d) if type(m) in (nn.Linear, nn.Conv2d)]
     for module in found if all_of else found[len(found) // 2 :][:1]:
-        own = module.forward
-
-        def forward(inputs: torch.Tensor, module: Any = module, own: Any = own) -> Any:
-            weight = module._parameters.pop("weight")
-            vars(module)["weight"] = change(weight)
-            try:
-                return own(inputs)
-            finally:
-                del vars(module)["weight"]
-                module._parameters["weight"] = weight
-
-        module.forward = forward
-        build.on_close(lambda module=module: vars(module).pop("forward"))
+        with_weight(build, module, change)
 
 
 def with_groups(build: Build, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
