@@ -213,6 +213,53 @@ def test_it_is_looked_often_whether_a_search_may_go_on(timed, monkeypatch):
     assert Timed.turned.current.now < 0.9 * 360 * 0.2
 
 
+def test_what_is_to_come_is_foretold_by_the_newest_steps(timed):
+    """Beside others who stop using the processor, the rest of a run is as short as its steps have become."""
+    foretold = []
+
+    def before(step):
+        Timed.seconds = 0.5 if step < 60 else 0.05
+        if loops and loops[-1].conductor is not None:
+            foretold.append((step, loops[-1].spending.coming()))
+
+    loops, begin = [], Loop.install
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "install", lambda self: loops.append(self) or begin(self))
+        timed(plain(600, before), 0.5, lambda step: 1.5)
+    slow, fast = (next(seconds for step, seconds in foretold if step > first) for first in (30, 100))
+    assert slow == pytest.approx(0.5 * 570, rel=0.1)
+    assert 0.05 / 1.5 * 400 < fast < 1.1 * 0.05 * 500
+
+
+def test_copies_that_take_far_longer_than_steps_wait_until_that_can_be_afforded(timed, monkeypatch):
+    """As where others use the processor: of all that is spent, nothing was begun that could not be afforded."""
+    others = [type(f"Other{num}", (PlantedGain,), {"name": f"planted_{num}"}) for num in range(4)]
+    for other in others:
+        monkeypatch.setitem(registry._registered, other.name, other)
+    monkeypatch.setattr(course, "additions", lambda *_: [[kind()] for kind in (PlantedGain, *others)])
+    stepped, beyond = course.Proof._stepped, []
+
+    def slowly(self, plan, things, noise, **keywords):
+        turned = Timed.turned.current
+        turned.now += 7 * Timed.seconds
+        found = stepped(self, plan, things, noise, **keywords)
+        return dataclasses.replace(found, wall_seconds=found.wall_seconds + 7 * Timed.seconds)
+
+    def looked(self, plan, things):
+        found = times(self, plan, things)
+        spent = loops[-1].spending
+        beyond.append(spent.spent - spent.allowed(Timed.seconds))
+        return found
+
+    loops, begin, times = [], Loop.install, course.Proof.times
+    monkeypatch.setattr(Loop, "install", lambda self: loops.append(self) or begin(self))
+    monkeypatch.setattr(course.Proof, "_stepped", slowly)
+    monkeypatch.setattr(course.Proof, "times", looked)
+    timed(plain(1500), 0.2, lambda step: 1.5)
+    assert len(beyond) > 5
+    assert max(beyond[2:]) <= 0.05
+
+
 def test_a_loop_that_ends_before_it_said_costs_little(timed):
     """`for step in range(100_000)`, left after a few steps: what is said counts no more than what passed."""
 

@@ -7,7 +7,6 @@ objects are touched only where the conductor grants them.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,18 +71,16 @@ class Course:
         self.is_settled = False  # has the search ended?
         self.ledger = Ledger(Path(loop.errand.folder) / LEDGER)
         self.seconds_of_hooks = 0.0  # of a step that only passes by
-        self._step_seconds = deque(loop.step_seconds, maxlen=21)
 
     @property
     def step_seconds(self) -> float:
         """The median of the newest steps."""
-        found = sorted(self._step_seconds)
-        return found[len(found) // 2] if found else 0.0
+        return self.loop.median_seconds
 
     def stepped(self, seconds: float | None, plan: Plan) -> None:
         """A step is over that `plan` acted on; None for the seconds of one unlike the others."""
         if seconds is not None:
-            self._step_seconds.append(seconds)
+            self.loop.step_seconds.append(seconds)
         if plan is self.plan and plan.techniques:
             self.plan_steps += 1
             self.plan_seconds += self.step_seconds if seconds is None else seconds
@@ -240,7 +237,7 @@ class Course:
             except StopIteration as ended:
                 times, refused = ended.value
                 break
-            yield from self._afforded(rounds * self.step_seconds)
+            yield from self._afforded(rounds * max(self.step_seconds, proof.reference.wall_seconds))
         for plan, reason in refused.items():
             self._note(plan, reason)
         for plan, ratio in times.items():
