@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 import subprocess
@@ -109,6 +110,25 @@ def test_one_that_hangs_each_time_ends_the_run(lives, tmp_path, impatient):
         JobError, match=r"killed again and again; the last one has hung .* at sample 5 \('folder"
     ):
         train(job(Sleeping, lives(9)), out=tmp_path / "run")
+
+
+@pytest.mark.fault(14)
+@pytest.mark.parametrize("steps", [None, 3])
+def test_one_of_the_validation_data_is_named_and_the_evaluation_begins_anew(
+    lives, tmp_path, impatient, steps
+):
+    """At the end of an epoch, and where the run ends in the middle of one."""
+    (tmp_path / "none").mkdir()
+    whole = job(Sleeping, tmp_path / "none", num_workers=0)
+    held_out = job(Sleeping, lives(1)).data
+    measured = dataclasses.replace(
+        whole, validation=held_out, metric=lambda model, batches: sum(len(batch[0]) for batch in batches)
+    )
+    run = train(measured, out=tmp_path / "run", max_steps=steps)
+    assert run.metric == 12
+    (told,) = (notice for notice in run.notices if "has hung for" in notice)
+    assert told.startswith("a worker of the metric's loader has hung for")
+    assert "at sample 5 ('folder/5.jpg'): after step" in told
 
 
 def test_one_that_computes_is_left_alone(lives, tmp_path, impatient):

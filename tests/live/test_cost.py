@@ -232,7 +232,7 @@ def test_what_is_to_come_is_foretold_by_the_newest_steps(timed):
 
 
 def test_copies_that_take_far_longer_than_steps_wait_until_that_can_be_afforded(timed, monkeypatch):
-    """As where others use the processor: of all that is spent, nothing was begun that could not be afforded."""
+    """As where others use the processor: nothing was begun that could not be afforded."""
     others = [type(f"Other{num}", (PlantedGain,), {"name": f"planted_{num}"}) for num in range(4)]
     for other in others:
         monkeypatch.setitem(registry._registered, other.name, other)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 from torch.utils.data import get_worker_info
+
+from vivace.data.damage import path_of
+from vivace.job import Batch
 
 LEAST_SECONDS = 300.0  # below the ten minutes after which other ranks give up
 MOST_TIMES = 20  # the slowest batch so far
@@ -119,6 +123,24 @@ class HangWatch:
                 self._workers, self._before = self._started(), None
         finally:
             self._waiting = False
+
+    def found_in(self, loader: object) -> str:
+        """Of the worker that was killed because it hung, with the file that it read; or empty."""
+        index = re.search(r"sample (\d+)", self.found)
+        path = path_of(getattr(loader, "dataset", None), int(index[1])) if index else ""
+        return f"{self.found} ('{path}')" if path else self.found
+
+    def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; while one is waited for, the run waits for it."""
+        self.begin_pass()
+        following = iter(batches)
+        while True:
+            with self.waiting():
+                try:
+                    batch = next(following)
+                except StopIteration:
+                    return
+            yield batch
 
     def _started(self) -> set[int]:
         now = children()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vivace.data.damage import Damage
+from vivace.data.hanging import HangWatch
 from vivace.data.order import ordered
 from vivace.errors import JobError, is_lost_worker
 from vivace.job import Job
@@ -40,6 +41,7 @@ class Evaluation:
         job, session, seed: of the run.
         shortcut: gives the batches of the loader without it; None where it cannot.
         damaged: where damaged samples of the validation data are listed; None: nowhere.
+        hangs: watches how long a batch is waited for; None: nobody does.
     """
 
     def __init__(
@@ -50,15 +52,19 @@ class Evaluation:
         shortcut: Callable[[Any], Any] = lambda _: None,
         *,
         damaged: Path | None = None,
+        hangs: HangWatch | None = None,
     ) -> None:
         self.job = job
         self.session = session
         self.seed = seed
         self.shortcut = shortcut
         self.damage = Damage.of(job, damaged if job.validation is not None else None)
+        self.hangs = hangs
+        if hangs is not None:
+            self.damage.reading = hangs.board.write
         self._loader: Any = None
         self._num_read, self._left = 0, False
-        self.num_lost_workers = 0
+        self.lost_worker = ""  # what befell the newest worker that was lost
 
     def left_alone(self) -> dict[str, str]:
         """Why techniques that feed the training did not feed the last metric, by their names."""
@@ -67,7 +73,7 @@ class Evaluation:
     def metric(self, must_stop: Callable[[], bool] = lambda: False) -> float:
         """The metric now. Raises JobError where it or the validation data fail, or it is not finite; and
         LeftOff where `must_stop` says so before a batch. It begins anew where a worker of the loader was
-        killed.
+        killed, also because it hung.
         """
         for _ in range(MOST_TRIES):
             try:
@@ -78,10 +84,12 @@ class Evaluation:
                 if lost is None or not has_workers or not is_lost_worker(lost):
                     raise
                 end_workers_of(lost)
-                self._loader, self.num_lost_workers = None, self.num_lost_workers + 1
+                hung = self.hangs.found_in(self._loader) if self.hangs is not None else ""
+                self._loader = None
+                self.lost_worker = hung or "was killed"
+        why = f"; the last one {hung}" if hung else " (memory may have run out)"
         raise JobError(
-            f"a worker of the metric's loader was killed {MOST_TRIES} times in a row (memory may have run "
-            "out): try num_workers=0"
+            f"a worker of the metric's loader was killed {MOST_TRIES} times in a row{why}: try num_workers=0"
         ) from lost
 
     def pictures(self) -> dict[str, Any]:
@@ -113,7 +121,8 @@ class Evaluation:
 
     def _placed(self, batches: Iterable[Any], must_stop: Callable[[], bool]) -> Iterator[Any]:
         """The batches on the device, as long as the run is not to stop."""
-        for batch in batches:
+        following = iter(batches) if self.hangs is None else self.hangs.watched(batches)
+        for batch in following:
             if must_stop():
                 self._left = True
                 raise LeftOff

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
-import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vivace.data.damage import Damage, path_of
+from vivace.data.damage import Damage
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
 from vivace.data.order import PassOrder, order_of, ordered, require_index
@@ -92,7 +91,7 @@ class Feed:
             where = _where(position)
             self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
             forget_workers(self.loader)
-            hung = self._hung()
+            hung = self.hangs.found_in(self.own_loader)
             if not self.workers.may_try_again(where):
                 why = "too little memory, or a sample that crashes its reader (try num_workers=0)"
                 why = (
@@ -180,13 +179,6 @@ class Feed:
             "the data come otherwise each time that they are read: this run, once stopped, cannot go on bit "
             "for bit; a seed of its own makes a shuffle exact"
         )
-
-    def _hung(self) -> str:
-        """What is known of the worker that was killed because it hung, with the file that it read."""
-        text = self.hangs.found
-        index = re.search(r"sample (\d+)", text)
-        path = path_of(getattr(self.own_loader, "dataset", None), int(index[1])) if index else ""
-        return f"{text} ('{path}')" if path else text
 
     def _made(self, epoch: int) -> Any:
         """The Job's data, made anew: what lives for one pass under streams of the epoch."""

@@ -54,7 +54,7 @@ class Loop(Keeping):
     ) -> None:
         super().__init__(job, session, ranks, path, options, on_event, watch)
         damaged = path / DAMAGED_IN_VALIDATION if ranks.writes else None
-        self.evaluation = Evaluation(job, session, options.seed, damaged=damaged)
+        self.evaluation = Evaluation(job, session, options.seed, damaged=damaged, hangs=self.feed.hangs)
         self.born_at = psutil.Process().create_time()
         self.pace, self.memory = Pace(), FullMemory(self.device)
         if ranks.watch is not None:
@@ -124,7 +124,8 @@ class Loop(Keeping):
             self._require_health()
             if self.position != self.saved:
                 self.save()
-        if not self.stopped_by and self.job.metric is not None and self._evaluate():
+            measured = not self.stopped_by and self.job.metric is not None and self._evaluate()
+        if measured:
             self._wake()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
@@ -440,10 +441,10 @@ class Loop(Keeping):
         return True
 
     def _tell_what_validation_lacks(self) -> None:
-        if self.evaluation.num_lost_workers:
-            self.evaluation.num_lost_workers = 0
+        if befell := self.evaluation.lost_worker:
+            self.evaluation.lost_worker = ""
             self.progress.notice(
-                f"a worker of the metric's loader was killed: after step {self.position.step} it began anew"
+                f"a worker of the metric's loader {befell}: after step {self.position.step} it began anew"
             )
         for technique, reason in self.evaluation.left_alone().items():
             text = f"{technique} leaves the validation data as they are: {reason}"
