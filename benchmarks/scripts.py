@@ -24,7 +24,7 @@ What is run (benchmarks/scripts.toml holds the whole commands):
     word_language_model     pytorch/examples word_language_model/main.py --model LSTM --epochs 1
     mingpt_adder            karpathy/minGPT projects/adder/adder.py --trainer.max_iters=3000
     mingpt_characters       karpathy/minGPT projects/chargpt/chargpt.py, 240 steps
-    nanogpt                 karpathy/nanoGPT train.py config/train_shakespeare_char.py, as its README does on a CPU
+    nanogpt                 karpathy/nanoGPT train.py config/train_shakespeare_char.py, as its README on a CPU
     imagenet                pytorch/examples imagenet/main.py -a resnet18, 640 photographs
     super_resolution        pytorch/examples super_resolution/main.py --upscale_factor 3, 200 photographs
     mnist_forward_forward   pytorch/examples mnist_forward_forward/main.py --epochs 200
