@@ -33,7 +33,6 @@ from statistics import geometric_mean, mean, stdev
 from typing import Any
 
 import _record
-from scipy.stats import t as student
 
 import vivace
 from vivace.inspection.energy import Meter
@@ -220,6 +219,8 @@ def of_way(rows: Rows, target: float) -> dict[str, Any]:
 
 def interval(values: list[float]) -> dict[str, float]:
     """The mean with its 95 % interval (Student's t)."""
+    from scipy.stats import t as student  # importing it takes a second
+
     half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return {"estimate": mean(values), "low": mean(values) - half, "high": mean(values) + half}
 

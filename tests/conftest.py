@@ -1,3 +1,4 @@
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -19,6 +20,7 @@ import torch
 
 from vivace.technique import registry
 
+gc.disable()  # while tests are imported, which stay
 # A background job may ignore signals, and so would all that the tests start and signal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -98,14 +100,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -SECONDS.get(item.path.relative_to(here).with_suffix("").as_posix(), 0))
 
 
-def pytest_collection_finish(session):
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """What is there before the first test stays: searches for garbage need not look through it."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure(config):
-    gc.unfreeze()  # what is never taken apart some libraries call leaked
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # what is never taken apart some libraries call leaked
 
 
 @pytest.fixture
@@ -245,6 +248,14 @@ def hurried():
     with pytest.MonkeyPatch.context() as patch:
         runpy.run_path(str(SCENES / "hurried.py"))["hurry"](patch.setattr)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stays():
+    """What earlier files imported stays, too."""
+    if len(gc.get_objects()) > 100_000:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

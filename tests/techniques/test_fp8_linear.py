@@ -13,7 +13,7 @@ from vivace.session.opening import attach
 from vivace.technique import registry
 from vivace.testing import TechniqueContract, check
 
-pytest.importorskip("torchao")
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="torchao is not installed")
 Fp8Linear = registry.find("fp8_linear")
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 EMULATED = Fp8Linear(emulate=True)

@@ -17,6 +17,7 @@ from vivace.testing import TINY_JOBS, check, variants
 NAMES = [cls.name for cls in registry.everything()]
 TECHNIQUES = Path(__file__).parents[1] / "techniques"
 COMPILED_JOBS = ("mlp", "cnn", "gan")
+DEVICE = training_device(inspect()).type
 
 
 def _has_a_contract(name):
@@ -28,7 +29,7 @@ def _has_a_contract(name):
 def _can_act(name):
     """Can it act on this device, in one process?"""
     card = registry.find(name).card
-    return training_device(inspect()).type in card.devices and not card.averages_ranks
+    return DEVICE in card.devices and not card.averages_ranks
 
 
 ABLE = [name for name in NAMES if _can_act(name)]

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
 
-WIDTH, BLOCKS = 384, 8
+WIDTH, BLOCKS = 384, 4
 torch.set_num_threads(1)
 
 
