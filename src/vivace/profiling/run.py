@@ -94,10 +94,7 @@ def profile(
 
     Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
     """
-    if (job is None) == (not command):
-        raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
-    if isinstance(command, str):
-        raise InputError(f"command is the text {command!r}; give its words: {shlex.split(command)}")
+    _require_either(job, command)
     from vivace.training.crew import num_ranks
 
     if num_ranks() > 1:
@@ -107,7 +104,7 @@ def profile(
     words = scripts.resolved(command) if command else []
     wanted = None if job is None else _planned(plan, job)  # before the earlier profile goes
     folder, earlier = _prepared(Path(out))
-    exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
+    exit_code, epochs, name = 0, None, shlex.join(command)
     from vivace.inspection import inspect
 
     known = machine or inspect()
@@ -117,7 +114,6 @@ def profile(
         assert job is not None
         name = job if isinstance(job, str) else UNNAMED
         epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
-    _remove(folder, LEFT_BEHIND)
     record = _read_record(folder, exit_code, command)
     if machine is None:
         known = _with_ceilings(known, str(record.get("device", "cpu")))
@@ -125,6 +121,13 @@ def profile(
     document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
     document |= {} if wanted is None else {"plan": wanted.to_dict()}
     return _judge(record, folder, known, name, epochs, document)
+
+
+def _require_either(job: Job | str | None, command: Sequence[str]) -> None:
+    if (job is None) == (not command):
+        raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    if isinstance(command, str):
+        raise InputError(f"command is the text {command!r}; give its words: {command.split()}")
 
 
 def _planned(plan: Plan | str | os.PathLike[str] | None, job: Job | str) -> Plan:
@@ -320,6 +323,7 @@ FULL_BYTES = 2**20  # what is free where a record and its trace could not be wri
 
 
 def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:
+    _remove(folder, LEFT_BEHIND)
     path = folder / RECORD
     ended = f" (the script ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
