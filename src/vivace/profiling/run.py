@@ -169,7 +169,8 @@ def _together(
     source = Source(job)
 
     def lead() -> dict[str, Any]:
-        wanted = for_so_many(_planned(plan, job), num_ranks())
+        given = _planned(plan, job)
+        wanted = for_so_many(given, num_ranks())
         folder, earlier = _prepared(out)
         document = together.measured(
             company,
@@ -182,7 +183,11 @@ def _together(
             replaced=earlier,
         )
         document |= {"page_path": str(folder / "profile.html"), "trace_path": None, "exit_code": 0}
-        document["plan_path"] = None if plan is None or isinstance(plan, Plan) else str(plan)
+        if wanted == given and not (plan is None or isinstance(plan, Plan)):
+            document["plan_path"] = str(plan)
+        else:  # none that the person has averages the ranks' gradients
+            wanted.save(folder / PLAN_OF_RANKS)
+            document["plan_path"] = str(out / PLAN_OF_RANKS)
         _write(document, folder)
         return document
 
@@ -216,7 +221,11 @@ def _write(document: dict[str, Any], folder: Path) -> None:
     replace_text(folder / "profile.json", json.dumps(document, default=str))
 
 
-OWN = ("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*")
+PLAN_OF_RANKS = "plan-of-ranks.toml"
+OWN = (
+    *("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*"),
+    PLAN_OF_RANKS,
+)
 LEFT_BEHIND = ("worker-*.json", "trace.json.*", "rank-*/worker-*.json", "rank-*/trace.json.*")  # by a process
 
 
