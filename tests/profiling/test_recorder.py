@@ -1001,3 +1001,26 @@ def test_a_comparison_waits_no_longer_where_the_other_way_is_much_slower():
 
     shadow.compare(fast, slow, shadow.Allowance(0.5))
     assert runs[1] < 100
+
+
+def test_batches_are_told_apart_by_all_of_their_tensors(monkeypatch):
+    monkeypatch.setattr(facts.distributed, "is_initialized", lambda: True)
+    for name in ("get_rank", "get_world_size", "get_backend"):
+        monkeypatch.setattr(facts.distributed, name, lambda: 2)
+    watched = hooks.LoopHooks(Clock(lambda step: None), guard.Guard(fail))
+
+    def told(words):
+        watched.batch = {"mask": torch.ones(4, 8), "words": torch.tensor(words)}
+        return facts._ranks(watched)["batch_sum"]
+
+    assert told([1, 2]) == told([1, 2]) != told([3, 4])
+
+
+def test_a_view_that_nobody_can_use_any_more_is_passed_over():
+    weight = nn.Parameter(torch.ones(2, 2))
+    base = weight * 2
+    views = base.unbind(0)
+    base.mul_(2.0)
+    with pytest.raises(RuntimeError):
+        _ = views[0].grad_fn
+    assert facts.live_graph_tensors()[0] >= 1

@@ -263,7 +263,12 @@ def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str
 
 
 def _has_history(thing: torch.Tensor) -> bool:
-    return type(thing) is torch.Tensor and thing.grad_fn is not None
+    if type(thing) is not torch.Tensor:
+        return False
+    try:
+        return thing.grad_fn is not None
+    except RuntimeError:  # one of several views whose base was changed in place: nobody can use it any more
+        return False
 
 
 def _chain(tensor: torch.Tensor) -> int:
@@ -330,14 +335,19 @@ def _ranks(hooks: LoopHooks) -> dict[str, Any]:
         return {"world_size": 1, "rank": 0}
     loader = hooks.loader
     sampler = type(getattr(loader, "sampler", None)).__name__
-    batch = next((t for t in tensors_of(hooks.batch) if t.numel()), None)
+    batch = [t for t in tensors_of(hooks.batch) if t.numel()]
     return {
         "world_size": distributed.get_world_size(),
         "rank": distributed.get_rank(),
         "backend": distributed.get_backend(),
         "sampler": sampler,
-        "batch_sum": float(batch.double().sum()) if batch is not None else None,
+        # Of all tensors: the first may be a mask, or padding, which is the same everywhere.
+        "batch_sum": sum(map(_sum, batch)) if batch else None,
     }
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    return float((tensor.abs() if tensor.is_complex() else tensor).double().sum())
 
 
 def _cuda(device: torch.device) -> dict[str, Any]:
