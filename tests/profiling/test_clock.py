@@ -1,6 +1,6 @@
 import pytest
 
-from vivace.profiling.record.clock import PHASES, Clock
+from vivace.profiling.record.clock import PHASES, UPDATES_APART, Clock
 
 
 class Scene:
@@ -217,3 +217,68 @@ def test_a_step_that_ran_as_one_is_forward(scene):
     scene.clock.replayed(1)
     scene.fetch()
     assert scene.seconds() == {"data": 1.0, "place": 0.5, "forward": 3.0}
+
+
+def update_without_a_fetch(scene):
+    scene.spend(2)
+    scene.backward(4)
+    scene.update(8)
+
+
+def test_a_loop_that_fetched_one_batch_before_it_ends_its_steps_by_itself(scene):
+    scene.fetch(1)
+    for _ in range(UPDATES_APART + 5):
+        update_without_a_fetch(scene)
+    assert [step.updates for step in scene.steps] == [UPDATES_APART, *[1] * 5]
+    assert scene.seconds(2) == {"forward": 2, "backward": 4, "update": 8}
+
+
+def test_weights_updated_by_hand_on_one_batch_are_steps_too(scene):
+    scene.clock.by_hand = True
+    scene.fetch(1)
+    for _ in range(UPDATES_APART + 5):
+        scene.spend(2)
+        scene.backward(4)
+        scene.clock.cleared()
+    assert [step.backwards for step in scene.steps][1:] == [1] * 5
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_loader_that_serves_validation_alone_does_not_feed_the_loop(scene, gradients):
+    for _ in range(3):
+        for _ in range(2 * UPDATES_APART):
+            update_without_a_fetch(scene)
+        for _ in range(4):
+            scene.fetch(100, training=gradients)
+    updates = [step.updates for step in scene.steps]
+    assert updates == [1] * 6 * UPDATES_APART
+    assert sum(step.fetches > 0 for step in scene.steps) == 2
+
+
+def test_a_loader_that_feeds_the_loop_later_is_seen(scene):
+    for _ in range(2 * UPDATES_APART):
+        update_without_a_fetch(scene)
+    for _ in range(4):
+        scene.fetch(1)
+        update_without_a_fetch(scene)
+    scene.fetch()
+    assert scene.seconds(-1) == {"data": 1, "forward": 2, "backward": 4, "update": 8}
+    assert scene.clock.loop_fetches
+
+
+def test_updates_of_several_passes_over_one_batch_are_one_step(scene):
+    for _ in range(3):
+        scene.fetch(1)
+        for _ in range(5):
+            update_without_a_fetch(scene)
+    scene.fetch()
+    assert [step.updates for step in scene.steps] == [5, 5, 5]
+
+
+def test_two_loaders_in_step_are_two_sources(scene):
+    for loader in (1, 2, 1):
+        scene.clock.fetch()
+        scene.clock.fetched(8, source=loader)
+    update_without_a_fetch(scene)
+    scene.fetch()
+    assert (scene.steps[0].fetches, len(scene.steps[0].sources)) == (3, 2)

@@ -1,9 +1,14 @@
 """The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
 
+import gc
 import itertools
 import json
+import multiprocessing
 import os
+import queue
+import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +21,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from vivace.inspection import inspect
 from vivace.inspection.quiet import ForeignLoad
 from vivace.profiling.answering import answer
-from vivace.profiling.record import RECORD, experiments, facts, fetches, guard, hooks, waits
+from vivace.profiling.record import (
+    RECORD,
+    experiments,
+    facts,
+    fetches,
+    guard,
+    hooks,
+    shadow,
+    sites,
+    waits,
+)
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.late import LatePeak
 from vivace.profiling.record.recorder import Recorder
@@ -724,3 +739,288 @@ def test_overflow_and_tiny_gradients_are_named_by_parameter():
         "tiny_layer": "Net.2.weight",
     }
     assert watch.tiny_share() == 4 / 12
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_a_loader_that_another_thread_goes_through_is_none_of_the_loops_fetching(recorded, batches):
+    loop = Loop(batches)
+
+    def ahead(ready):
+        for batch in DataLoader(Rows(batches, 0.001), batch_size=None):
+            ready.put(batch)
+        ready.put(None)
+
+    def epoch():
+        ready = queue.Queue(2)
+        thread = threading.Thread(target=ahead, args=(ready,))
+        thread.start()
+        while (batch := ready.get()) is not None:
+            loop.optimizer.zero_grad()
+            functional.cross_entropy(loop.model(batch[0]), batch[1]).backward()
+            loop.optimizer.step()
+        thread.join()
+
+    document, record = recorded(epoch)
+    assert (record["updates"], record["backwards"], record["fetches"]) == (1, 1, 0)
+    assert document["loader"] is None
+    assert document["shares"]["data"] == 0
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_a_thread_that_trains_is_followed(recorded, batches):
+    loop = Loop(batches)
+
+    def epoch():
+        thread = threading.Thread(target=loop)
+        thread.start()
+        thread.join()
+
+    _, record = recorded(epoch)
+    assert (record["updates"], record["fetches"], record["samples"]) == (1, 1, 32)
+
+
+class Adapted(nn.Module):
+    """A large body that is frozen, with statistics and a small head that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 1024), nn.BatchNorm1d(1024), nn.Linear(1024, 64))
+        self.body.requires_grad_(False)
+        self.first, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        return self.head(self.body(self.first(inputs)))
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_frozen_weights_are_held_and_are_no_activations(recorded, batches):
+    loop = Loop(batches, model=Adapted())
+    trained = [p for p in loop.model.parameters() if p.requires_grad]
+    loop.optimizer = torch.optim.SGD(trained, lr=0.01)
+    document, _ = recorded(loop)
+    memory = document["memory"]
+    whole = sum(t.nbytes for t in (*loop.model.parameters(), *loop.model.buffers()))
+    assert memory["parameters"] == whole
+    assert memory["gradients"] == sum(p.nbytes for p in trained)
+    assert memory["held_bytes"] >= whole
+    assert memory["peak_bytes"] > whole
+    assert memory["activations"] < 8 * 32 * 1024 * 4
+    assert document["work"]["num_parameters"] == sum(p.numel() for p in trained)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_gradients_of_several_updates_in_one_step_are_there_once(recorded, batches):
+    loop = Loop(batches)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            for _ in range(3):
+                loop.optimizer.zero_grad()
+                functional.cross_entropy(loop.model(inputs), labels).backward()
+                loop.optimizer.step()
+
+    document, record = recorded(epoch)
+    assert record["updates"] == 3
+    assert document["memory"]["gradients"] == document["memory"]["parameters"]
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_two_models_of_one_class_have_names_of_their_own(recorded, batches):
+    makes, judges = (nn.Sequential(nn.Linear(64, 64), nn.Linear(64, n)) for n in (64, 10))
+    weights = [*makes.parameters(), *judges.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.01)
+
+    def epoch():
+        for inputs, labels in DataLoader(batches, batch_size=None):
+            optimizer.zero_grad()
+            nn.CrossEntropyLoss()(judges(makes(inputs)), labels).backward()
+            optimizer.step()
+
+    document, _ = recorded(epoch)
+    names = {row["name"] for row in document["modules"]}
+    assert {"Sequential.0", "Sequential.1", "Sequential 2.0", "Sequential 2.1"} <= names
+    assert "CrossEntropyLoss 2" not in names
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_of_data_that_are_cut_into_batches_only_the_batch_is_kept(recorded, batches):
+    inputs, labels = torch.randn(2**15, 64), torch.randint(10, (2**15,))
+    model = nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def epoch():
+        for start in range(0, 512, 32):
+            optimizer.zero_grad()
+            output = model(inputs[start : start + 32])
+            functional.cross_entropy(output, labels[start : start + 32]).backward()
+            optimizer.step()
+
+    document, _ = recorded(epoch)
+    assert document["memory"]["activations"] < 2 * 32 * 64 * 4
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_what_a_script_lets_go_of_is_gone_after_its_profile(tmp_path, batches, one_thread):
+    recorder = Recorder(tmp_path, timed_seconds=0.1)
+    recorder.install()
+
+    def trained():
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        loop = Loop(batches, after=lambda loss, *_: scaler.scale(loss))
+        while not recorder.done:
+            loop()
+        return [weakref.ref(part) for part in (loop.model, loop.optimizer, loop.loader, loop.loader.dataset)]
+
+    parts = trained()
+    gc.collect()
+    assert [part() for part in parts] == [None] * 4
+    recorder.finish()
+
+
+def test_losses_that_are_not_finite_are_counted_by_steps(recorded, batches):
+    loop = Loop(batches)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            for _ in range(3):
+                (functional.cross_entropy(loop.model(inputs), labels) * float("inf")).backward()
+            loop.optimizer.step()
+
+    document, record = recorded(epoch)
+    assert record["precision"]["loss_not_finite"] == record["watched_steps"] == 5
+    assert "in 5 of the watched steps" in document["verdicts"][0]["evidence"]
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_losses_that_can_be_gone_through_once_are_left_to_the_script(recorded, batches):
+    loop = Loop(batches)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            loss = functional.cross_entropy(loop.model(inputs), labels)
+            torch.autograd.backward(part for part in [loss, loss.square()])
+            assert loop.model[0].weight.grad is not None
+            loop.optimizer.step()
+
+    recorded(epoch)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.complex128, "complex128"), (torch.float16, "float16")]
+)
+def test_the_precision_is_that_of_the_weights(recorded, dtype, precision):
+    weights = [nn.Parameter((torch.randn(64, 64) / 8).to(dtype)) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=1e-4)
+
+    def epoch():
+        for _ in range(10):
+            optimizer.zero_grad()
+            (torch.randn(32, 64).to(dtype) @ weights[0] @ weights[1]).abs().float().mean().backward()
+            optimizer.step()
+
+    document, _ = recorded(epoch)
+    assert document["work"]["precision"] == precision
+    if dtype.is_complex:
+        assert "the limit: no ceiling is measured for complex128" in document["missing"]
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_pairs_of_batches_from_two_loaders_are_one_batch_each(recorded, batches):
+    first, second = DataLoader(batches, batch_size=None), DataLoader(batches, batch_size=None)
+    loop = Loop(batches)
+
+    def epoch():
+        for (inputs, labels), (others, _) in zip(first, second, strict=True):
+            loop.optimizer.zero_grad()
+            functional.cross_entropy(loop.model(inputs + others), labels).backward()
+            loop.optimizer.step()
+
+    document, record = recorded(epoch)
+    assert (record["fetches"], record["sources"]) == (2, 2)
+    assert document["work"]["steps_per_epoch"] == len(batches)
+
+
+def test_samples_of_a_detectors_batch_are_its_pictures():
+    pictures = tuple(torch.zeros(3, 8, 8) for _ in range(2))
+    targets = tuple({"boxes": torch.zeros(number, 4), "labels": torch.zeros(number)} for number in (1, 4))
+    assert hooks.num_samples((pictures, targets)) == 2
+    assert hooks.num_samples([torch.zeros(32, 3), torch.zeros(32)]) == 32
+
+
+def test_a_folder_called_torch_holds_a_persons_lines(tmp_path):
+    script = tmp_path / "torch" / "train.py"
+    script.parent.mkdir()
+    script.write_text("def clip():\n    return calling()\n")
+    space = {"calling": lambda: sites.calling_site()}
+    exec(compile(script.read_text(), str(script), "exec"), space)
+    assert space["clip"]() == f"{script}:2"
+
+
+def test_a_spawned_worker_is_known_as_one(tmp_path, monkeypatch):
+    """It has imported torch anew, and with it a recorder of its own."""
+    sampler = fetches.FetchSampler(Clock(lambda step: None), tmp_path, guard.Guard(fail))
+    monkeypatch.setattr(fetches, "get_worker_info", lambda: SimpleNamespace(id=0))
+    fetch = sampler._fetch(lambda fetcher, indices: indices)
+    assert fetch(None, [1]) == [1]
+    sampler._worker.watches = False
+    assert sampler.result()["worker_batches"] == 1
+
+
+def test_a_process_of_a_script_without_a_step_leaves_no_record(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path)
+    recorder.install()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    recorder.finish()
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_ranks_that_a_script_starts_itself_record_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.delenv("RANK", raising=False)
+    recorder = Recorder(tmp_path)
+    recorder.install()
+    for _ in range(2):
+        torch.distributed.init_process_group("gloo")
+    assert recorder.folder == tmp_path / "rank-3"
+    recorder.finish()
+
+
+def test_a_comparison_waits_no_longer_where_the_other_way_is_much_slower():
+    runs = [0, 0]
+
+    def slow():
+        runs[1] += 1
+        time.sleep(0.02)
+
+    def fast():
+        runs[0] += 1
+
+    shadow.compare(fast, slow, shadow.Allowance(0.5))
+    assert runs[1] < 100
+
+
+def test_batches_are_told_apart_by_all_of_their_tensors(monkeypatch):
+    monkeypatch.setattr(facts.distributed, "is_initialized", lambda: True)
+    for name in ("get_rank", "get_world_size", "get_backend"):
+        monkeypatch.setattr(facts.distributed, name, lambda: 2)
+    watched = hooks.LoopHooks(Clock(lambda step: None), guard.Guard(fail))
+
+    def told(words):
+        watched.batch = {"mask": torch.ones(4, 8), "words": torch.tensor(words)}
+        return facts._ranks(watched)["batch_sum"]
+
+    assert told([1, 2]) == told([1, 2]) != told([3, 4])
+
+
+def test_a_view_that_nobody_can_use_any_more_is_passed_over():
+    weight = nn.Parameter(torch.ones(2, 2))
+    base = weight * 2
+    views = base.unbind(0)
+    base.mul_(2.0)
+    with pytest.raises(RuntimeError):
+        _ = views[0].grad_fn
+    assert facts.live_graph_tensors()[0] >= 1

@@ -1,3 +1,4 @@
+from vivace.profiling import pictures
 from vivace.profiling.roofline import bound_of, roofline
 
 CEILINGS = {"matmul_fp32": 100.0, "matmul_bf16": 400.0, "convolution_fp32_nhwc": 200.0, "copy_device": 10.0}
@@ -49,3 +50,23 @@ def test_operators_that_took_time_without_counted_work_are_shown():
     rows = roofline({}, {"other": 3.0}, {}, CEILINGS)
     assert [(row.operator, row.seconds) for row in rows] == [("other", 3.0)]
     assert bound_of(rows) is None
+
+
+def drawn(precision):
+    row = {"operator": "matmul", "flops": 1e12, "bytes": 1e9, "seconds": 0.1}
+    ceilings = {"matmul_fp32": 2e13, "matmul_tf32": 9e13, "copy_device": 1e12}
+    document = {"machine": {"ceilings": ceilings}, "work": {"precision": precision}, "roofline": [row]}
+    return str(pictures.roofline(document))
+
+
+def test_the_roof_is_that_of_the_steps_precision():
+    assert "matmul tf32 90.0 TFLOP/s" in drawn("tf32")
+    assert "tf32" not in drawn("float32")
+
+
+def test_a_peak_outside_of_all_operators_is_told_without_one():
+    at = {"seconds": 1e-3, "phase": "data", "operator": None, "module": None}
+    memory = {"curve": [[0.0, 0], [1e-3, 2048]], "held_bytes": 2048, "peak_bytes": 4096, "peak_at": at}
+    told = str(pictures.memory({"memory": memory, "traced_seconds": 2e-3}))
+    assert "at most 4.00 KiB<" in told
+    assert "4.00 KiB, in" not in told

@@ -120,7 +120,7 @@ PLANTED = {
     "one thread": ("workers", {"flags": {"threads": 1}, "experiments": {"threads": tried(2.9, 3.0, 3.1)}}),
     "workers restart": (
         "workers",
-        {"loader": {"num_workers": 2}, "interrupted": [{"data": 0.5, "wall": 0.6}] * 4},
+        {"loader": {"num_workers": 2}, "interrupted": [{"data": 0.5, "starting": 0.5, "wall": 0.6}] * 4},
     ),
     "values in a loop": (
         "sync",
@@ -273,6 +273,10 @@ def test_the_planted_cause_is_named_and_alone(name):
 HARMLESS = {
     "nothing": {},
     "a loader that keeps up": {"seconds": {"data": 0.008}},
+    "a slow validation beside workers": {
+        "loader": {"num_workers": 2},
+        "interrupted": [{"data": 5.0, "starting": 0.001, "wall": 5.1}] * 4,
+    },
     "one value a step": {"waits": [{"site": "a.py:1", "count": 5, "seconds": 0.0001, "span": 0.0001}]},
     "autocast that pays": {
         "precision": {"autocast": 40, "autocast_dtypes": {"bfloat16": 40}},
@@ -616,3 +620,49 @@ def test_a_fused_update_is_worth_its_share():
     (bound,) = bounds(seen_with(**BOUNDS["optimizer"]), 300)
     share = 0.08 / (0.08 + 0.092)
     assert bound.low < 1 / (1 - share + share / 3) < bound.high
+
+
+def test_workers_that_start_anew_are_told_with_what_is_known_of_a_pass():
+    row = {"data": 0.5, "starting": 0.5, "wall": 0.6}
+    for batches, told in ((10, "every 10 batches"), (None, "for each pass over the data")):
+        seen = seen_with(loader={"num_workers": 1, "batches": batches}, interrupted=[row] * 4)
+        assert f"1 worker started anew {told}, which takes 499 ms" in rules.restarts(seen).evidence
+
+
+def test_more_workers_than_there_are_is_what_is_advised():
+    slow = {"data": 0.1, "forward": 0.07, "backward": 0.1}
+    fetch = {"worker_batches": 10, "worker_seconds": 3.5}
+    verdict = rules.data_wait(seen_with(seconds=slow, loader={"num_workers": 2}, fetch=fetch))
+    assert verdict.next == "num_workers=3"
+
+
+@pytest.mark.parametrize(("count", "told"), [(2, "2 times in 5 steps"), (100, "20 times a step")])
+def test_how_often_values_are_asked_for_is_never_zero(count, told):
+    row = {"site": "/home/me/train.py:12", "count": count, "seconds": 0.1, "span": 0.2}
+    assert rules.sync(seen_with(waits=[row])).evidence.startswith(f"{told} train.py:12 asks")
+
+
+def test_one_of_a_kind_is_told_as_one():
+    one = {"flags": {"threads": 1}, "experiments": {"threads": tried(2.9, 3.0, 3.1)}}
+    assert "torch uses 1 thread on 4 cores;" in rules.threads(seen_with(**one)).evidence
+    handed = {"seconds": {"data": 0.1}, "fetch": {"worker_batches": 10, "worker_seconds": 0.1}}
+    verdict = rules.data_wait(seen_with(**handed, loader={"num_workers": 1}))
+    assert "waits for 1 loader worker, although" in verdict.evidence
+    assert verdict.next.startswith("num_workers=0;")
+
+
+def test_paging_takes_no_smaller_share_at_most_than_at_least():
+    (bound,) = bounds(seen_with(page_faults=10_000_000.0), 300)
+    assert "takes 50 % to 50 % of the step" in bound.evidence
+
+
+@pytest.mark.parametrize(
+    ("job", "command"),
+    [
+        ("job", "vivace.tune(job)"),
+        ("my jobs/train.py:job", "vivace tune 'my jobs/train.py:job'"),
+        (None, "vivace run -- python train.py"),
+    ],
+)
+def test_the_next_command_can_be_typed(job, command):
+    assert dataclasses.replace(seen_with(), job=job, command="python train.py").faster == command

@@ -10,6 +10,7 @@ import pytest
 
 import vivace
 from vivace.errors import InputError
+from vivace.plan import Plan
 from vivace.profiling.answering import answer
 from vivace.profiling.law import Law, link_of
 from vivace.profiling.page import render
@@ -105,6 +106,7 @@ def test_the_answer_says_what_ran_first_and_arithmetic_as_such(document):
     assert [name for name, _ in found.parts] == ["4 ranks", "8 ranks"]
     assert all(text.endswith("by arithmetic") for _, text in found.parts)
     assert found.next == ("torchrun --nproc-per-node 2 -m vivace verify job.py:job --plan p.toml",)
+    assert answer(document | {"target": "job"}).next == ("vivace.verify(job, 'p.toml')",)
     document["law"]["predicted"] = 0.08
     assert any("The law says 45" in note for note in answer(document).notes)
 
@@ -177,6 +179,7 @@ def test_a_launch_measures_the_law_and_speaks_once(launched, tmp_path):
     assert document["expected"][1]["step_seconds"] == pytest.approx(document["step_seconds"])
     assert (tmp_path / "runs" / "profile" / "profile.html").is_file()
     assert told.count("as fast on 2 ranks") == 1
+    assert Plan.load(tmp_path / document["plan_path"]).names == ("ddp",)
 
 
 BLOCKS = f"""{BRIEFLY}

@@ -86,6 +86,18 @@ def test_the_timeline_holds_every_whole_step(tmp_path):
     assert found["phases"][3][1:] == pytest.approx([1.4e-3, 1.9e-3])
 
 
+def test_a_step_with_a_validation_in_it_is_not_the_one_that_is_read(tmp_path):
+    path = tmp_path / "trace.json"
+    begins = ((0, 100), (100, 200), (200, 1200))
+    steps = [event("vivace:step", begin, end, "user_annotation") for begin, end in begins]
+    work = [event("aten::mm", begin + 10, end - 10) for begin, end in begins]
+    path.write_text(json.dumps({"traceEvents": [*steps, *work]}))
+    found = read_trace(path)
+    assert found["step_seconds"] == pytest.approx(100e-6)
+    assert found["operators"] == {"matmul": pytest.approx(80e-6)}
+    assert found["timeline_seconds"] == pytest.approx(1200e-6)
+
+
 def test_a_trace_is_read_and_judged_without_torch():
     code = "import sys, vivace.profiling.judge, vivace.profiling.page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -323,6 +324,79 @@ def test_a_script_interrupted_before_its_first_step_was_interrupted(tmp_path, ma
 def test_a_missing_program_is_one_sentence(tmp_path, machine):
     with pytest.raises(InputError, match="no program 'no-such-program'"):
         vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)
+
+
+IN_PROCESSES = """
+import os, sys
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import nn
+
+def train(rank, steps=60):
+    torch.set_num_threads(1)
+    if sys.argv[1] == "ranks":
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    model = nn.Linear(64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ranks":
+        multiprocessing.spawn(train, args=(), nprocs=2)
+    elif sys.argv[1] == "fork":
+        process = multiprocessing.get_context("fork").Process(target=train, args=(0,))
+        process.start()
+        process.join()
+    else:
+        train(0)
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("way", ["ranks", "fork", "left"])
+def test_what_processes_of_a_script_train_is_recorded_however_they_end(tmp_path, machine, way, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(IN_PROCESSES)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, str(script), way, port]
+    done = vivace.profile(command=command, out=tmp_path / "out", machine=machine, timed_seconds=0.1)
+    assert done.exit_code == 0
+    assert "ERROR" not in capfd.readouterr().err
+    assert done.document["memory"]["peak_bytes"] is not None
+    assert [reason for reason in done.document["missing"] if "ended" in reason] == []
+    left = {file.name for file in (tmp_path / "out").iterdir()}
+    ranks = {"rank-1"} if way == "ranks" else set()
+    assert left == {"profile.html", "profile.json", "record.json", "trace.json"} | ranks
+
+
+def test_a_request_to_end_goes_to_the_script(tmp_path, machine):
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n")
+    (tmp_path / "machine.json").write_text(json.dumps(machine.to_dict()))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROFILING], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "begun").exists() and process.poll() is None:
+        time.sleep(0.1)
+    (child,) = psutil.Process(process.pid).children()
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert not child.is_running()
+    assert "nothing was recorded: signal 15 ended the script before" in errors
+
+
+def test_a_command_in_one_text_is_told_its_words(tmp_path):
+    with pytest.raises(
+        InputError, match=r"the text 'python train.py'; give its words: \['python', 'train.py'\]"
+    ):
+        vivace.profile(command="python train.py", out=tmp_path)
 
 
 def told(tmp_path, verdicts, bounds, details=False):

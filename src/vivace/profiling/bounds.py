@@ -14,7 +14,7 @@ from vivace.profiling.seen import Seen, Verdict
 LARGE_SHARE = 0.2  # of the step
 CLEAR_GAIN = 1.1
 FREE, CHEAP = 1.3, 1.75  # times as long as one batch that two of them take
-FAULT_SECONDS = (0.1e-6, 1e-6)
+FAULT_SECONDS, MOST_PAGING = (0.1e-6, 1e-6), 0.5
 
 
 def bounds(seen: Seen, num_kernels: int) -> list[Verdict]:
@@ -72,14 +72,14 @@ def _update(seen: Seen) -> Verdict | None:
 def _paging(seen: Seen) -> Verdict | None:
     """Blocks that are given back to the kernel after each step, and cleared anew in the next."""
     faults = seen.record.get("page_faults") or 0.0
-    shares = [faults * seconds / seen.step_seconds for seconds in FAULT_SECONDS]
+    shares = [min(faults * seconds / seen.step_seconds, MOST_PAGING) for seconds in FAULT_SECONDS]
     if seen.device != "cpu" or shares[1] < LARGE_SHARE:
         return None
     evidence = (
         f"{faults:,.0f} page faults a step: memory is given back to the system and asked for again, "
-        f"which takes {words.percent(shares[0])} to {words.percent(min(shares[1], 0.5))} of the step"
+        f"which takes {words.percent(shares[0])} to {words.percent(shares[1])} of the step"
     )
-    low, high = (1 / (1 - min(share, 0.5)) for share in shares)
+    low, high = (1 / (1 - share) for share in shares)
     return Verdict("paging", evidence, low, high, f"{seen.faster} tries host_allocator")
 
 

@@ -18,7 +18,8 @@ from vivace.profiling.seen import Seen, Verdict
 from vivace.profiling.trace import read_trace
 
 FORMAT = 1
-DTYPE_NAMES = {8: "float64", 4: "float32", 2: "bfloat16", 1: "int8"}
+DTYPE_NAMES = {16: "complex128", 8: "float64", 4: "float32", 2: "bfloat16", 1: "int8"}
+DTYPE_SIZES = {"complex128": 16, "complex64": 8, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def judge(
@@ -61,7 +62,7 @@ def judge(
         "tune": seen.faster,
         "idle_gpu": seen.machine.idle_gpu if seen.device == "cpu" and epochs is None else "",
         "missing": _passed_over(seen, epochs)
-        + _missing(record, facts, bound)
+        + _missing(record, facts, bound, _precision(seen)[0])
         + _beyond(rows, bound, seen.step_seconds),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
         "bounds": [to_dict(bound) for bound in bounds],
@@ -168,7 +169,7 @@ def _passed_over(seen: Seen, epochs: int | None) -> list[str]:
     return [told] if told else []
 
 
-def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None) -> list[str]:
+def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None, precision: str) -> list[str]:
     """What this profile does not hold, each with its reason."""
     found = []
     state = record["state"]
@@ -182,9 +183,9 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None)
     if not record.get("work"):
         found.append(f"operations and bytes: {ended} before a step was counted")
     elif bound is None:
-        double = any(name.endswith(":8") for name in record.get("item_bytes") or {})
-        ceilings = "no ceiling is measured for float64"
-        if not double:
+        wide = any(name.endswith((":8", ":16")) for name in record.get("item_bytes") or {})
+        ceilings = f"no ceiling is measured for {precision}"
+        if not wide:
             ceilings = "this machine's ceilings were not measured (vivace inspect --measure)"
         found.append(f"the limit: {ceilings}")
     if record.get("no_room"):
@@ -227,7 +228,7 @@ def _memory(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     held, rise = record.get("held_bytes", 0), facts.get("rise_bytes", 0)
     cuda = record.get("cuda") or {}
     known = {
-        "parameters": record.get("parameter_bytes", 0),
+        "parameters": record.get("parameter_bytes", 0) + record.get("frozen_bytes", 0),
         "gradients": record.get("gradient_bytes", 0),
         "optimizer": record.get("optimizer_bytes", 0),
         "activations": record.get("activation_bytes", 0),
@@ -253,13 +254,13 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
     """What `advise` reads from a saved profile."""
     record = seen.record
     precision, size = _precision(seen)
-    length = seen.loader.get("batches")
+    length, fetches = seen.loader.get("batches"), record["fetches"] / max(1.0, record.get("sources") or 1.0)
     work, samples = record.get("work") or {}, max(1.0, record["samples"])
     return {
         "format": FORMAT,
         "precision": precision,
         "batch_size": record["samples"],
-        "steps_per_epoch": length / max(1.0, round(record["fetches"])) if length else None,
+        "steps_per_epoch": length / max(1.0, round(fetches)) if length else None,
         "epochs": epochs,
         "step_seconds": seen.step_seconds,
         "operators": {
@@ -275,6 +276,7 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
         "num_parameters": record["num_parameters"],
         "num_tensors": _num_tensors(record),
         "parameter_bytes": record["parameter_bytes"],
+        "frozen_bytes": record.get("frozen_bytes", 0),
         "optimizer_bytes": record["optimizer_bytes"],
         "activation_bytes": record.get("activation_bytes"),
         "peak_bytes": record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0) or None,
@@ -296,8 +298,10 @@ def _precision(seen: Seen) -> tuple[str, int]:
         return next(iter(seen.precision.get("autocast_dtypes") or {"float16": 1})), size
     work = seen.record.get("work") or {}
     largest = max(matrix, key=lambda kind: (work.get(kind) or {}).get("flops", 0), default="")
+    dtypes = seen.record.get("parameter_dtypes") or []
     tf32 = size == 4 and largest in (seen.flags.get("tf32") or ())
-    return "tf32" if tf32 else DTYPE_NAMES[size], size
+    weights = (name for name in dtypes if DTYPE_SIZES.get(name) == size)
+    return "tf32" if tf32 else next(weights, DTYPE_NAMES[size]), size
 
 
 def _num_tensors(record: dict[str, Any]) -> int:

@@ -44,9 +44,8 @@ def roofline(document: dict[str, Any]) -> Markup | None:
     """Operations a second over operations a byte, under the measured roof."""
     ceilings = document["machine"]["ceilings"]
     bandwidth = ceilings.get("copy_device")
-    precision = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(
-        document["work"]["precision"], "fp32"
-    )
+    precision = document["work"]["precision"]
+    precision = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(precision, precision)
     rates = {key: ceilings[key] for key in ("matmul_fp32", f"matmul_{precision}") if key in ceilings}
     rows = [row for row in document["roofline"] if row["flops"] and row["bytes"] and row["seconds"]]
     if not bandwidth or not rates or not rows:
@@ -97,7 +96,7 @@ def memory(document: dict[str, Any]) -> Markup | None:
         times, values = [*times, end], [*values, values[-1]]
     at = found["peak_at"]
     what = " of ".join(filter(None, [at["operator"], at["module"]]))
-    told = f"at most {words.size(found['peak_bytes'])}, in {what}"
+    told = f"at most {words.size(found['peak_bytes'])}" + (f", in {what}" if what else "")
     peak = (at["seconds"] * 1e3, found["peak_bytes"] / scale, told)
     return charts.area(f"Live memory over one step, {unit}: {told}", times, values, held / scale, peak)
 

@@ -11,7 +11,7 @@ _RATES = {
     "convolution": ("convolution_{dtype}_nchw", "convolution_{dtype}_nhwc"),
     "default": ("matmul_{dtype}",),
 }
-_DTYPES = {8: "fp64", 4: "fp32", 1: "int8"}
+_DTYPES = {16: "complex128", 8: "fp64", 4: "fp32", 1: "int8"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,7 @@ def data_wait(seen: Seen) -> Verdict | None:
     wait, rest = share * step, (1 - share) * step
     workers = int(seen.loader.get("num_workers") or 0)
     fetch = seen.record.get("fetch") or {}
-    best = 1 / (1 - share)
+    best, several = 1 / (1 - share), words.count(workers, "loader worker")
     if workers == 0:
         hidden = _with_workers(seen, wait, rest)
         kind, where = _what_fetching_does(seen)
@@ -100,8 +100,9 @@ def data_wait(seen: Seen) -> Verdict | None:
     each = fetch["worker_seconds"] / batches if batches else None
     if each is not None and each / workers < 0.5 * step:
         evidence = (
-            f"{percent(share)} of the step waits for {workers} loader workers, although a batch takes them "
-            f"only {duration(each)}: handing batches over costs more than making them ({seen.cores} cores)"
+            f"{percent(share)} of the step waits for {several}, although one makes a batch in "
+            f"{duration(each)}: handing batches over costs more than making them "
+            f"({words.count(seen.cores, 'core')})"
         )
         low = max(1.0, step / (rest + each) * 0.9)
         crowded = 1.6 if workers >= seen.cores else 1.0  # they take the cores that the rest of the step uses
@@ -110,18 +111,18 @@ def data_wait(seen: Seen) -> Verdict | None:
             evidence,
             low,
             best * 1.1 * crowded,
-            "num_workers=0, or fewer" + seen.measured("both"),
+            ("num_workers=0" if workers == 1 else "fewer workers, or none") + seen.measured("both"),
         )
     if each is not None and workers < seen.cores and each / seen.cores < rest:
-        needed = min(seen.cores, -(-each // rest))
+        needed = min(seen.cores, max(workers + 1, -(-each // rest)))
         evidence = (
-            f"{percent(share)} of the step waits for {workers} loader workers; a batch takes one of "
-            f"them {duration(each)} and the step {duration(rest)}, and {seen.cores} cores are there"
+            f"{percent(share)} of the step waits for {several}; one makes a batch in {duration(each)}, the "
+            f"step takes {duration(rest)}, and {seen.cores} cores are there"
         )
         low = step / max(rest, each / needed) * 0.8
         return Verdict("workers", evidence, max(1.0, low), best * 1.1, f"num_workers={int(needed)}")
     kind, where = _what_fetching_does(seen)
-    evidence = f"{percent(share)} of the step waits for data in spite of {workers} workers: {kind}{where}"
+    evidence = f"{percent(share)} of the step waits for data in spite of {several}: {kind}{where}"
     return Verdict("input", evidence, max(1.0, 0.8 * best), best * 1.1, _next_input(seen, kind))
 
 
@@ -219,9 +220,9 @@ def threads(seen: Seen) -> Verdict | None:
     environment = seen.flags.get("environment") or {}
     by = by or "".join(f", set by {key}={value}" for key, value in environment.items())
     evidence = (
-        f"torch uses {used} threads on {seen.cores} cores{by}; with {seen.cores} a copy of the step ran "
+        f"torch uses {words.count(used, 'thread')} on {words.count(seen.cores, 'core')}{by}; "
+        f"with {seen.cores} a copy of the step ran {times(found[1])} as fast"
     )
-    evidence += f"{times(found[1])} as fast"
     advice = f"torch.set_num_threads({seen.cores}), or leave it to torch"
     return Verdict("workers", evidence, found[0] * 0.95, found[2] * 1.05, advice)
 
@@ -232,13 +233,15 @@ def restarts(seen: Seen) -> Verdict | None:
     broken = seen.record.get("interrupted") or []
     whole = sum(seen.record.get("walls") or [])
     usual = seen.record["seconds"]["data"]
-    lost = sum(max(0.0, row["data"] - usual) for row in broken)
+    begun = [row for row in broken if row["starting"] > usual]
+    lost = sum(row["starting"] - usual for row in begun)
     if not workers or seen.loader.get("persistent_workers") or whole <= 0 or lost / whole < LARGE_RESTART:
         return None
-    share = lost / whole
+    share, batches = lost / whole, seen.loader.get("batches")
+    often = f"every {words.number(batches)} batches" if batches else "for each pass over the data"
     evidence = (
-        f"{workers} workers are started anew every {seen.loader.get('batches')} batches, which takes "
-        f"{duration(lost / len(broken))}: {percent(share)} of all time"
+        f"{words.count(workers, 'worker')} started anew {often}, which takes "
+        f"{duration(lost / len(begun))}: {percent(share)} of all time"
     )
     best = 1 / (1 - share)
     return Verdict("workers", evidence, 1 + 0.5 * (best - 1), best * 1.15, "persistent_workers=True")
@@ -258,12 +261,16 @@ def sync(seen: Seen) -> Verdict | None:
         return None
     first = rows[0]
     evidence = (
-        f"{first['count'] / steps:.0f} times a step {seen.short(first['site'])} asks a tensor for its value: "
+        f"{_often(first['count'], steps)} {seen.short(first['site'])} asks a tensor for its value: "
         f"{duration(per_step)} of {duration(seen.step_seconds)}"
     )
     best = 1 / (1 - share)
     advice = "gather values on the device, and ask for them once in many steps"
     return Verdict("sync", evidence, 1 + 0.4 * (best - 1), best * 1.15, advice)
+
+
+def _often(count: float, steps: int) -> str:
+    return f"{count:.0f} times in {steps} steps" if count < steps else f"{count / steps:.0f} times a step"
 
 
 def idle(seen: Seen) -> Verdict | None:

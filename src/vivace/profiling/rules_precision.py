@@ -151,7 +151,6 @@ def no_effect(seen: Seen) -> Verdict | None:
         ("double", "the weights are float64", "float32 weights, unless the job needs 16 digits"),
         ("deterministic", "deterministic algorithms are demanded", "leave them off, or pay knowingly"),
         ("channels_last", "the model is in channels-last", "leave channels-last out"),
-        ("optimizer", "the optimizer updates one tensor after another", "leave foreach=False out"),
     ):
         found = seen.experiment(name)
         if found is not None and found[0] >= CLEAR_GAIN:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from vivace.errors import ChildFailed, FolderError, InputError
 from vivace.files import output_folder, replace_text
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
+from vivace.profiling.seen import UNNAMED
 
 if TYPE_CHECKING:
     from vivace.job import Job
@@ -91,8 +94,7 @@ def profile(
 
     Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
     """
-    if (job is None) == (not command):
-        raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    _require_either(job, command)
     from vivace.training.crew import num_ranks
 
     if num_ranks() > 1:
@@ -102,7 +104,7 @@ def profile(
     words = scripts.resolved(command) if command else []
     wanted = None if job is None else _planned(plan, job)  # before the earlier profile goes
     folder, earlier = _prepared(Path(out))
-    exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
+    exit_code, epochs, name = 0, None, shlex.join(command)
     from vivace.inspection import inspect
 
     known = machine or inspect()
@@ -110,7 +112,7 @@ def profile(
         exit_code = _run_script(words, folder, timed_seconds, script_output, script_input)
     else:
         assert job is not None
-        name = job if isinstance(job, str) else "job"
+        name = job if isinstance(job, str) else UNNAMED
         epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
     record = _read_record(folder, exit_code, command)
     if machine is None:
@@ -119,6 +121,13 @@ def profile(
     document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
     document |= {} if wanted is None else {"plan": wanted.to_dict()}
     return _judge(record, folder, known, name, epochs, document)
+
+
+def _require_either(job: Job | str | None, command: Sequence[str]) -> None:
+    if (job is None) == (not command):
+        raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    if isinstance(command, str):
+        raise InputError(f"command is the text {command!r}; give its words: {command.split()}")
 
 
 def _planned(plan: Plan | str | os.PathLike[str] | None, job: Job | str) -> Plan:
@@ -160,7 +169,8 @@ def _together(
     source = Source(job)
 
     def lead() -> dict[str, Any]:
-        wanted = for_so_many(_planned(plan, job), num_ranks())
+        given = _planned(plan, job)
+        wanted = for_so_many(given, num_ranks())
         folder, earlier = _prepared(out)
         document = together.measured(
             company,
@@ -173,7 +183,11 @@ def _together(
             replaced=earlier,
         )
         document |= {"page_path": str(folder / "profile.html"), "trace_path": None, "exit_code": 0}
-        document["plan_path"] = None if plan is None or isinstance(plan, Plan) else str(plan)
+        if wanted == given and not (plan is None or isinstance(plan, Plan)):
+            document["plan_path"] = str(plan)
+        else:  # none that the person has averages the ranks' gradients
+            wanted.save(folder / PLAN_OF_RANKS)
+            document["plan_path"] = str(out / PLAN_OF_RANKS)
         _write(document, folder)
         return document
 
@@ -207,18 +221,26 @@ def _write(document: dict[str, Any], folder: Path) -> None:
     replace_text(folder / "profile.json", json.dumps(document, default=str))
 
 
-OWN = ("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*")
+PLAN_OF_RANKS = "plan-of-ranks.toml"
+OWN = (
+    *("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*"),
+    PLAN_OF_RANKS,
+)
+LEFT_BEHIND = ("worker-*.json", "trace.json.*", "rank-*/worker-*.json", "rank-*/trace.json.*")  # by a process
 
 
 def _prepared(folder: Path) -> tuple[Path, str | None]:
     """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
     folder = output_folder(folder, OWN).resolve()
     earlier = _earlier(folder / "profile.json")
-    for pattern in (*OWN, "rank-*/*"):
-        for file in folder.glob(pattern):
-            if file.is_file():
-                file.unlink()
+    _remove(folder, (*OWN, "rank-*/*"))
     return folder, earlier
+
+
+def _remove(folder: Path, patterns: Iterable[str]) -> None:
+    for file in itertools.chain.from_iterable(map(folder.glob, patterns)):
+        if file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def _earlier(path: Path) -> str | None:
@@ -274,13 +296,27 @@ def _run_script(
     with scripts.starting(command[0]):
         process = subprocess.Popen(command, env=environment, stdout=output, stdin=source)
     try:
-        code = process.wait()
+        with _handing_on(process):
+            code = process.wait()
     except KeyboardInterrupt:
         scripts.end(process)
         if not _has_steps(folder):
             raise
         code = -signal.SIGINT
     return scripts.exit_code(code)
+
+
+@contextlib.contextmanager
+def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Inside, a request to end (SIGTERM) goes to the script, which would go on alone; we end with it."""
+    if threading.current_thread() is not threading.main_thread():  # where nobody may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _has_steps(folder: Path) -> bool:
@@ -291,15 +327,19 @@ def _has_steps(folder: Path) -> bool:
         return False
 
 
+SIGNALLED = 128  # and the number of a signal, as `scripts.exit_code` tells it
 FULL_BYTES = 2**20  # what is free where a record and its trace could not be written
 
 
 def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:
+    _remove(folder, LEFT_BEHIND)
     path = folder / RECORD
-    ended = f" (it ended with exit code {exit_code})" if exit_code else ""
+    ended = f" (the script ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
         if shutil.disk_usage(folder).free < FULL_BYTES:
             raise FolderError(f"nothing was recorded: the disk of '{folder}' is full")
+        if exit_code > SIGNALLED:
+            raise ChildFailed(f"nothing was recorded: signal {exit_code - SIGNALLED} ended the script before")
         program = shutil.which(command[0]) if command else None
         ran = f" ({program})" if program else ""
         raise ChildFailed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from vivace.machine import Machine
 
 ALSO_UPDATE = ("threads", "double")  # experiments on forward and backward that act on the update too
+UNNAMED = "job"  # what a Job is called that was handed over in Python
 LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
 BY_SECONDS = ("anomaly",)  # experiments whose copy suffers more from the setting than the loop does
 
@@ -29,12 +31,17 @@ class Seen:
     @property
     def faster(self) -> str:
         """The command that measures what is faster and needs nothing else of the person."""
-        return f"vivace tune {self.job}" if self.job else f"vivace run -- {self.command}"
+        return self._tune_job if self.job else f"vivace run -- {self.command}"
 
     @property
     def tune(self) -> str:
         """The command that measures also what feeds the data; a script is written as a Job first."""
-        return f"vivace tune {self.job}" if self.job else "vivace tune, once the script is written as a Job,"
+        return self._tune_job if self.job else "vivace tune, once the script is written as a Job,"
+
+    @property
+    def _tune_job(self) -> str:
+        """In Python a Job has no reference that a command could take."""
+        return "vivace.tune(job)" if self.job == UNNAMED else f"vivace tune {shlex.quote(self.job or '')}"
 
     def measured(self, what: str) -> str:
         """Behind advice on what feeds the data: the command that measures it; none does for a stream, which

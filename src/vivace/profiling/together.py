@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from vivace import words
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
 from vivace.plan import Plan
+from vivace.profiling.seen import UNNAMED
 
 if TYPE_CHECKING:
     from vivace.training.crew import Company
@@ -69,8 +71,9 @@ def answer(document: dict[str, Any]) -> Answer:
         (words.count(row["ranks"], "rank"), f"{words.times(row['speedup'])} as fast as one, by arithmetic")
         for row in others
     ]
-    plan = f" --plan {document['plan_path']}" if document.get("plan_path") else ""
-    launched = f"torchrun --nproc-per-node {num} -m vivace verify {document['target']}{plan}"
+    job, plan = document["target"], document["plan_path"]
+    words_of_it = [*f"torchrun --nproc-per-node {num} -m vivace verify".split(), job, "--plan", plan]
+    launched = f"vivace.verify(job, {plan!r})" if job == UNNAMED else shlex.join(words_of_it)
     return Answer(
         command="profile",
         subject=document["target"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,21 +32,22 @@ class Event:
 
 
 def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """Facts of the last whole step in the trace; an empty dict where it holds none. Times in seconds.
+    """Facts of the last usual step in the trace; an empty dict where it holds none. Times in seconds.
 
     A step on ``cuda`` without kernels gets no times of operators and modules: the host's are not theirs.
     """
     events = json.loads(path.read_bytes().decode("utf-8", errors="replace"))["traceEvents"]
     complete = [e for e in events if e.get("ph") == "X"]
     steps = [e for e in complete if e["name"] == "vivace:step" and "gpu" not in e.get("cat", "")]
-    longest = max((e["dur"] for e in steps), default=0.0)
     cuts = [e["ts"] for e in complete if e["name"] == CUT]
     steps = [e for e in steps if not any(e["ts"] <= cut < e["ts"] + e["dur"] for cut in cuts)]
-    whole = [e for e in steps if e["dur"] > 0.3 * longest]
-    if not whole:
+    if not steps:
         return {}
-    begin, end = whole[-1]["ts"], whole[-1]["ts"] + whole[-1]["dur"]
-    inside = [e for e in complete if begin <= e["ts"] < end and e is not whole[-1]]
+    usual = statistics.median_low(e["dur"] for e in steps)
+    whole = [e for e in steps if e["dur"] > 0.3 * usual]
+    step = [e for e in whole if e["dur"] <= 2 * usual][-1]  # longer is one with a validation in it
+    begin, end = step["ts"], step["ts"] + step["dur"]
+    inside = [e for e in complete if begin <= e["ts"] < end and e is not step]
     operators = _nest(e for e in inside if e.get("cat") == "cpu_op")
     ranges = _nest(e for e in inside if e.get("cat") == "user_annotation")
     phases = [e for e in ranges if e.name.startswith("vivace:")]

@@ -11,14 +11,15 @@ PHASES = ("data", "place", "forward", "backward", "update", "communication", "id
 
 # What the loop's own code between two phases was, by the phase that follows it.
 _BETWEEN = {"backward": "forward", "update": "update"}
+UPDATES_APART = 16  # since the last batch was fetched: what was fetched is not what feeds the loop
 
 
 @dataclasses.dataclass
 class Step:
     """Seconds by phase of one step; `interrupted` where something else happened in it, such as validation.
 
-    `elements` are those of all tensors of its batches; `retains` says whether its last backward pass kept
-    the graph.
+    `elements` are those of all tensors of its batches, `sources` name the loaders' iterators that gave them;
+    `retains` says whether its last backward pass kept the graph.
     """
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -26,21 +27,25 @@ class Step:
     samples: int = 0
     elements: int = 0
     fetches: int = 0
+    sources: set[int] = dataclasses.field(default_factory=set)
     backwards: int = 0
     updates: int = 0
     interrupted: bool = False
     validates: bool = False
     without_gradients: bool = False  # a batch was fetched where gradients are off
     retains: bool = False
+    starting_seconds: float = 0.0  # of `data`: until loaders that begin again have given their first batch
+    not_finite: bool = False  # one of its losses, where losses were examined
 
 
 class Clock:
     """Phases nest: an optimizer whose step runs a closure, as LBFGS and Lightning do, is charged for what
     comes after the closure's backward pass.
 
-    A step ends where the next batch is fetched after an update; in a loop without a DataLoader, after the
-    update of the optimizer that stepped first. Code between the phases is `forward` before a backward pass,
-    `update` before an update (unscaling, clipping), and `idle` elsewhere (logging, Python).
+    A step ends where the next batch is fetched after an update; in a loop that no DataLoader feeds, though
+    one may serve its validation, after the update of the optimizer that stepped first. Code between the
+    phases is `forward` before a backward pass, `update` before an update (unscaling, clipping), and `idle`
+    elsewhere (logging, Python).
 
     Where the weights are updated `by_hand`, nothing shows the update: what follows a backward pass is
     `update`, until the next batch is fetched or gradients are cleared, and the backward pass ends the step.
@@ -53,6 +58,7 @@ class Clock:
         self.loop_fetches = False
         self.by_hand = False
         self.unanswered = 0  # backward passes since the last update
+        self._apart, self._alone = 0, False  # updates since a batch for training came; does none come?
         self._validates_next = False
         self._stack: list[str] = []
         self._since = self._step_began = now()
@@ -91,16 +97,19 @@ class Clock:
         gradients are off.
         """
         self._stack.clear()
-        self.loop_fetches = True
+        if training:
+            self._alone = self._apart >= UPDATES_APART or (self._alone and not self._apart)
+            self.loop_fetches, self._apart = not self._alone, 0
         if self._is_complete():
             self._settle("update" if self.by_hand else "data")
             self._finish()
         if not training:
             self.step.interrupted = self.step.validates = self.step.without_gradients = True
 
-    def fetched(self, samples: int, elements: int = 0) -> None:
-        """A batch of so many samples has come."""
+    def fetched(self, samples: int, elements: int = 0, source: int = 0) -> None:
+        """A batch of so many samples has come from this iterator."""
         self.step.fetches += 1
+        self.step.sources.add(source)
         self.step.samples += samples
         self.step.elements += elements
 
@@ -109,6 +118,8 @@ class Clock:
         self.step.backwards += 1
         self.step.retains = retains
         self.unanswered += 1
+        if self.by_hand:
+            self._go_apart()
 
     def returned(self) -> None:
         """The loop goes on after a backward pass."""
@@ -132,6 +143,8 @@ class Clock:
         self.primary = self.primary or optimizer
         self.by_hand, self.unanswered = False, 0
         self.step.updates += 1
+        if optimizer == self.primary:
+            self._go_apart()
         if not self.loop_fetches and optimizer == self.primary:
             self._charge("update")
             self._stack.clear()
@@ -162,6 +175,12 @@ class Clock:
         own = self.now() - now  # what watching takes is no part of the loop
         if self._step_began == now:
             self._step_began, self._since = now + own, self._since + own
+
+    def _go_apart(self) -> None:
+        """One more update without a batch; after many the loop has another source than a DataLoader."""
+        self._apart += 1
+        if self._apart >= UPDATES_APART:
+            self.loop_fetches, self._alone = False, True
 
     def _is_complete(self) -> bool:
         return bool(self.step.updates or (self.by_hand and self.step.backwards))

@@ -15,7 +15,13 @@ from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.modules import ModuleRanges
 from vivace.tensors.trees import bytes_of
-from vivace.torch_internals.tensors import Operator, current_dispatch_mode, dense_parts, storage_id
+from vivace.torch_internals.tensors import (
+    Operator,
+    current_dispatch_mode,
+    dense_parts,
+    storage_id,
+    storage_ids,
+)
 from vivace.work.bins import bins_of
 from vivace.work.count import KernelCounter
 
@@ -27,13 +33,14 @@ class CountedStep:
         self.hooks, self.guard = hooks, guard
         self.modules = ModuleRanges(guard)
         self._kept: dict[int, Counter[str]] = defaultdict(Counter)  # by backward pass
-        self.gradient_bytes = 0
+        self._gradients: dict[int, int] = {}  # bytes by weight, which several updates may use
         self._seen: set[tuple[int, int]] = set()
         self._stack = contextlib.ExitStack()
 
     def install(self) -> None:
         """Begin to count operators, what they keep for the backward pass, and gradients."""
-        self._parameters = {storage_id(p.untyped_storage()) for p in facts.parameters(self.hooks)}
+        trained = list(facts.parameters(self.hooks))
+        self._weights = storage_ids([*trained, *facts.frozen(trained)])
         self.modules.install()
         pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         self._stack.callback(pre_hook.remove)
@@ -78,7 +85,7 @@ class CountedStep:
             "item_bytes": dict(dtypes),
             "activations": activations.most_common(40),
             "activation_bytes": activations.total(),
-            "gradient_bytes": self.gradient_bytes,
+            "gradient_bytes": sum(self._gradients.values()),
             "silent_modules": self.modules.silent,
         }
 
@@ -93,17 +100,23 @@ class CountedStep:
 
     def _note_kept(self, tensor: torch.Tensor) -> None:
         number, stack = self.hooks.clock.step.backwards, self.modules.stack
-        for storage in (part.untyped_storage() for part in dense_parts(tensor)):
+        for part in dense_parts(tensor):
+            storage = part.untyped_storage()
+            size = storage.nbytes()
+            if not part.requires_grad:  # a piece of the data, all of which is there anyway
+                size = min(size, bytes_of([part]))
             key = storage_id(storage)
-            if (number, key) not in self._seen and key not in self._parameters:
+            if (number, key) not in self._seen and key not in self._weights:
                 self._seen.add((number, key))
-                self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
+                self._kept[number][stack[-1] if stack else "outside of modules"] += size
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
 
     def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        self.gradient_bytes += sum(bytes_of(dense_parts(p.grad)) for p in parameters if p.grad is not None)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._gradients[id(parameter)] = bytes_of(dense_parts(parameter.grad))
 
 
 class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]

@@ -20,17 +20,20 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
+from vivace.profiling.record.sites import TORCH
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.torch_internals.tensors import dense_parts, storage_id
 
+_HERE = os.path.join(os.path.dirname(__file__), "")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 TOUCHED_BYTES = 32 * 2**20
@@ -42,15 +45,17 @@ def describe(hooks: LoopHooks) -> dict[str, Any]:
     found = list(parameters(hooks))
     device = found[0].device if found else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = list(hooks.optimizers.values())
+    feeds = hooks.clock.loop_fetches  # and does not serve validation alone
     return {
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": importlib.metadata.version("torch"),  # in the form of `Machine.versions`
-        "loader": _loader(hooks.loader) if hooks.loader is not None else None,
+        "loader": _loader(hooks.loader) if feeds and hooks.loader is not None else None,
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
         "settings": [_settings(optimizer) for optimizer in optimizers],
         "num_parameters": sum(p.numel() for p in found),
         "parameter_bytes": bytes_of(found),
+        "frozen_bytes": bytes_of(frozen(found)),
         "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
         "optimizer_bytes": bytes_of(t for o in optimizers for t in _state(o)),
         "batch_bytes": bytes_of(tensors_of(hooks.batch)),
@@ -67,13 +72,29 @@ def parameters(hooks: LoopHooks) -> Iterator[torch.Tensor]:
     yield from {id(parameter): parameter for parameter in every}.values()
 
 
+def frozen(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Weights and buffers of the models that train which no optimizer updates, each once."""
+    gc.collect()
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    ids = set(map(id, trained))
+    found: dict[int, torch.Tensor] = {}
+    for module in modules:
+        if id(module) in inner:
+            continue
+        parts = {id(t): t for t in itertools.chain(module.parameters(), module.buffers()) if not is_lazy(t)}
+        if not ids.isdisjoint(parts):
+            found.update(parts)
+    return [tensor for key, tensor in found.items() if key not in ids]
+
+
 def held_bytes(hooks: LoopHooks) -> int:
     """Bytes of the distinct storages alive between two steps: weights, gradients, optimizer state, batch."""
     storages: dict[int, int] = {}
     found = list(parameters(hooks))
     grads = [p.grad for p in found if p.grad is not None]
     state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
-    held = [*found, *grads, *state, *tensors_of(hooks.batch)]
+    held = [*found, *frozen(found), *grads, *state, *tensors_of(hooks.batch)]
     for part in itertools.chain.from_iterable(map(dense_parts, held)):
         storage = part.untyped_storage()
         storages[storage_id(storage)] = storage.nbytes()
@@ -161,7 +182,7 @@ def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     """Variables of a frame and its callers, and attributes of the objects in them: ``name (file)``, value."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if "vivace/profiling" not in file:
+        if not file.startswith(_HERE):
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
                     if name.startswith("__"):
@@ -216,7 +237,7 @@ def dynamo() -> dict[str, Any]:
 
 def _own_line(stack: Sequence[FrameSummary]) -> str:
     """``file:line`` of the innermost frame outside of installed packages; else of the innermost."""
-    own = [row for row in stack if "site-packages" not in row.filename and "/torch/" not in row.filename]
+    own = [row for row in stack if "site-packages" not in row.filename and not row.filename.startswith(TORCH)]
     return next((f"{row.filename}:{row.lineno}" for row in reversed(own or stack)), "")
 
 
@@ -242,7 +263,12 @@ def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str
 
 
 def _has_history(thing: torch.Tensor) -> bool:
-    return type(thing) is torch.Tensor and thing.grad_fn is not None
+    if type(thing) is not torch.Tensor:
+        return False
+    try:
+        return thing.grad_fn is not None
+    except RuntimeError:  # one of several views whose base was changed in place: nobody can use it any more
+        return False
 
 
 def _chain(tensor: torch.Tensor) -> int:
@@ -309,14 +335,19 @@ def _ranks(hooks: LoopHooks) -> dict[str, Any]:
         return {"world_size": 1, "rank": 0}
     loader = hooks.loader
     sampler = type(getattr(loader, "sampler", None)).__name__
-    batch = next((t for t in tensors_of(hooks.batch) if t.numel()), None)
+    batch = [t for t in tensors_of(hooks.batch) if t.numel()]
     return {
         "world_size": distributed.get_world_size(),
         "rank": distributed.get_rank(),
         "backend": distributed.get_backend(),
         "sampler": sampler,
-        "batch_sum": float(batch.double().sum()) if batch is not None else None,
+        # Of all tensors: the first may be a mask, or padding, which is the same everywhere.
+        "batch_sum": sum(map(_sum, batch)) if batch else None,
     }
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    return float((tensor.abs() if tensor.is_complex() else tensor).double().sum())
 
 
 def _cuda(device: torch.device) -> dict[str, Any]:

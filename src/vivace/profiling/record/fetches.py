@@ -1,7 +1,7 @@
 """What fetching a batch does: a thread that looks at the fetching code every few milliseconds.
 
-It runs in the main process while a batch is fetched there, and in loader workers, which write what they saw
-into the record's folder.
+It runs in the process that trains while a batch is fetched there, and in loader workers, forked or spawned,
+which write what they saw into the record's folder.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class FetchSampler:
         self._patches = Patches(guard)
         self.seen: Counter[str] = Counter()
         self._stop = threading.Event()
-        self._main = threading.get_ident()
-        self._pid = os.getpid()
+        self._fetching = threading.get_ident()
+        self.pid = os.getpid()
         self._worker: _Worker | None = None
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
-        """Watch the main thread, and every worker from its first batch on."""
+        """Watch the thread that trains, and every worker from its first batch on."""
         for kind in FETCHERS:
             self._patches.replace(kind, "fetch", self._fetch)
 
     def start(self) -> None:
-        """Begin to look at the main thread."""
-        if self._thread is None:
+        """Begin to look at the thread that trains."""
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self.guard.looking(self._look), daemon=True, name="vivace-fetches"
             )
@@ -76,24 +76,25 @@ class FetchSampler:
 
     def _fetch(self, original: Callable[..., Any]) -> Any:
         def fetch(fetcher: object, indices: object) -> Any:
-            if os.getpid() == self._pid:
-                self.start()
+            if get_worker_info() is None:
+                if os.getpid() == self.pid and self.clock.inside == "data":
+                    self._fetching = threading.get_ident()
+                    self.start()
                 return original(fetcher, indices)
-            if self._worker is None and get_worker_info() is not None:
+            if self._worker is None:
                 self._worker = _Worker(self.folder, self.guard)
             begin = time.perf_counter()
             try:
                 return original(fetcher, indices)
             finally:
-                if self._worker is not None:
-                    self._worker.fetched(time.perf_counter() - begin)
+                self._worker.fetched(time.perf_counter() - begin)
 
         return fetch
 
     def _look(self) -> None:
         while not self._stop.wait(EVERY_SECONDS):
             if self.clock.inside == "data":
-                site = _site(self._main)
+                site = _site(self._fetching)
                 if site:
                     self.seen[site] += 1
 

@@ -7,9 +7,10 @@ import copy
 import functools
 import gc
 import sys
+import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,7 @@ from vivace.profiling.record import gpus
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard, hide_frames
 from vivace.profiling.record.sites import calling_site
+from vivace.tensors.trees import batch_size, tensors
 from vivace.torch_internals.loaders import END_WORKERS, LoaderIterator, WorkersIterator, has_ended
 
 COLLECTIVES = (
@@ -124,7 +126,7 @@ class _InClass:
 class LoopHooks:
     """Fetch, place, backward, update and collectives, for as long as the profile lasts.
 
-    `seen` collects the optimizers and loaders; `on_fetch(iterator)` is called when a batch has come.
+    What another thread than the one that trains does is none of the loop's.
     """
 
     def __init__(self, clock: Clock, guard: Guard) -> None:
@@ -132,19 +134,20 @@ class LoopHooks:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.by_hand: list[torch.Tensor] = []  # weights that no optimizer updates
         self.replays = 0
-        self.loaders: dict[int, Any] = {}
         self.loader: Any = None  # the one that feeds training
         self.annotate = False
         self.batch: Any = None
         self.fetch_cpu_seconds = 0.0
         self.synchronize = False  # let the clock see the device's time, not the host's
         self.examine_losses = False
-        self.losses_not_finite = 0
         self.evaluated_at = ""  # the line that puts a module into evaluation mode
         self.on_backward: Callable[[Any], None] = lambda losses: None  # after each pass
         self.retained_at = ""  # the line of a backward pass that keeps its graph
         self._patches = Patches(guard)
+        self.is_over = False
+        self._begun: int | None = None  # the iterator of a training loader whose first batch has not come
         self._fetching = 0
+        self._thread: int | None = None  # the one that trains, known from the first backward pass on
         self._backwards = 0  # calls of Tensor.backward that have not returned
         self._looked = False
         self._ranges: list[Any] = []
@@ -174,6 +177,13 @@ class LoopHooks:
         """Leave torch as it was."""
         self._patches.restore()
 
+    def forget(self) -> None:
+        """Let go of what is the loop's: the script may want its memory back."""
+        self.is_over = True
+        self.batch = self.loader = None
+        self.by_hand = []
+        self.optimizers.clear()
+
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:
         """A batch is fetched inside; the outermost of nested fetches counts."""
@@ -193,6 +203,16 @@ class LoopHooks:
                 self._pop()
 
     @contextlib.contextmanager
+    def _starting(self, counts: bool) -> Iterator[None]:
+        """If it `counts`, the time inside is what it takes a loader to begin a pass, or to end one."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            if counts:
+                self.clock.step.starting_seconds += time.perf_counter() - begin
+
+    @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Charge the time inside to a phase, and name it in the trace."""
         self._push(name)
@@ -201,16 +221,31 @@ class LoopHooks:
         finally:
             self._pop()
 
-    def fetched(self, batch: Batch) -> None:
-        """Note that the loader has delivered a batch."""
+    def fetched(self, batch: Batch, source: object = None) -> None:
+        """Note that a loader's iterator, the `source`, has delivered a batch."""
+        if self.is_over:
+            return
         self.batch = batch
-        self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
+        elements = sum(tensor.numel() for tensor in tensors_of(batch))
+        self.clock.fetched(num_samples(batch), elements, id(source))
 
     def replayed(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that a recorded step has run again: nothing of it passed the hooks."""
         self._wait()
         self.replays += 1
         self.clock.replayed(id(optimizer))
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Does another thread than the one that trains call, such as one that fetches ahead of it?"""
+        if self._thread in (None, threading.get_ident()):
+            return False
+        return self._thread in [thread.ident for thread in threading.enumerate()]
+
+    @property
+    def _updates_elsewhere(self) -> bool:
+        """The same of an update; one inside of a backward pass is the loop's, whose thread is torch's own."""
+        return self._is_elsewhere and self.clock.inside not in ("backward", "update")
 
     def _wait(self) -> None:
         if self.synchronize:
@@ -230,34 +265,41 @@ class LoopHooks:
 
     def _next(self, original: Callable[..., Any]) -> Any:
         def following(iterator: object) -> Any:
-            with self.fetching():
+            if self._is_elsewhere:
+                return original(iterator)
+            first, self._begun = id(iterator) == self._begun, None
+            with self._starting(first), self.fetching():
                 batch = original(iterator)
             if not self._fetching:
-                self.fetched(batch)
+                self.fetched(batch, iterator)
             return batch
 
         return following
 
     def _iter(self, original: Callable[..., Any]) -> Any:
         def begin(loader: Iterable[Batch]) -> Any:
-            self.loaders[id(loader)] = loader
+            if self._is_elsewhere:
+                return original(loader)
             if torch.is_grad_enabled():
                 self.loader = loader
             if self._fetching:
                 self.clock.step.interrupted = True
                 return original(loader)
-            with self.fetching():
+            trains = torch.is_grad_enabled()
+            with self._starting(trains), self.fetching():
                 self.clock.step.interrupted = True  # workers start: not a step like the others
-                return original(loader)
+                iterator = original(loader)
+            self._begun = id(iterator) if trains else None
+            return iterator
 
         return begin
 
     def _ending_workers(self, original: Callable[..., Any]) -> Any:
         def end(iterator: object) -> Any:
-            if has_ended(iterator):
+            if has_ended(iterator) or self._is_elsewhere:
                 return original(iterator)
             self.clock.step.interrupted = True
-            with self.phase("data"):
+            with self._starting(True), self.phase("data"):
                 return original(iterator)
 
         return end
@@ -272,16 +314,20 @@ class LoopHooks:
     def _backward(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def backward(
-            tensors: torch.Tensor | Sequence[torch.Tensor],
+            tensors: torch.Tensor | Iterable[torch.Tensor],
             grad_tensors: object = None,
             retain_graph: bool | None = None,
             create_graph: bool = False,
             **rest: object,
         ) -> Any:
+            if self._is_elsewhere:
+                return original(tensors, grad_tensors, retain_graph, create_graph, **rest)
+            self._thread = threading.get_ident()
+            if isinstance(tensors, Iterator):  # which can be gone through once
+                tensors = tuple(tensors)
             if self.examine_losses:
-                losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-                finite = all(bool(torch.isfinite(t.detach()).all()) for t in losses)
-                self.losses_not_finite += not finite
+                finite = all(bool(torch.isfinite(t.detach()).all()) for t in tensors_of(tensors))
+                self.clock.step.not_finite |= not finite
             retains = bool(retain_graph) and not create_graph
             if retains and not self.retained_at:
                 self.retained_at = calling_site()
@@ -359,10 +405,14 @@ class LoopHooks:
         return move
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._updates_elsewhere:
+            return
         self.optimizers[id(optimizer)] = optimizer
         self._push("update")
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._updates_elsewhere:
+            return
         self._pop()
         self.clock.updated(id(optimizer))
 
@@ -388,9 +438,13 @@ def named_range(name: str) -> Any:
 
 
 def num_samples(batch: Any, depth: int = 0) -> int:
-    """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
+    """Samples in a batch, as everywhere in Vivace; in containers that others do not know, the length of the
+    first tensor that has a dimension; else 1.
+    """
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.dim() else 0
+    if not depth and next(tensors(batch), None) is not None:
+        return batch_size(batch)
     inner: list[Any] = []
     if hasattr(batch, "keys"):  # a mapping, such as transformers' BatchEncoding
         inner = [batch[key] for key in batch.keys()]  # noqa: SIM118

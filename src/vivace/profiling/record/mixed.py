@@ -62,8 +62,10 @@ class PrecisionWatch:
         patches.hook(handle)
 
     def restore(self) -> None:
-        """Leave torch as it was."""
+        """Leave torch as it was, and let go of the loop's tensors."""
         self._patches.restore()
+        self._norm = self._sample = None
+        self._scaled_nodes.clear()
 
     def begin(self) -> None:
         """The timed window begins: forget the warm-up, where a scaler finds its scale."""

@@ -46,7 +46,7 @@ class ModuleRanges:
 
     def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if not self.stack and id(module) not in self._names:
-            root = type(module).__name__
+            root = self._new_root(module)
             self.roots[root] = module
             for name, part in module.named_modules():
                 self._names[id(part)] = f"{root}.{name}" if name else root
@@ -54,6 +54,15 @@ class ModuleRanges:
         self.stack.append(name)
         if self.annotate:
             self._ranges.append(named_range(f"module:{name}"))
+
+    def _new_root(self, module: nn.Module) -> str:
+        """Its class; a second model of that class, such as the other network of a pair, is counted."""
+        kind = name = type(module).__name__
+        number = 1
+        while name in self.roots and next(module.parameters(), None) is not None:
+            number += 1
+            name = f"{kind} {number}"
+        return name
 
     def _leave(self, module: nn.Module, arguments: tuple[Any, ...], result: object) -> None:
         if self.stack:

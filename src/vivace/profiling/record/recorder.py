@@ -9,11 +9,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,10 @@ class Recorder:
         self._leave: Callable[[], None] = lambda: None
         self._undo = contextlib.ExitStack()  # what a window began to watch with, should its end fail
         self.catcher: experiments.CallCatcher | None = None
-        self._graphs = 0
+        self._modules: Any = None
+        self._counted: Any = None
+        self._profiler: Any = None
+        self._graphs, self._not_finite = 0, 0
         self._tracing = False
 
     @property
@@ -89,6 +94,10 @@ class Recorder:
             self.precision.install()
             self.fetches.install()
             self._compiled = experiments.watch_settings(self.patches, self.document)
+            self.patches.replace(os, "_exit", self._leaving)  # which runs nothing of atexit
+            if torch.distributed.is_available() and "RANK" not in os.environ:  # torchrun has not set it
+                meeting = partial(self._meeting, self.folder)
+                self.patches.replace(torch.distributed, "init_process_group", meeting)
         except Exception:
             self._restore()
             raise
@@ -110,8 +119,11 @@ class Recorder:
         self._leave = lambda: None
         self._guarded(self._describe)
         self._restore()
-        if not self.steps and (self.folder / RECORD).exists():
+        self._forget()
+        if not self.steps and ((self.folder / RECORD).exists() or multiprocessing.parent_process()):
             return  # a launcher or a loader worker, beside the process that trains
+        if self._trace.is_file():
+            self._trace.replace(self.folder / TRACE)
         replace_text(self.folder / RECORD, json.dumps(self.document, default=str))
         if self._state == "finished":
             atexit.unregister(self.finish)
@@ -125,15 +137,46 @@ class Recorder:
         self.precision.restore()
         self.hooks.restore()
 
+    def _forget(self) -> None:
+        """Let go of the script's models, optimizers and batches, and of the trace."""
+        self.hooks.forget()
+        self.catcher = self._modules = self._counted = self._profiler = None
+
     def _give_up(self, error: Exception) -> None:
         """The loop's hooks failed: what was recorded until now is all that there will be."""
         self.note(error)
         self.finish()
 
+    @property
+    def _trace(self) -> Path:
+        """Where the trace stands until the record does: several processes of a script may write theirs."""
+        return self.folder / f"{TRACE}.{self._pid}"
+
+    def _leaving(self, original: Callable[..., Any]) -> Any:
+        def leave(status: int) -> Any:
+            self.finish()
+            return original(status)
+
+        return leave
+
+    def _meeting(self, folder: Path, original: Callable[..., Any]) -> Any:
+        """Ranks that the script itself has started record into folders of their own, as torchrun's do."""
+
+        def meet(*arguments: object, **keywords: object) -> Any:
+            result = original(*arguments, **keywords)
+            if rank := torch.distributed.get_rank():
+                self.folder = self.fetches.folder = folder / f"rank-{rank}"
+                self.folder.mkdir(parents=True, exist_ok=True)
+            return result
+
+        return meet
+
     def _stepped(self, step: Step) -> None:
         """Called by the clock between two steps of the person's loop."""
         if self.done:
             return
+        if os.getpid() != self._pid and not self.course:  # a fork trains, and its parent has not
+            self._pid = self.fetches.pid = os.getpid()
         self._in_state += 1
         if self._state in ("warm", "timed"):
             self.course.append((step, facts.peak_bytes()))
@@ -143,6 +186,7 @@ class Recorder:
             self.graphs.append(facts.num_graphs())
         elif self._state == "watched":
             self.waits.new_step()
+            self._not_finite += step.not_finite
         elif self._state == "synchronized":
             self.synchronized.append(step)
         if self._is_over(step):
@@ -229,7 +273,7 @@ class Recorder:
         self.waits.restore()
         self.hooks.examine_losses = self.precision.examine = False
         self.document["watched_steps"] = self.waits.num_steps
-        self.document["precision"]["loss_not_finite"] = self.hooks.losses_not_finite
+        self.document["precision"]["loss_not_finite"] = self._not_finite
         self.document["precision"]["tiny_gradients"] = self.precision.tiny_share()
         self.document["precision"]["changed_scaled"] = self.precision.changed_scaled()
 
@@ -274,7 +318,7 @@ class Recorder:
         named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
         self._range.__exit__(None, None, None)
         self._stop_profiler()
-        self._profiler.export_chrome_trace(str(self.folder / TRACE))
+        self._profiler.export_chrome_trace(str(self._trace))
 
     def _stop_profiler(self) -> None:
         if self._tracing:
@@ -351,13 +395,16 @@ class Recorder:
             document["clean_walls"] = [s.wall_seconds for s in clean]
             document["sizes"] = sorted({s.samples for s in clean})
             document["fetches"] = statistics.fmean(s.fetches for s in clean)
+            document["sources"] = statistics.fmean(len(s.sources) for s in clean)
             document["backwards"] = statistics.fmean(s.backwards for s in clean)
             document["updates"] = statistics.fmean(s.updates for s in clean)
             document["course"] = [_brief(step, peak) for step, peak in self.course]
             document["retained_at"] = self.hooks.retained_at
             document["evaluated_at"] = self.hooks.evaluated_at
             broken = [s for s in self.steps if s.interrupted]
-            document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
+            document["interrupted"] = [
+                {"wall": s.wall_seconds, "starting": s.starting_seconds, **s.seconds} for s in broken
+            ]
 
     def _rows(self) -> float:
         """Samples a step of a loop without a DataLoader: what the model is called with, for each backward."""

@@ -74,9 +74,8 @@ def compare(
     as_it_is: Callable[[], None], without: Callable[[], None], allowance: Allowance
 ) -> dict[str, Any]:
     """Alternate blocks of both; seconds a run as it is, and how many times faster the other was."""
-    for _ in range(2):
-        seconds = max(_block(as_it_is, 1), 1e-5)
-        _block(without, 1)
+    for _ in range(2):  # more threads on a busy machine may take a hundred times as long: the slower counts
+        seconds = max(_block(as_it_is, 1), _block(without, 1), 1e-5)
     runs = max(1, round(BLOCK_SECONDS / seconds))
     deadline = min(time.perf_counter() + BUDGET_SECONDS, allowance.end)
     before: list[float] = []

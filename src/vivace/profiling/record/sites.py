@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import sys
+from pathlib import Path
+
+import torch
 
 _ROOMS = ("profiling", "work", "observing", "session", "training", "data", "processes", "technique")
-_OWN = (*(f"vivace/{room}/" for room in _ROOMS), "/torch/", "<frozen", "contextlib.py", "functools.py")
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")  # a person's folder may be called so, too
+_PACKAGE = Path(__file__).parents[2]
+_OWN = (
+    TORCH,
+    *(os.path.join(_PACKAGE, room, "") for room in _ROOMS),
+    contextlib.__file__,
+    functools.__file__,
+    "<frozen",
+)
 
 
 def calling_site() -> str:
@@ -14,7 +28,7 @@ def calling_site() -> str:
     first = frame
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _OWN):
+        if not name.startswith(_OWN):
             return f"{name}:{frame.f_lineno}"
         if frame.f_back is None:
             break
