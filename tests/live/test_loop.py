@@ -486,6 +486,17 @@ def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason
     assert alone.err.count("forward") == printed.err.count("forward")
 
 
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_of_ranks_that_are_left_alone_the_first_says_it(watched, monkeypatch, capfd, tmp_path, rank, times):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(
+        loop_module, "why_left_alone", lambda seen: "several processes train one model together"
+    )
+    watched(train)
+    assert capfd.readouterr().err.count("left as it is") == times
+    assert (tmp_path / "run.json").exists() == bool(times)
+
+
 class Remembering(nn.Linear):
     """Its outputs hang on what came before, which it keeps outside of itself, and it logs."""
 

@@ -30,6 +30,8 @@ def tell(loop: Loop) -> None:
     """Write the document, its page, and say it in a few lines. All but the page also count what that took."""
     begin = loop.clock.wall()
     document = document_of(loop)
+    if os.environ.get("RANK", "0") != "0" and not (document["tried"] or loop.problems):
+        return  # of ranks that are left alone the first one says it
     if document["steps"] and not document["plan"]:
         document["next"] = f"vivace profile -- {loop.errand.command}"
     records = loop.conductor.course.ledger.read() if loop.conductor is not None else []
