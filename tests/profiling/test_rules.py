@@ -242,7 +242,7 @@ PLANTED = {
         },
     ),
     "float16 without a scaler": ("amp_misuse", {"precision": {"autocast_dtypes": {"float16": 40}}}),
-    "compile thrown away": ("no_effect", {"asked": {"compile": "train.py:5"}}),
+    "compile thrown away": ("no_effect", {"asked": {"compile": "train.py:5"}, "compiled_alive": False}),
     "channels-last without convolutions": (
         "no_effect",
         {"asked": {"channels_last": "train.py:5"}, "work": {"convolution": {}}},
@@ -297,6 +297,7 @@ HARMLESS = {
             "autocast_dtypes": {"float16": 400},
         }
     },
+    "a run that ended before it was seen what is compiled": {"asked": {"compile": "a.py:1"}},
     "compiled once": {
         "asked": {"compile": "a.py:1"},
         "dynamo": {"graphs": 1, "new_graphs": 0, "compilations": [], "breaks": [], "reasons": []},

@@ -156,7 +156,9 @@ def no_effect(seen: Seen) -> Verdict | None:
         if found is not None and found[0] >= CLEAR_GAIN:
             evidence = f"{words}; without that a copy of the step ran {times(found[1])} as fast"
             return Verdict("no_effect", evidence, found[0] * 0.9, found[2] * 1.15, advice)
-    if "compile" in asked and not seen.record.get("dynamo") and not seen.record.get("compiled_alive"):
+    # Unknown where the run ended before.
+    thrown_away = seen.record.get("compiled_alive") is False
+    if "compile" in asked and not seen.record.get("dynamo") and thrown_away:
         where = seen.short(asked["compile"])
         evidence = (
             f"torch.compile is called in {where}, but nothing was compiled: its result is not what runs"

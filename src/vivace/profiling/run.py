@@ -351,9 +351,10 @@ def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[s
     if not record.get("clean_steps"):
         problems = record.get("problems") or [""]
         detail = f": {problems[0].strip().splitlines()[-1]}" if problems[0] else ""
-        raise ChildFailed(
-            f"no training step was timed{ended}{detail}; a profile needs about 15 steps after the first three"
-        )
+        why = "a profile needs about 15 steps after the first three"
+        if record.get("unseen_updates"):
+            why = "the optimizer's step is compiled, and a compiled one is not seen: profile it without that"
+        raise ChildFailed(f"no training step was timed{ended}{detail}; {why}")
     record["other_ranks"] = [
         json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"rank-*/{RECORD}"))
     ]

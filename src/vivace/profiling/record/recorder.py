@@ -29,7 +29,7 @@ from vivace.profiling.record.clock import PHASES, Clock, Step
 from vivace.profiling.record.counting import CountedStep
 from vivace.profiling.record.fetches import FetchSampler
 from vivace.profiling.record.guard import Guard, described
-from vivace.profiling.record.hooks import LoopHooks, Patches, named_range
+from vivace.profiling.record.hooks import BACKWARDS_ALONE, LoopHooks, Patches, named_range
 from vivace.profiling.record.mixed import PrecisionWatch
 from vivace.profiling.record.modules import ModuleRanges
 from vivace.profiling.record.waits import WaitWatch
@@ -364,6 +364,8 @@ class Recorder:
         self._average()
         document = self.document
         document["resident"] = self.resident
+        # A compiled update runs no hook of the optimizer's.
+        document["unseen_updates"] = self.hooks.clock.unanswered >= BACKWARDS_ALONE and facts.compiles()
         document["replays"] = self.hooks.replays
         document["waits"] = self.waits.result()
         document.setdefault("precision", self.precision.result(len(self.steps)))
