@@ -98,6 +98,11 @@ def document():
     }
 
 
+def test_an_earlier_profile_that_names_no_plan_has_no_next_command(document):
+    del document["plan_path"]
+    assert answer(document).next == ()
+
+
 def test_the_answer_says_what_ran_first_and_arithmetic_as_such(document):
     found = answer(document)
     assert (

@@ -142,6 +142,7 @@ def ranks_document():
         "expected": expected,
         "shares": {phase: spent / 0.14 for phase, spent in expected[1]["seconds"].items()},
         "plan": {"ddp": {}},
+        "plan_path": "runs/profile/plan-of-ranks.toml",
         "replaced": "python examples/a_long_name_of_a_script.py --epochs 30 --data some/folder",
     }
 

@@ -71,7 +71,7 @@ def answer(document: dict[str, Any]) -> Answer:
         (words.count(row["ranks"], "rank"), f"{words.times(row['speedup'])} as fast as one, by arithmetic")
         for row in others
     ]
-    job, plan = document["target"], document["plan_path"]
+    job, plan = document["target"], document.get("plan_path", "")  # which earlier profiles do not have
     words_of_it = [*f"torchrun --nproc-per-node {num} -m vivace verify".split(), job, "--plan", plan]
     launched = f"vivace.verify(job, {plan!r})" if job == UNNAMED else shlex.join(words_of_it)
     return Answer(
@@ -91,7 +91,7 @@ def answer(document: dict[str, Any]) -> Answer:
             ("of the step: waiting for data", words.percent(document["shares"]["data"])),
             ("the link", f"{words.size(law['rate'])}/s, {words.duration(law['latency'])} a hop"),
         ),
-        next=(launched,) if ratio >= SLIGHT else (),
+        next=(launched,) if plan and ratio >= SLIGHT else (),
         page=str(document.get("page_path") or ""),
     )
 
