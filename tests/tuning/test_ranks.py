@@ -431,15 +431,13 @@ def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(
     out = tmp_path / "tune"
     shutil.copytree(found[2], out)
     ledger = Ledger(out / "ledger.jsonl")
-    earlier = len(ledger.trials())
-    tried = []
+    earlier = len(measured(ledger))
 
-    def has_tried():
-        tried[:] = [t for t in ledger.trials()[earlier:] if t.ratio and t.role == "candidate"]
-        return any(trial.ratio.low > 1.0 for trial in tried)  # on a loaded machine the first may show nothing
+    def one_was_faster():  # on a loaded machine the first may show nothing
+        return any(trial.ratio.low > 1.0 for trial in measured(ledger)[earlier:])
 
-    document = until_then_ended(begin_torchrun, has_tried, tmp_path, out)
+    document = until_then_ended(begin_torchrun, one_was_faster, tmp_path, out)
     assert document["interrupted"]
-    assert document["plan"] in [trial.techniques for trial in ledger.trials()[earlier:]]
+    assert document["plan"] in [trial.techniques for trial in measured(ledger)[earlier:]]
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert tomllib.loads((out / "plan.toml").read_text())["techniques"] == document["plan"]

@@ -121,8 +121,7 @@ class Evaluation:
 
     def _placed(self, batches: Iterable[Any], must_stop: Callable[[], bool]) -> Iterator[Any]:
         """The batches on the device, as long as the run is not to stop."""
-        following = iter(batches) if self.hangs is None else self.hangs.watched(batches)
-        for batch in following:
+        for batch in batches if self.hangs is None else self.hangs.watched(batches):
             if must_stop():
                 self._left = True
                 raise LeftOff
