@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
-import operator
 import pkgutil
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -76,7 +75,11 @@ def attribute(owner: type, name: str, lost: str) -> Callable[[Any], Any]:
     Instances have what their class has or announces, or what one of its methods mentions.
     """
     touch = _noted(f"{owner.__module__}.{owner.__qualname__}.{name}", lost, lambda: _has(owner, name))
-    return operator.attrgetter(name) if touch.is_there() else _gone(touch)
+
+    def read(instance: Any) -> Any:  # torch 2.11's compiler follows no `operator.attrgetter`
+        return getattr(instance, name)
+
+    return read if touch.is_there() else _gone(touch)
 
 
 def missing() -> list[str]:

@@ -35,12 +35,12 @@ class Drawn(NamedTuple):
 class Counted(NamedTuple):
     """How many numbers a step drew, place by place.
 
-    `repeats`: the same numbers twice, where chance does not? `hidden`: inside of a kernel, and so unseen?
+    `repeats`: the same numbers twice, where chance does not? `hidden`: by what inside of its kernel, unseen?
     """
 
     places: tuple[int, ...]
     repeats: bool
-    hidden: bool
+    hidden: str
 
 
 class Kept(OperatorMode):  # type: ignore[no-untyped-call]
@@ -75,14 +75,15 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
             copied = drawn.detach().clone(memory_format=torch.contiguous_format)
             self.pieces[-1].append(Drawn(_kind(func), copied))
         else:
-            self.hidden = f"{_name(func)}, inside of its kernel"
+            dtypes = {str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, torch.Tensor)}
+            self.hidden = f"{_name(func)} in {' and '.join(sorted(dtypes))}, inside of its kernel"
         return found
 
     @property
     def counted(self) -> Counted:
         """How much the step drew."""
         places = tuple(drawn.numbers.numel() for piece in self.pieces for drawn in piece)
-        return Counted(places, self._repeats(), bool(self.hidden))
+        return Counted(places, self._repeats(), self.hidden)
 
     def _repeats(self) -> bool:
         """Did it draw the same numbers twice, where chance does not?"""

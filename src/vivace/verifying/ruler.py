@@ -295,9 +295,21 @@ class Ruler(Runner):
         pairs = list(zip(ran.outcomes, self.standing.references, strict=True))
         rearranged = not self.ordered and _in_other_order(session, self.session)
         same = all(same_streams(o, r, rearranged) for o, r in pairs)
+        same = same and not (any(r.drew for _, r in pairs) and self._masks_otherwise(session))
         silent = any(r.drew and not o.drew for o, r in pairs)
         seen = self.ranks.gather((same, silent))
         ran.same_streams, ran.silent = all(one for one, _ in seen), any(one for _, one in seen)
+
+    def _masks_otherwise(self, session: Session) -> bool:
+        """May it leave out other elements from the same stream?
+
+        Kernels of attention for GPUs draw their masks themselves, each in its own way, and one kernel in
+        another way for 16 bits; so does a GPU's dropout in compiled code, which `LogicalDraws` does not see.
+        """
+        build = session.build
+        if session.plan.is_opaque or (build.facts.ranks or 1) > 1:
+            return build.device.type == "cuda" and bool(session.plan.precision.techniques)
+        return self._counted_draws(session)[0].hidden != self._counted_draws(self.session)[0].hidden
 
     def _draws_apart(self, session: Session, ran: Ran) -> bool:
         """Does it draw other random numbers, and can be seen doing so?

@@ -141,7 +141,7 @@ class Product(Replacement):
         if not with_statistics:
             return self.own(x)
         weight, device = self.convolution.weight, x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        if device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             x, weight = x.to(dtype), weight.to(dtype)
         return product(x, weight)
