@@ -32,7 +32,7 @@ from vivace.errors import Refused
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
-from vivace.techniques.untried.fused_batchnorm.matching import install
+from vivace.techniques.fused_batchnorm.matching import install
 from vivace.verifying.effort import Effort
 from vivace.verifying.ruler import Ruler
 

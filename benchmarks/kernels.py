@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import vivace
-from vivace.techniques.untried.fused_batchnorm.kernels import (
+from vivace.techniques.fused_batchnorm.kernels import (
     batch_norm_backward,
     batch_norm_forward,
     product_forward,

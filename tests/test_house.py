@@ -309,19 +309,9 @@ def test_files_stay_within_their_budget(path: Path) -> None:
 @pytest.mark.parametrize("name", registry.own_names())
 def test_techniques_stay_within_their_budget(name: str) -> None:
     """With all their files, but for kernels: these are checked by the interpreter."""
-    (home,) = {
-        path
-        for folder in ("", "untried/")
-        for path in SOURCE.glob(f"techniques/{folder}{name}*")
-        if path.stem == name
-    }
+    (home,) = (path for path in SOURCE.glob(f"techniques/{name}*") if path.stem == name)
     files = [home] if home.is_file() else [p for p in home.rglob("*.py") if "kernels" not in p.parts]
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= TECHNIQUE_LINES
-
-
-def test_what_has_never_run_where_it_is_for_stands_apart() -> None:
-    untried = {path.stem for path in (SOURCE / "techniques" / "untried").iterdir() if path.stem[0] != "_"}
-    assert untried == {name for name in registry.own_names() if not registry.find(name).card.measured_on}
 
 
 def test_few_modules_lie_loose() -> None:

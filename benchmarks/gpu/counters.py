@@ -49,7 +49,7 @@ def main(shape: str) -> None:
     """One forward and backward pass of a BatchNorm with ReLU, fused, on the GPU."""
     import torch
 
-    from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
+    from vivace.techniques.fused_batchnorm.kernels import batch_norm
 
     rows, width, residual = SHAPES[shape]
     x, other, gradient = (

@@ -15,7 +15,7 @@ from traffic import norm_bytes
 from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.session.opening import training_device
-from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
+from vivace.techniques.fused_batchnorm.kernels import batch_norm
 
 
 class NormKernels:

@@ -10,9 +10,9 @@ from norm_shapes import BATCH, PRODUCTS
 from torch.nn import functional
 from traffic import product_bytes
 
-from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
-from vivace.techniques.untried.fused_batchnorm.kernels.product import product
-from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
+from vivace.techniques.fused_batchnorm.kernels import batch_norm
+from vivace.techniques.fused_batchnorm.kernels.product import product
+from vivace.techniques.fused_batchnorm.kernels.splits import split_rows
 
 
 class ProductKernels(NormKernels):

@@ -27,7 +27,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.session.opening import start, training_device
 from vivace.technique import registry
-from vivace.techniques.untried.cuda_graph_step.graph import WARM_UP_STEPS
+from vivace.techniques.cuda_graph_step.graph import WARM_UP_STEPS
 from vivace.tensors.randomness import Streams, capture, restore
 from vivace.testing import TINY_JOBS, contract
 from vivace.training.training import train

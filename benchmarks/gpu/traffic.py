@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vivace.techniques.untried.fused_batchnorm.matching import install
+from vivace.techniques.fused_batchnorm.matching import install
 from vivace.work.count import count_work
 from vivace.work.kernel import Kernel
 

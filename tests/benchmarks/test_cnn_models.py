@@ -8,7 +8,7 @@ from torchvision import models
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.technique import Build, registry
-from vivace.techniques.untried.fused_batchnorm.matching import install
+from vivace.techniques.fused_batchnorm.matching import install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

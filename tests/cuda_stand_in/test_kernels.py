@@ -11,9 +11,9 @@ GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 LAUNCHED = """
 import warnings
 import torch, triton  # what they warn of on import is theirs
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm_backward import backward
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm_forward import apply, moments
-from vivace.techniques.untried.fused_batchnorm.kernels.product_forward import forward as product
+from vivace.techniques.fused_batchnorm.kernels.batch_norm_backward import backward
+from vivace.techniques.fused_batchnorm.kernels.batch_norm_forward import apply, moments
+from vivace.techniques.fused_batchnorm.kernels.product_forward import forward as product
 warnings.simplefilter("error")
 x, one, zero = torch.ones(64, 16).cuda(1), torch.ones(16).cuda(1), torch.zeros(16).cuda(1)
 mean, rstd = moments(x, None, 64, 0, None, None, 0.1, 1e-5)

@@ -45,7 +45,7 @@ def test_a_graph_in_which_nothing_was_recorded_is_refused(stand_in):
         """
 import torch
 from vivace.technique.facts import Facts
-from vivace.techniques.untried.cuda_graph_step.graph import StepGraph
+from vivace.techniques.cuda_graph_step.graph import StepGraph
 from vivace.errors import Refused
 weight = torch.ones(3, device="cuda:1", requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1), fused=True)

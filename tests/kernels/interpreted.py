@@ -10,7 +10,7 @@ import sys
 import torch
 from torch.nn import functional
 
-from vivace.techniques.untried.fused_batchnorm.kernels import (
+from vivace.techniques.fused_batchnorm.kernels import (
     batch_norm,
     batch_norm_backward,
     batch_norm_forward,

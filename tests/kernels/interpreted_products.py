@@ -9,7 +9,7 @@ import torch
 from interpreted import FUNCTIONS, distance, image, main
 from torch.nn import functional
 
-from vivace.techniques.untried.fused_batchnorm.kernels import (
+from vivace.techniques.fused_batchnorm.kernels import (
     batch_norm,
     product,
     product_forward,

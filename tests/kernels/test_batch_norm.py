@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import (
+from vivace.techniques.fused_batchnorm.kernels.batch_norm import (
     ACTIVATIONS,
     Norm,
     fused,

@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.techniques.untried.fused_batchnorm.kernels import splits
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Norm, fused
-from vivace.techniques.untried.fused_batchnorm.kernels.product import product
-from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows, tile_of
+from vivace.techniques.fused_batchnorm.kernels import splits
+from vivace.techniques.fused_batchnorm.kernels.batch_norm import Norm, fused
+from vivace.techniques.fused_batchnorm.kernels.product import product
+from vivace.techniques.fused_batchnorm.kernels.splits import split_rows, tile_of
 from vivace.work.count import count_work
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from vivace.job import Job
 from vivace.mechanisms.graphs import trace
 from vivace.plan import Plan
 from vivace.technique import registry
-from vivace.techniques.untried.branch_streams import branches
+from vivace.techniques.branch_streams import branches
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 BranchStreams = registry.find("branch_streams")

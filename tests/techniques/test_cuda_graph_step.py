@@ -16,8 +16,8 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import Build
 from vivace.technique.facts import Facts
-from vivace.techniques.untried.cuda_graph_step import CudaGraphStep
-from vivace.techniques.untried.cuda_graph_step.graph import WARM_UP_STEPS, StepGraph
+from vivace.techniques.cuda_graph_step import CudaGraphStep
+from vivace.techniques.cuda_graph_step.graph import WARM_UP_STEPS, StepGraph
 from vivace.testing import TINY_JOBS, check
 from vivace.verifying.ruler import Effort, Ruler
 
@@ -90,7 +90,6 @@ def test_it_excludes_compile_modes_that_capture():
 
 
 def test_confirmation_and_gain():
-    assert CudaGraphStep.card.measured_on == ()
     nothing = Observation({}, {}, 0, 0.0)
     with pytest.raises(vivace.Refused, match="changed nothing"):
         CudaGraphStep().confirm(nothing, nothing)

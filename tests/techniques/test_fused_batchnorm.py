@@ -18,7 +18,7 @@ from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import start, training_device
 from vivace.technique import registry
-from vivace.techniques.untried.fused_batchnorm.matching import find_chains, install
+from vivace.techniques.fused_batchnorm.matching import find_chains, install
 from vivace.testing import TINY_JOBS, TechniqueContract, check
 from vivace.work.count import count_work
 

@@ -7,7 +7,7 @@ import torch
 import vivace
 from vivace.ledger import Observation
 from vivace.technique import registry
-from vivace.techniques.untried.offload_optimizer.hosted import HostedState
+from vivace.techniques.offload_optimizer.hosted import HostedState
 from vivace.testing import TechniqueContract
 
 from . import blocky

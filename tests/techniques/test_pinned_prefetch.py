@@ -10,7 +10,7 @@ from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
-from vivace.techniques.untried.pinned_prefetch import _copies, one_ahead, pinning
+from vivace.techniques.pinned_prefetch import _copies, one_ahead, pinning
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 PinnedPrefetch = registry.find("pinned_prefetch")

@@ -143,7 +143,7 @@ class Technique:
 
     def __init_subclass__(cls) -> None:
         package, _, file = cls.__module__.rpartition(".")
-        if package in ("vivace.techniques", "vivace.techniques.untried"):
+        if package == "vivace.techniques":
             cls.name = file
 
     def apply(self, build: Build) -> None:

@@ -51,13 +51,9 @@ def registered() -> list[type[Technique]]:
 @cache
 def _own() -> dict[str, str]:
     """The modules of Vivace's own techniques by name: the files and folders of `vivace/techniques`."""
-    folders = ("vivace.techniques", "vivace.techniques.untried")
-    found = [
-        (module.name, f"{folder}.{module.name}")
-        for folder in folders
-        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__)
-    ]
-    return {name: module for name, module in found if module not in folders}
+    folder = "vivace.techniques"
+    found = pkgutil.iter_modules(importlib.import_module(folder).__path__)
+    return {module.name: f"{folder}.{module.name}" for module in found}
 
 
 def own_names() -> tuple[str, ...]:

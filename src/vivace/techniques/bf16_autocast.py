@@ -26,7 +26,7 @@ class Bf16Autocast(Technique):
         source="https://docs.pytorch.org/docs/stable/amp.html",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         on_shards="",
         lowers_peak=True,
     )

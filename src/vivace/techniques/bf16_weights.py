@@ -32,7 +32,7 @@ class Bf16Weights(Technique):
         source="https://arxiv.org/abs/1905.12322",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         on_shards="it copies all weights before the forward pass, and a rank that holds a part of them has "
         "those of one block at a time: use bf16_autocast",
     )

@@ -33,7 +33,7 @@ class ChannelsLast(Technique):
         summary="feature maps in NHWC memory order",
         source="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         unit_roundoff=2.0**-24,
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         lowers_peak=True,
     )
 

@@ -29,7 +29,7 @@ class Checkpoint(Technique):
         numerics=Numerics.EXACT,
         summary="activations of blocks computed again in the backward pass instead of kept",
         source="https://arxiv.org/abs/1604.06174",
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         on_shards="",
         saves_memory="activations",
         by_block=True,

@@ -34,7 +34,7 @@ class Compile(Technique):
         summary="the model compiled to fused kernels by torch.compile",
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         on_shards="",
         compiles=True,
     )

@@ -27,7 +27,7 @@ class CompressActivations(Technique):
         summary="activations kept for the backward pass in bfloat16 or int8",
         source="https://arxiv.org/abs/2104.14129",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         saves_memory="activations",
         by_block=True,
     )

@@ -33,7 +33,7 @@ class Fp16Autocast(Technique):
         source="https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["float16"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
     )
 
     initial_scale: Annotated[float, Field(gt=0)] = 65536.0

@@ -28,7 +28,7 @@ class FusedOptimizer(Technique):
         summary="the optimizer's own fused implementation",
         source="https://docs.pytorch.org/docs/stable/optim.html#algorithms",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         on_shards="",
     )
 

@@ -34,7 +34,7 @@ class MicroBatches(Technique):
         summary="each batch in several pieces, for less activation memory",
         source="https://arxiv.org/abs/1811.06965",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         on_shards="",
         saves_memory="activations",
         cuts_batches=True,

@@ -31,7 +31,7 @@ class OptimizerInBackward(Technique):
         numerics=Numerics.EXACT,
         summary="parameters updated inside the backward pass, so that gradients do not pile up",
         source="https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
         saves_memory="states",
     )
 

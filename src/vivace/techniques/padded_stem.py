@@ -29,7 +29,7 @@ class PaddedStem(Technique):
         summary="the first convolution's channels padded to a multiple",
         source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
     )
 
     channels: Literal[4, 8] = 8

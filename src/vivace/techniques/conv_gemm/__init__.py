@@ -42,7 +42,7 @@ class ConvGemm(Technique):
         summary="convolutions as matrix products",
         source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
     )
 
     def apply(self, build: Build) -> None:

@@ -26,7 +26,7 @@ class FoldEval(Technique):
         summary="BatchNorm folded into convolutions in evaluation",
         source="https://arxiv.org/abs/1712.05877",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=("cpu",),
+        measured_on=("cpu", "cuda"),
     )
 
     def apply(self, build: Build) -> None:

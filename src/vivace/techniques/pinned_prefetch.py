@@ -29,7 +29,7 @@ class PinnedPrefetch(Technique):
         source="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
         devices=("cuda",),
         step_memory="batch",
-        measured_on=(),
+        measured_on=("cuda",),
     )
 
     def apply(self, build: Build) -> None:

@@ -2,7 +2,7 @@
 
 The first sums the gradient before the activation and its products with the input, the second computes the
 input's gradient from them. A ReLU's mask is one bit an element; smooth activations are computed again from
-the input. `vivace.techniques.untried.fused_batchnorm.kernels.batch_norm` holds the reference.
+the input. `vivace.techniques.fused_batchnorm.kernels.batch_norm` holds the reference.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+from vivace.techniques.fused_batchnorm.kernels.tiles import (
     APPLY_WARPS,
     FINISH_COLUMNS,
     FINISH_SPLITS,

@@ -29,6 +29,7 @@ class OffloadActivations(Technique):
         summary="activations kept in the host's memory until the backward pass",
         source="https://arxiv.org/abs/1602.08124",
         devices=("cuda",),
+        measured_on=("cuda",),
         saves_memory="activations",
         by_block=True,
     )

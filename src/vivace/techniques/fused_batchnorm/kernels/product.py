@@ -12,8 +12,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import as_image, as_matrix, wide
-from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
+from vivace.techniques.fused_batchnorm.kernels.batch_norm import as_image, as_matrix, wide
+from vivace.techniques.fused_batchnorm.kernels.splits import split_rows
 
 _LIBRARY = torch.library.Library("vivace", "FRAGMENT")
 _LIBRARY.define("statistics_mm(Tensor x, Tensor weight) -> (Tensor, Tensor)")
@@ -64,7 +64,7 @@ def reference(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _on_cuda(x: torch.Tensor, weight: torch.Tensor) -> Any:
-    from vivace.techniques.untried.fused_batchnorm.kernels import product_forward
+    from vivace.techniques.fused_batchnorm.kernels import product_forward
 
     return product_forward.forward(x, weight)
 

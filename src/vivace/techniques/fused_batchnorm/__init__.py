@@ -36,7 +36,7 @@ class FusedBatchnorm(Technique):
         source="https://arxiv.org/abs/1502.03167",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),
-        measured_on=(),
+        measured_on=("cuda",),
     )
 
     products: bool = False
@@ -46,7 +46,7 @@ class FusedBatchnorm(Technique):
         import torch
         from torch import nn
 
-        from vivace.techniques.untried.fused_batchnorm.matching import NORMS, Chain, install
+        from vivace.techniques.fused_batchnorm.matching import NORMS, Chain, install
         from vivace.tensors.modules import modules_of
 
         build.require(

@@ -26,7 +26,7 @@ class Tf32(Technique):
         unit_roundoff=2.0**-11,
         devices=("cuda",),
         step_memory="same",
-        measured_on=(),
+        measured_on=("cuda",),
         baseline="tf32",
     )
 

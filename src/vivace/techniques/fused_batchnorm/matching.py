@@ -30,9 +30,9 @@ from vivace.mechanisms.graphs import (
     tensors_only,
     trace,
 )
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Norm, apply_activation, fused_twice
-from vivace.techniques.untried.fused_batchnorm.kernels.product import product
-from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
+from vivace.techniques.fused_batchnorm.kernels.batch_norm import Norm, apply_activation, fused_twice
+from vivace.techniques.fused_batchnorm.kernels.product import product
+from vivace.techniques.fused_batchnorm.kernels.splits import split_rows
 from vivace.tensors.modules import is_product, modules_of, patched
 
 NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)

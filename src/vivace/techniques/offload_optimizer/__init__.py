@@ -27,6 +27,7 @@ class OffloadOptimizer(Technique):
         summary="optimizer state kept in the host's memory",
         source="https://arxiv.org/abs/2101.06840",
         devices=("cuda",),
+        measured_on=("cuda",),
         saves_memory="states",
     )
 
@@ -34,7 +35,7 @@ class OffloadOptimizer(Technique):
 
     def apply(self, build: Build) -> None:
         """Replace the update seam by one that goes part by part."""
-        from vivace.techniques.untried.offload_optimizer.hosted import HostedState
+        from vivace.techniques.offload_optimizer.hosted import HostedState
         from vivace.tensors.optimizers import coupled
 
         build.require(build.model, "there is no model to update")

@@ -33,6 +33,7 @@ class Allocator(Technique):
         summary="CUDA memory in segments that grow, against fragmentation",
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
         devices=("cuda",),
+        measured_on=("cuda",),
         step_memory="same",
     )
 

@@ -2,7 +2,7 @@
 
 The first sums fp32 statistics: Welford inside a split of the rows, then Chan's formula over the splits, in a
 fixed order, so that equal inputs give equal bits. The second normalises, adds and activates; a ReLU leaves
-one bit an element. `vivace.techniques.untried.fused_batchnorm.kernels.batch_norm` holds the reference.
+one bit an element. `vivace.techniques.fused_batchnorm.kernels.batch_norm` holds the reference.
 Sources: https://arxiv.org/abs/1502.03167 (BatchNorm), Chan, Golub, LeVeque 1983 (combining variances).
 """
 
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+from vivace.techniques.fused_batchnorm.kernels.tiles import (
     APPLY_WARPS,
     FINISH_COLUMNS,
     FINISH_SPLITS,

@@ -329,19 +329,19 @@ def _through(activation: str, gradient: torch.Tensor, z: torch.Tensor) -> torch.
 
 
 def _moments_on_cuda(*arguments: Any) -> Any:
-    from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm_forward
+    from vivace.techniques.fused_batchnorm.kernels import batch_norm_forward
 
     return batch_norm_forward.moments(*arguments)
 
 
 def _apply_on_cuda(*arguments: Any) -> Any:
-    from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm_forward
+    from vivace.techniques.fused_batchnorm.kernels import batch_norm_forward
 
     return batch_norm_forward.apply(*arguments)
 
 
 def _backward_on_cuda(*arguments: Any) -> Any:
-    from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm_backward
+    from vivace.techniques.fused_batchnorm.kernels import batch_norm_backward
 
     return batch_norm_backward.backward(*arguments)
 

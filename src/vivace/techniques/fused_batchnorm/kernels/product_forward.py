@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows, tile_of
-from vivace.techniques.untried.fused_batchnorm.kernels.tiles import FUSED_MULTIPLY_ADD, on_device_of
+from vivace.techniques.fused_batchnorm.kernels.splits import split_rows, tile_of
+from vivace.techniques.fused_batchnorm.kernels.tiles import FUSED_MULTIPLY_ADD, on_device_of
 
 DEPTH_BYTES = 128  # of a row at a time
 WARPS = 8

@@ -23,7 +23,7 @@ class CudnnBenchmark(Technique):
         unit_roundoff=2.0**-24,
         devices=("cuda",),
         step_memory="same",
-        measured_on=(),
+        measured_on=("cuda",),
     )
 
     def apply(self, build: Build) -> None:

@@ -41,7 +41,7 @@ class Fp8Linear(Technique):
         summary="linear layers in 8-bit floating point (float8)",
         source="https://arxiv.org/abs/2209.05433",
         unit_roundoff=UNIT_ROUNDOFF["float8_e4m3fn"],
-        measured_on=(),
+        measured_on=("cuda",),
     )
 
     recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"

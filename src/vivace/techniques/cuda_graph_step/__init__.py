@@ -34,7 +34,7 @@ class CudaGraphStep(Technique):
         captures=True,
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),
-        measured_on=(),
+        measured_on=("cuda",),
     )
 
     num_shapes: Annotated[int, Field(ge=1)] = 2
@@ -44,7 +44,7 @@ class CudaGraphStep(Technique):
         import torch
         import torch.distributed as dist
 
-        from vivace.techniques.untried.cuda_graph_step.graph import StepGraph
+        from vivace.techniques.cuda_graph_step.graph import StepGraph
         from vivace.tensors.optimizers import switch_optimizer
 
         build.require(build.model, "there is no model to capture")

@@ -27,12 +27,12 @@ class BranchStreams(Technique):
         source="https://arxiv.org/abs/2012.02732",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),
-        measured_on=(),
+        measured_on=("cuda",),
     )
 
     def apply(self, build: Build) -> None:
         """Find the joins, and put forwards with streams in the place of the modules' own."""
-        from vivace.techniques.untried.branch_streams.branches import come_back, install
+        from vivace.techniques.branch_streams.branches import come_back, install
 
         joins: dict[int, list[int]] = {}
         for model in build.models:

@@ -1,1 +1,0 @@
-"""Techniques that have never run on the device that they are for."""
