@@ -93,7 +93,7 @@ def test_confirmation_and_gain():
     nothing = Observation({}, {}, 0, 0.0)
     with pytest.raises(vivace.Refused, match="changed nothing"):
         CudaGraphStep().confirm(nothing, nothing)
-    profile = Profile("cuda", 0.01, {}, {}, 1000, 0.0, 0, 0)
+    profile = Profile("cuda", 0.036, {}, {}, 1000, 0.0, 0, 0)
     _, high = CudaGraphStep.gain(profile, build_on_cuda(torch.optim.Adam).machine)
     assert high == pytest.approx(2.0)
 

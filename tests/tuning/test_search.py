@@ -607,6 +607,16 @@ def test_little_that_together_is_enough_is_tried_together():
     assert set(player.measured[0].names) == set(gains)
 
 
+def test_what_pays_in_a_graph_alone_is_tried_in_one_first():
+    """On an H200 many small kernels, launched one by one, took 2.3 times as long as fewer and slower ones."""
+    names = ("channels_last", "bf16_autocast", "fused_batchnorm", "fused_optimizer", "cuda_graph_step")
+    player, search = play(
+        lambda plan, spent: near(3.0 if "cuda_graph_step" in plan.names else 0.44), names=names, seconds=40.0
+    )
+    assert set(player.measured[0].names) == set(names)
+    assert "cuda_graph_step" in search.conclusion.plan.names
+
+
 def test_what_can_gain_nothing_is_not_tried_where_the_job_fits_as_it_is():
     offered = (*offer("checkpoint", predicted=(0.7, 0.98)), *offer("fused_optimizer"))
     player = Player(lambda plan, spent: near(1.2) if plan == FUSED else STEADY)

@@ -131,15 +131,14 @@ class Search(Standing):
         """All that is likely to help and quick to start, at once: some techniques only pay in company.
 
         On a CPU, for example, bfloat16 convolutions are slower than fp32 ones unless their layout is
-        channels-last.
+        channels-last; on a GPU, what launches many small kernels pays in a graph alone.
         """
         refused = {plan for plan, trial in self.measured.items() if trial.status == "refused"}
         plan, taken = self.setting.base, list[Candidate]()
         for candidate in self.setting.candidates:
             technique = candidate.technique
-            quick = not (technique.card.compiles or technique.card.captures)
             likely = candidate.promise >= 1.0 and candidate.on(self.setting.needed).id not in refused
-            if quick and likely and len(plan.adding(technique)) > len(plan):
+            if not technique.card.compiles and likely and len(plan.adding(technique)) > len(plan):
                 plan = candidate.on(plan)
                 taken.append(candidate)
         several = 2  # at first; one alone has its turn later, unless it is what is left of several
