@@ -65,6 +65,14 @@ def test_advice_ranks_picks_and_scales(profile):
     assert json.loads(json.dumps(advice.to_dict()))["errors"]
 
 
+@pytest.mark.parametrize(
+    ("precision", "gpus", "told"), [("fp32", "H200", 1), ("fp32", "V100-SXM2-16GB", 0), ("tf32", "H200", 0)]
+)
+def test_that_strict_fp32_was_published_of_old_cards_alone_is_said(precision, gpus, told, profile):
+    advice = vivace.advise(profile(), gpus=[gpus], precision=precision)
+    assert sum("strict fp32" in note for note in advice.notes) == told
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda", "TITAN of nobody", None])
 def test_a_step_measured_on_no_known_card_scales_nothing(profile, device):
     plain = vivace.advise(profile(device=device), gpus=CARDS)
