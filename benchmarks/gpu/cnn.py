@@ -84,7 +84,10 @@ def cnn(book: Book) -> None:
 def _check(book: Book, *, few: bool) -> None:
     """Are the kernels right? Every shape compiles kernels of its own: minutes, for the many."""
     shapes = "" if few else f", {NUM_CASES} shapes"
-    for kind, entry in (("kernels", "norm_kernels:NormKernels"), ("products", "product_kernels:ProductKernels")):
+    for kind, entry in (
+        ("kernels", "norm_kernels:NormKernels"),
+        ("products", "product_kernels:ProductKernels"),
+    ):
         cases = {f"{kind} {d}{shapes}": ("check", {"dtype": d, "few": few}) for d in ALLOWED}
         _in_child(book, entry, cases)
 

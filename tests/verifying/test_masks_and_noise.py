@@ -122,7 +122,9 @@ def hiding():
     )
 
 
-@pytest.mark.parametrize(("plan", "otherwise"), [({"bf16_autocast": {}}, True), ({"fused_optimizer": {}}, False)])
+@pytest.mark.parametrize(
+    ("plan", "otherwise"), [({"bf16_autocast": {}}, True), ({"fused_optimizer": {}}, False)]
+)
 def test_masks_that_a_kernel_draws_are_of_its_own_in_16_bits(plan, otherwise, ruler_of):
     """The stream tells nothing: it moves as far."""
     verdict = ruler_of(hiding).judge(plan)
