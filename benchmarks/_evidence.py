@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator
 
+import _gpus
 from _evidence_words import TITLES, WORDS
 from faults import counts as told_counts
 from faults import figures as told_figures
@@ -218,6 +219,22 @@ def kernels(record: dict, file: str) -> Iterator[Row]:
         yield WORDS[file]["kernels"].format(target=target), f"{registers}, {spilled}"
 
 
+def gpu(record: dict, file: str) -> Iterator[Row]:
+    """How much faster ResNet-50 trains on a GPU, which plans keep their promise, and each kernel's speed."""
+    words, device = WORDS[file], record["machine"]["device"]
+    for plan, case in _gpus.steps(record):
+        found = words["images"].format(rate=case["samples_per_second"])
+        yield words["gpu"].format(device=device, plan=plan), f"{_interval(case['ratio'])}, {found}"
+    cases = record["parts"].get("correctness", {})
+    for kind in ("ruler", "scene"):
+        statuses = [case["status"] for name, case in cases.items() if name.startswith(kind)]
+        counts = {"of": len(statuses), **{one: statuses.count(one) for one in ("ok", "refused")}}
+        yield words["gpu_kinds"][kind].format(device=device), words["gpu_counts"].format(**counts)
+    for kind, ratios in _gpus.kernels(record):
+        shown = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items())
+        yield words["gpu_kernels"][kind].format(device=device), shown
+
+
 def feed(record: dict, file: str) -> Iterator[Row]:
     """How much faster a folder of pictures is read and trained on, in the first epoch and later."""
     words = WORDS[file]
@@ -354,6 +371,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "advise": advise,
     "cnn_models": cnn_models,
     "kernels": kernels,
+    "gpu": gpu,
     "feed": feed,
     "fold_eval": fold_eval,
     "conv_gemm": conv_gemm,
@@ -382,6 +400,7 @@ DETAILS = (
     "memory_budgets",
     "cnn_models",
     "kernels",
+    "gpu",
     "real_loops",
     "fold_eval",
     "conv_gemm",

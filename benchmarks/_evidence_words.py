@@ -72,6 +72,17 @@ WORDS = {
         "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",
         "compress_by_hand": "`{name}`, trained, as `{form}` at batch 1: times as fast as {by_hand} by hand",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
+        "gpu": "ResNet-50 (224 px, batch 256) on {device} under {plan}: training over strict fp32",
+        "images": "{rate:,.0f} images/s",
+        "gpu_kinds": {
+            "ruler": "Plans that `verify` judged on {device}",
+            "scene": "Tests of what only a GPU does (graphs, TF32, resuming, float8 and others) on {device}",
+        },
+        "gpu_counts": "{of}: kept {ok}, refused {refused}",
+        "gpu_kernels": {
+            "norms": "Kernels of `fused_batchnorm` on {device}, over PyTorch's operators",
+            "products": "The same with `products`: a matrix product that leaves BatchNorm's statistics",
+        },
         "script": "`{name}` ({repository}), unmodified, under `vivace run`: whole run",
         "broken_run": "broken: exit codes {exit_codes}",
         "stacks": "{count} examples of small runs stacked: faster beyond noise than one after another with "
@@ -169,6 +180,17 @@ WORDS = {
         "compress": "`{name}` 的形式 `{form}`（用时为测完全部形式的 {share:.0%}）：相对其中最快者",
         "compress_by_hand": "训练好的 `{name}` 以 `{form}` 运行，批量 1：相对手工的 {by_hand}",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
+        "gpu": "ResNet-50（224 像素，批大小 256）在 {device} 上使用 {plan}：训练速度与严格 fp32 之比",
+        "images": "{rate:,.0f} 张/秒",
+        "gpu_kinds": {
+            "ruler": "`verify` 在 {device} 上判定的方案",
+            "scene": "只有 GPU 才有的行为（图、TF32、续训、float8 等）在 {device} 上的测试",
+        },
+        "gpu_counts": "{of}：通过 {ok}，拒绝 {refused}",
+        "gpu_kernels": {
+            "norms": "`fused_batchnorm` 的内核在 {device} 上与 PyTorch 算子的速度之比",
+            "products": "同上，使用 `products`：留下 BatchNorm 统计量的矩阵乘法",
+        },
         "script": "`{name}`（{repository}），未经修改，用 `vivace run`：完整运行",
         "broken_run": "出错：退出码 {exit_codes}",
         "stacks": "{count} 个小型训练合并的例子中，明显快于逐个进行的：含数据加载、仅训练步",

@@ -1,6 +1,7 @@
 """Write the tables of measured figures from the records: records/README.md, docs/cases.md in both languages,
 docs/faults.md, both READMEs' picture and their parts between the markers. <!-- tasks --> and its end, where
-a README has them, hold the time to the same accuracy by task, <!-- scripts --> scripts under `vivace run`.
+a README has them, hold the time to the same accuracy by task, <!-- scripts --> scripts under `vivace run`,
+<!-- gpus --> ResNet-50 on GPUs.
 
     scripts/bench table [--check]
 
@@ -19,6 +20,7 @@ from pathlib import Path
 import _cases
 import _evidence
 import _faults
+import _gpus
 import _picture
 import _scripts
 import _tasks
@@ -27,7 +29,7 @@ from cpu import DEMANDED
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = tuple(DEMANDED)
 LIMIT = 8  # envelopes: vivace.verifying.judgement.LIMIT, which tests/benchmarks/test_records.py compares
-MARKERS = re.compile(r"(<!-- (figures|evidence|scripts|tasks) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- (figures|evidence|scripts|tasks|gpus) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
     "README.md": {
         "machine": "Measured on {device}, {cores} cores, torch {torch}:",
@@ -111,11 +113,12 @@ def wanted(records: list[dict]) -> dict[Path, str]:
         parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/", 1)}
         parts["scripts"] = _scripts.table(unmodified, name)
         parts["tasks"] = _tasks.table(trained, name)
+        parts["gpus"] = _gpus.table((one for one in others if one["benchmark"] == "gpu"), name)
         found = sorted(match[2] for match in MARKERS.finditer(_present(path)))
         if not {"evidence", "figures"} <= set(found) or len(set(found)) < len(found):
             raise SystemExit(
                 f"{name} needs <!-- figures --> and <!-- evidence --> with their ends, each once, and may "
-                "have <!-- tasks --> and <!-- scripts --> once"
+                "have <!-- tasks -->, <!-- scripts --> and <!-- gpus --> once"
             )
         text = MARKERS.sub(lambda match, parts=parts: match[1] + parts[match[2]] + match[3], _present(path))
         files[path] = text

@@ -27,10 +27,16 @@ from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 ARCHIVE = "kernels.tar.gz"
+NEEDED = (
+    "torch",
+    "torchvision",
+    "triton",
+    "pytest",
+)  # the last by the stand-in, which is a fixture of the tests
 
 
 def main() -> int:
-    """Fill the archive, or empty it into Triton's cache; exit code 2 where the stand-in cannot be built."""
+    """Fill the archive, or empty it into Triton's cache; exit code 2 where something for it is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("wheels", type=Path, metavar="WHEELS", help="the folder that gpu.sh gets by --wheels")
     parser.add_argument("--capability", type=int, default=90, help="90 is an H100 or H200")
@@ -39,6 +45,11 @@ def main() -> int:
     if chosen.unpack:
         unpack(chosen.wheels / ARCHIVE)
         return 0
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        sentence = f"ahead.py: this Python lacks {', '.join(absent)}: install with python -m pip install"
+        print(sentence, *absent, file=sys.stderr)
+        return 2
     stand_in = _stand_in()
     try:
         with tempfile.TemporaryDirectory() as folder, stand_in.opened(Path(folder)) as machine:

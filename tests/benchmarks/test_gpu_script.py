@@ -160,6 +160,15 @@ def test_kernels_that_cannot_be_unpacked_stop_nothing(tmp_path):
     assert "kernels.tar.gz' cannot be used: kernels are compiled here" in done.stderr
 
 
+def test_what_compiling_ahead_needs_is_named(module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    monkeypatch.setattr(sys, "argv", ["ahead.py", str(tmp_path / "wheels")])
+    assert module("ahead").main() == 2
+    said = capsys.readouterr().err
+    assert said == "ahead.py: this Python lacks pytest: install with python -m pip install pytest\n"
+    assert not (tmp_path / "wheels").exists()
+
+
 def test_a_python_that_is_too_old_or_not_there_is_named(tmp_path):
     old = tmp_path / "python"
     old.write_text("#!/bin/sh\nexit 1\n")

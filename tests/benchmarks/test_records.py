@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import _gpus
 import _picture
 import pytest
 import table
@@ -27,7 +28,10 @@ def texts(thing):
 
 
 def ratios(record):
-    """Every ratio that a record of `cpu` measured: the result's, the waterfall's and the trials'."""
+    """Every ratio that a record of `cpu` measured: the result's, the waterfall's and the trials'; and of `gpu`."""
+    if record.get("benchmark") == "gpu":
+        found = [value for _, case in _gpus.steps(record) for value in case["ratio"].values()]
+        return found + [value for _, each in _gpus.kernels(record) for value in each.values()]
     if "speedup" not in record:
         return []
     found = [record["speedup"], *(step["ratio"] for step in record["waterfall"])]
