@@ -235,6 +235,18 @@ def gpu(record: dict, file: str) -> Iterator[Row]:
         yield words["gpu_kernels"][kind].format(device=device), shown
 
 
+def foretold(record: dict, file: str) -> Iterator[Row]:
+    """How far what was predicted without a GPU lies from what one measured."""
+    words, rows, device = WORDS[file], record["rows"], record["machine"]["device"]
+    memory = [100 * (row["foretold_peak_bytes"] / row["peak_bytes"] - 1) for row in rows]
+    for row in rows:
+        speed = row["foretold_samples_per_second"]
+        plan = " + ".join(row["plan"]) or words["strict"]
+        found = words["foretold_found"].format(measured=row["samples_per_second"], **speed)
+        yield words["foretold"].format(device=device, plan=plan), found
+    yield words["foretold_memory"].format(device=device), f"{min(memory):+.1f} % – {max(memory):+.1f} %"
+
+
 def feed(record: dict, file: str) -> Iterator[Row]:
     """How much faster a folder of pictures is read and trained on, in the first epoch and later."""
     words = WORDS[file]
@@ -372,6 +384,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "cnn_models": cnn_models,
     "kernels": kernels,
     "gpu": gpu,
+    "foretold": foretold,
     "feed": feed,
     "fold_eval": fold_eval,
     "conv_gemm": conv_gemm,
@@ -401,6 +414,7 @@ DETAILS = (
     "cnn_models",
     "kernels",
     "gpu",
+    "foretold",
     "real_loops",
     "fold_eval",
     "conv_gemm",

@@ -72,6 +72,12 @@ WORDS = {
         "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",
         "compress_by_hand": "`{name}`, trained, as `{form}` at batch 1: times as fast as {by_hand} by hand",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
+        "strict": "strict fp32",
+        "foretold": "ResNet-50 (224 px, batch 256) on {device} under {plan}, in images a second: "
+        "what `advise` predicts (80 %), what was measured",
+        "foretold_found": "{estimate:,.0f} ({low:,.0f}-{high:,.0f}), {measured:,.0f}",
+        "foretold_memory": "The same steps' peak memory, predicted without a GPU, over what the {device} "
+        "took",
         "gpu": "ResNet-50 (224 px, batch 256) on {device} under {plan}: training over strict fp32",
         "images": "{rate:,.0f} images/s",
         "gpu_kinds": {
@@ -180,6 +186,11 @@ WORDS = {
         "compress": "`{name}` 的形式 `{form}`（用时为测完全部形式的 {share:.0%}）：相对其中最快者",
         "compress_by_hand": "训练好的 `{name}` 以 `{form}` 运行，批量 1：相对手工的 {by_hand}",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
+        "strict": "严格 fp32",
+        "foretold": "ResNet-50（224 像素，批大小 256）在 {device} 上使用 {plan}，每秒图像数："
+        "`advise` 的预测（80%）与实测",
+        "foretold_found": "{estimate:,.0f} ({low:,.0f}-{high:,.0f})，{measured:,.0f}",
+        "foretold_memory": "同样这些训练步的峰值内存：无 GPU 时的预测与 {device} 实际占用之差",
         "gpu": "ResNet-50（224 像素，批大小 256）在 {device} 上使用 {plan}：训练速度与严格 fp32 之比",
         "images": "{rate:,.0f} 张/秒",
         "gpu_kinds": {
