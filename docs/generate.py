@@ -62,7 +62,7 @@ def technique_section(cls: type[Technique]) -> str:
     lines = [f"## {cls.name}\n", f"{inspect.cleandoc(cls.__doc__ or card.summary)}\n", "| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
     if "cuda" in card.devices and "cuda" not in card.measured_on:
-        lines.append("\n**Never run on a GPU**: written for one, tested on CPU only.")
+        lines.append("\n**Not tested on a GPU yet**: written for one, tested on CPU only.")
     return "\n".join([*lines, "", settings_table(cls), measured_gains.table(cls.name)])
 
 

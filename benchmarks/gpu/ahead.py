@@ -27,12 +27,7 @@ from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 ARCHIVE = "kernels.tar.gz"
-NEEDED = (
-    "torch",
-    "torchvision",
-    "triton",
-    "pytest",
-)  # the last by the stand-in, which is a fixture of the tests
+NEEDED = ("torch", "torchvision", "triton", "pytest")  # the stand-in is a fixture of the tests
 
 
 def main() -> int:

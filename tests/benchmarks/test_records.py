@@ -28,7 +28,7 @@ def texts(thing):
 
 
 def ratios(record):
-    """Every ratio that a record of `cpu` measured: the result's, the waterfall's, the trials'; and of `gpu`."""
+    """Every ratio that a record of `cpu` or `gpu` measured."""
     if record.get("benchmark") == "gpu":
         found = [value for _, case in _gpus.steps(record) for value in case["ratio"].values()]
         return found + [value for _, each in _gpus.kernels(record) for value in each.values()]

@@ -20,7 +20,8 @@ class PaddedStem(Technique):
     """Convolutions over fewer channels than `channels`, such as the three of an image, see zeros beside them.
 
     Input and weight are padded in each forward pass in training; the parameter stays as it was, and gets its
-    own gradient. Eight channels of 16 bits are 16 bytes. Speed has not been measured on a GPU yet.
+    own gradient. Eight channels of 16 bits are 16 bytes. What it brings by itself has
+    not been measured on a GPU yet.
     """
 
     card: ClassVar[Card] = Card(

@@ -17,7 +17,8 @@ class BranchStreams(Technique):
     """Parallel branches, such as Inception's, run on streams of their own, in both directions.
 
     They are found in the model's forward functions. Kernels that fill the GPU gain nothing by it; small ones
-    may, above all as parallel paths of a captured step. Speed has not been measured on a GPU yet.
+    may, above all as parallel paths of a captured step. What it brings by itself has not
+    been measured on a GPU yet.
     """
 
     card: ClassVar[Card] = Card(

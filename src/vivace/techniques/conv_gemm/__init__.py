@@ -27,7 +27,8 @@ class ConvGemm(Technique):
     copied but what a stride leaves out; in another order all of it would be, so it goes with channels_last. A
     larger window's input is first laid out in columns, which pays where the map is small: there oneDNN's
     gradients of weights in bfloat16 take up to six times as long as its products. With compile, the compiler
-    fuses what follows with the products. Speed has not been measured on a GPU yet.
+    fuses what follows with the products. What it brings by itself has not been
+    measured on a GPU yet.
 
     Args:
         window_pixels: the largest output, in pixels an image, of a convolution with a larger window than 1x1

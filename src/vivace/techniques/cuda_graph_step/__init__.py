@@ -19,7 +19,7 @@ LAUNCH_SECONDS = 18e-6
 
 @dataclasses.dataclass(frozen=True)
 class CudaGraphStep(Technique):
-    """Forward, backward and update recorded once and replayed. Never run on a GPU yet.
+    """Forward, backward and update recorded once and replayed.
 
     The first steps train on a side stream as warm-up. A second shape of batches (the last of an epoch) gets a
     graph of its own when it comes again; more than `num_shapes` run uncaptured. Learning rates are copied
