@@ -403,6 +403,16 @@ def test_products_are_compiled_with_the_model():
 
 
 @pytest.mark.usefixtures("acted_out")
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # torch 2.11's own
+@pytest.mark.parametrize("plan", [{"fused_batchnorm": {}}, PRODUCTS])
+def test_blocks_that_act_alone_stay_one_graph_to_the_compiler(plan):
+    """Each break in a block is compiled anew for the next one: of ResNet-50's 16 more than torch allows."""
+    with opened(bottlenecks(), plan) as session:
+        told = torch._dynamo.explain(session.build.model)(batches(1)[0][0])
+    assert (told.graph_count, told.graph_break_count) == (1, 0), told.break_reasons
+
+
+@pytest.mark.usefixtures("acted_out")
 def test_six_of_eight_statistics_come_from_products():
     data, model = batches(), bottlenecks()
     job = vivace.Job(lambda: model, lambda: data, loss, lambda m: torch.optim.SGD(m.parameters(), lr=0.05))

@@ -1,16 +1,20 @@
 """Healthy plans on jobs with masked attention, dropout on maps and noise are kept; defects are not."""
 
-import dataclasses
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 import vivace
-from vivace.testing import jobs
+from vivace.plan import Plan
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
+HALF = {"bf16_autocast": {}}
+HIDING_FILE = Path(__file__).parents[1] / "scenes" / "edits" / "hiding.py"
+HIDING = runpy.run_path(str(HIDING_FILE))
 
 
 @pytest.fixture(scope="module")
@@ -96,37 +100,25 @@ def test_what_a_short_judgement_finds_broken_near_its_limit_is_judged_again_or_n
     assert ruler.effort.seeds > short.seeds
 
 
-@torch.library.custom_op("drawing::left_out", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def left_out(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half of x, doubled, and which; in 16 bits the other half of the same draw, as a GPU's kernels may."""
-    drawn = torch.rand(x.shape) < 0.5
-    mask = (drawn if x.dtype == torch.float32 else ~drawn).to(x.dtype) * 2
-    return x * mask, mask
+@pytest.mark.parametrize(("plan", "otherwise"), [(HALF, True), ({"fused_optimizer": {}}, False)])
+def test_masks_that_a_kernel_draws_are_of_its_own_in_16_bits(plan, otherwise, ruler_of):
+    """The stream tells nothing: it moves as far."""
+    verdict = ruler_of(HIDING["job"]).judge(plan)
+    assert verdict["kept"], verdict["reason"]
+    assert ("random streams differ" in verdict["reason"]) == otherwise
 
 
-left_out.register_autograd(
-    lambda ctx, gradient, _: gradient * ctx.saved_tensors[0],
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
-)
-
-
-class LeftOut(nn.Module):
-    def forward(self, x):
-        return left_out(x)[0] if self.training else x
-
-
-def hiding():
-    return dataclasses.replace(
-        jobs.mlp(),
-        model=lambda: nn.Sequential(nn.Linear(8, 32), LeftOut(), nn.ReLU(), nn.Linear(32, 4)),
-    )
+def test_so_is_the_same_training_under_autocast():
+    verdict = vivace.verify(f"{HIDING_FILE}:in_half", against=f"{HIDING_FILE}:job", precision="bfloat16")
+    assert verdict.kept, verdict.reason
+    assert "random streams differ" in verdict.reason
 
 
 @pytest.mark.parametrize(
-    ("plan", "otherwise"), [({"bf16_autocast": {}}, True), ({"fused_optimizer": {}}, False)]
+    ("device", "plan", "otherwise"), [("cuda", HALF, True), ("cuda", {}, False), ("cpu", HALF, False)]
 )
-def test_masks_that_a_kernel_draws_are_of_its_own_in_16_bits(plan, otherwise, ruler_of):
-    """The stream tells nothing: it moves as far."""
-    verdict = ruler_of(hiding).judge(plan)
-    assert verdict["kept"], verdict["reason"]
-    assert ("random streams differ" in verdict["reason"]) == otherwise
+def test_a_gpus_compiled_code_may_leave_out_others_in_16_bits(device, plan, otherwise, ruler_of):
+    facts = SimpleNamespace(ranks=None)
+    build = SimpleNamespace(device=torch.device(device), facts=facts)
+    session = SimpleNamespace(build=build, plan=Plan.from_dict({**plan, "compile": {}}))
+    assert ruler_of(HIDING["job"])._masks_otherwise(session) == otherwise

@@ -85,7 +85,7 @@ class Answer:
     """What the edited training did, under the names that the original has. `means`: over random streams,
     and then `draws` is what a step drew. `untrained`: a parameter that gets no gradient. `resumes_otherwise`:
     what first differs where it goes on from a checkpoint. `measured`: its metric of the weights late in the
-    original's run.
+    original's run. `hidden`: what draws its masks inside of a kernel.
     """
 
     ran: Ran
@@ -101,6 +101,7 @@ class Answer:
     resumes_otherwise: str
     schedule: WholeSchedule
     measured: Measured | None
+    hidden: str
     means: bool = False
     draws: tuple[Counted, Counted] | None = None
 
@@ -340,7 +341,8 @@ class Original(Side):
     def _has_same_streams(self, found: Answer) -> bool:
         rearranged = found.strides != _strides(self.session)
         pairs = zip(found.ran.outcomes, self.standing.references, strict=True)
-        return all(same_streams(o, r, rearranged) for o, r in pairs)
+        same = all(same_streams(o, r, rearranged) for o, r in pairs)
+        return same and not (found.hidden and found.hidden != self._counted_draws(self.session)[0].hidden)
 
     def _is_identical(self, ran: Ran) -> bool:
         standing = self.standing
@@ -409,7 +411,9 @@ class Edited(Side):
         if lent.measured is not None:
             measure = OwnMeasure(self.job, session, lent.measured.batches, math.inf)
             lately = measure(self.snapshots[-1].state)
-        self.answer = Answer(ran, *found, self._whole_schedule(readings), lately)
+        drew = self.job.loss is not None and any(outcome.drew for outcome in ran.outcomes)
+        hidden = self._counted_draws(session)[0].hidden if drew else ""
+        self.answer = Answer(ran, *found, self._whole_schedule(readings), lately, hidden)
         self._write(path)
 
     def run_means(self, path: str) -> None:

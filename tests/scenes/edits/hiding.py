@@ -1,0 +1,44 @@
+"""A training whose masks an operator draws inside of itself, others in 16 bits; the same under autocast."""
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from vivace.testing import jobs
+
+
+@torch.library.custom_op("drawing::left_out", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def left_out(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half of x, doubled, and which; in 16 bits the other half of the same draw, as a GPU's kernels may."""
+    drawn = torch.rand(x.shape) < 0.5
+    mask = (drawn if x.dtype == torch.float32 else ~drawn).to(x.dtype) * 2
+    return x * mask, mask
+
+
+left_out.register_autograd(
+    lambda ctx, gradient, _: gradient * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)
+
+
+class LeftOut(nn.Module):
+    def forward(self, x):
+        return left_out(x)[0] if self.training else x
+
+
+def job():
+    return dataclasses.replace(
+        jobs.mlp(),
+        model=lambda: nn.Sequential(nn.Linear(8, 32), LeftOut(), nn.ReLU(), nn.Linear(32, 4)),
+    )
+
+
+def in_half():
+    plain = job()
+
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain.loss(model, batch)
+
+    return dataclasses.replace(plain, loss=loss)
