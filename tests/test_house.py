@@ -164,6 +164,7 @@ WORDS_LIKE_TECHNIQUES = {
     "advising/formula.py": {"channels_last", "tf32"},
     "advising/interval.py": {"tf32"},
     "advising/predict.py": {"tf32"},
+    "advising/ranking.py": {"tf32"},
     "advising/source.py": {"channels_last", "tf32"},
     "advising/way.py": {"channels_last", "tf32"},
     "command/cli.py": {"channels_last"},
