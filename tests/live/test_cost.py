@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import mmap
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from vivace.profiling.record.guard import Guard
 from vivace.technique import Card, Numerics, Stage, Technique, registry
 
 PACKAGE = str(Path(vivace.__file__).parent)
+HIDING = Path(__file__).parents[1] / "scenes" / "edits" / "hiding.py"
 GAIN = {"planted_gain": {}}
 
 
@@ -502,6 +504,22 @@ def test_between_plans_that_are_slow_on_copies_the_script_goes_on(timed, monkeyp
     monkeypatch.setattr(course, "additions", lambda *_: [[PlantedGain()], [other()]])
     timed(plain(3000), 0.01, lambda step: 0.02)
     assert ran["planted_gain",] < ran["planted_other",]
+
+
+def test_where_kernels_draw_masks_of_their_own_no_step_is_held_against_another(turned):
+    """As attention's dropout on a GPU: of a kept step nothing is said that its masks explain."""
+    model = runpy.run_path(str(HIDING))["job"]().model()
+    optimizer, values = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 8)
+    kept = KeptCall(model, [optimizer], (values,), {})
+    outputs = model(values)
+    kept.returned(outputs)
+    outputs.sum().backward()
+    kept.end()
+    proof = course.Proof(kept, course.inspect(), turned().clock)
+    verdict = proof.judge(Plan.from_dict({"bf16_autocast": {}}))
+    assert not verdict.kept
+    assert "drawn inside of kernels" in verdict.reason
+    assert proof.judge(Plan.from_dict({"fused_optimizer": {}})).kept
 
 
 def test_a_proof_that_takes_too_long_is_interrupted_and_goes_on_with_what_it_has(monkeypatch, turned):

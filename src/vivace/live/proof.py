@@ -77,12 +77,13 @@ NOISY_REPLAY = 2.0  # times as long as a replay without rounding noise
 @dataclasses.dataclass
 class Replay:
     """What a run of the kept step left behind; `each` are the outputs one by one, `left` all for the script
-    to find.
+    to find; `inside` is what drew random numbers inside of its kernel.
     """
 
     outcome: Outcome
     each: list[torch.Tensor]
     left: Left
+    inside: set[str]
     wall_seconds: float
     cpu_seconds: float
 
@@ -96,6 +97,7 @@ class _Stepped:
     result: object
     gradients: Tensors
     drawn: torch.Tensor
+    inside: set[str]
     wall_seconds: float
     cpu_seconds: float
 
@@ -190,7 +192,7 @@ class Proof:
         each = [real(o.detach()).double() for o in tensors_of(stepped.result) if is_measured(o)]
         outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
         left = left_by(things[0], things[2:], stepped.result)
-        return Replay(outcome, each, left, stepped.wall_seconds, stepped.cpu_seconds)
+        return Replay(outcome, each, left, stepped.inside, stepped.wall_seconds, stepped.cpu_seconds)
 
     def _require_time(self, seconds: float) -> None:
         """Raises TooLong where so many more are not there."""
@@ -242,7 +244,7 @@ class Proof:
         self.rearranged = self.rearranged or draws.rearranged
         if any(one.getvalue() for one in said):
             raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
-        return _Stepped(result, gradients, drawn, wall, cpu)
+        return _Stepped(result, gradients, drawn, draws.inside, wall, cpu)
 
     def _gradients_of(
         self,
@@ -414,6 +416,10 @@ class Proof:
             return Verdict(False, reason)
         if not torch.equal(found.outcome.random_state, reference.outcome.random_state):
             return Verdict(False, "its model draws other random numbers under it")
+        if not plan.compiles and found.inside != reference.inside:
+            return Verdict(
+                False, "its masks are drawn inside of kernels, under it of others: no step compares"
+            )
         if [t.shape for t in found.each] != [t.shape for t in reference.each]:
             return Verdict(False, "its model returns tensors of other shapes under it")
         values = self._distances(found, reference)

@@ -22,12 +22,14 @@ HALVES = (torch.float16, torch.bfloat16)
 class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
     """Draw random numbers into contiguous tensors of at least 32 bits, and copy them to where they belong.
 
-    `rearranged` says whether that was ever another order than torch's own.
+    `rearranged` says whether that was ever another order than torch's own; `inside` names what drew inside of
+    its kernel, of which this changes nothing.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rearranged = False
+        self.inside: set[str] = set()
 
     def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; one that draws, on plain stand-ins of its tensors."""
@@ -36,7 +38,10 @@ class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
         first, name = args[0] if args else None, schema_of(func).name.removeprefix("aten::")
         in_place = name.endswith("_")
         if not isinstance(first, torch.Tensor) or not (in_place or name in LIKE):
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if not isinstance(found, torch.Tensor):
+                self.inside.add(inside_of(func, args))
+            return found
         if _plain(first) and kwargs.get("memory_format") is None and kwargs.get("dtype") not in HALVES:
             return func(*args, **kwargs)
         self.rearranged = True
@@ -51,6 +56,12 @@ class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
         plain |= {"memory_format": torch.contiguous_format} if "memory_format" in kwargs else {}
         drawn = func(*map_tensors(tuple(args), _as_plain), **plain)
         return map_tensors(drawn, lambda tensor: _like(tensor, like, below_one))
+
+
+def inside_of(func: Operator, args: tuple[Any, ...]) -> str:
+    """An operator that draws inside of its kernel, with the dtypes on which its masks may depend."""
+    dtypes = {str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, torch.Tensor)}
+    return f"{schema_of(func).name.removeprefix('aten::')} in {' and '.join(sorted(dtypes))}"
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from vivace.tensors.trees import digest
 from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
+from vivace.verifying.draws import inside_of
 from vivace.verifying.tap import random_state, recomputing
 
 FUSED_DROPOUT = "native_dropout"  # gives its input, partly zero, and the mask
@@ -75,8 +76,7 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
             copied = drawn.detach().clone(memory_format=torch.contiguous_format)
             self.pieces[-1].append(Drawn(_kind(func), copied))
         else:
-            dtypes = {str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, torch.Tensor)}
-            self.hidden = f"{_name(func)} in {' and '.join(sorted(dtypes))}, inside of its kernel"
+            self.hidden = f"{inside_of(func, args)}, inside of its kernel"
         return found
 
     @property
