@@ -244,6 +244,7 @@ def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
         ("none_kept", "Nothing faster kept its promise: train as you do."),
         ("could_not_measure", "Nothing is decided."),
         ("nothing_tried", "Nothing was tried, and nothing is decided."),
+        ("time_ended", "Too little time was given, and nothing is decided."),
         ("too_short", "This training is too short to tune: train as you do."),
     ],
 )

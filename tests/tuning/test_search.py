@@ -201,6 +201,30 @@ def test_without_time_nothing_is_tried():
     assert {name for plan in player.left_out for name in plan.names} == set(NAMES)
 
 
+def test_where_the_time_ended_before_what_is_likely_to_help_nothing_is_decided():
+    """All together were slower, which says nothing of each; none was timed by itself."""
+    player = Player(lambda plan, spent: near(0.5), seconds=13.0)
+    more = {"seconds": 40.0, "left_seconds": 24.0, "step_seconds": 0.02}
+    search = player.play(setting(offer(*NAMES, "compile"), **more))
+    assert [len(plan) for plan in player.measured] == [3]
+    found = search.conclusion
+    assert found.outcome == Outcome.TIME_ENDED
+    assert not found.outcome.answered
+    assert "channels_last, bf16_autocast and 2 more, likely to help, were not timed" in found.reason
+    assert found.more_time == "5m"
+    again = player.play(setting(offer(*NAMES, "compile"), **more | {"seconds": 300.0, "left_seconds": 284.0}))
+    assert again.conclusion.outcome == Outcome.NOTHING_HELPS
+    assert not again.conclusion.more_time
+
+
+def test_what_is_not_likely_to_help_leaves_no_question_open():
+    player = Player(lambda plan, spent: near(0.5), seconds=13.0)
+    unlikely = offer("channels_last", "fused_optimizer", predicted=(0.95, 1.1))
+    search = player.play(setting(unlikely, seconds=40.0, left_seconds=16.0))
+    assert len(player.measured) == 1
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+
+
 def test_what_cannot_act_is_an_answer():
     ruled_out = Trial({"tf32": {}}, "a", "m", "j", "refused", "on cuda", code=Code.RULED_OUT)
     assert ending([ruled_out], 120.0) == (Outcome.NOTHING_HELPS, "No technique can act on this job")

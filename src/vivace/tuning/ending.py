@@ -22,8 +22,13 @@ def cannot_pay(saved_seconds: float, trial_seconds: float, high: float) -> str:
     )
 
 
-def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:
-    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop."""
+def ending(
+    trials: Sequence[Trial], budget_seconds: float, waiting: Sequence[str] = ()
+) -> tuple[Outcome, str]:
+    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop.
+
+    `waiting` are the techniques likely to help for which the time ended before they were timed by themselves.
+    """
     timed = [trial for trial in trials if trial.role == "candidate" and trial.techniques]
     measured = [trial for trial in timed if trial.status == "measured"]
     failed = _undecided(timed)
@@ -35,7 +40,7 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
     spared = sum(trial.code == Code.CANNOT_PAY for trial in timed)
     if not measured and left_out:
         told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
-        return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
+        return Outcome.NOTHING_TRIED, told
     if measured:
         told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
     elif spared:
@@ -43,6 +48,11 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
     else:
         told = "No technique can act on this job"
     told += f"; {_failures(failed)}" if failed else ""
+    if waiting:
+        more = f" and {len(waiting) - 2} more" if len(waiting) > 2 else ""
+        likely = (", " if more else " and ").join(waiting[:2]) + more
+        told += f"; {likely}, likely to help, were not timed by themselves, because the budget of"
+        return Outcome.TIME_ENDED, f"{told} {duration(budget_seconds)} ended"
     told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
     if measured and spared:
         told += f"; {count(spared, 'technique')} not tried, which can save less than trying costs"
