@@ -641,6 +641,16 @@ def test_what_pays_in_a_graph_alone_is_tried_in_one_first():
     assert "cuda_graph_step" in search.conclusion.plan.names
 
 
+@pytest.mark.parametrize("why", ["cuda_graph_step", Code.NONE, Code.OUT_OF_MEMORY, Code.TIMED_OUT])
+def test_where_a_graph_cannot_be_captured_the_rest_is_tried_together_without_it(why):
+    names = ("channels_last", "fused_optimizer", "cuda_graph_step")
+    player, search = play(
+        lambda plan, spent: why if "cuda_graph_step" in plan.names else near(1.2 ** len(plan)), names=names
+    )
+    assert [set(plan.names) for plan in player.measured[:2]] == [set(names), set(names[:2])]
+    assert set(search.conclusion.plan.names) == set(names[:2])
+
+
 def test_what_can_gain_nothing_is_not_tried_where_the_job_fits_as_it_is():
     offered = (*offer("checkpoint", predicted=(0.7, 0.98)), *offer("fused_optimizer"))
     player = Player(lambda plan, spent: near(1.2) if plan == FUSED else STEADY)

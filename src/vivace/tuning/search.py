@@ -150,12 +150,18 @@ class Search(Standing):
             plan = self.setting.needed if found or trial is None else self._without_fault(plan, trial)
 
     def _without_fault(self, plan: Plan, trial: Trial) -> Plan:
-        """What to try together instead: all but what refused; where they were no faster than a plan in fp32,
-        all but the coarser precision, which slows some models down whatever its company.
+        """What to try together instead: all but what refused; where they failed, all but what captures the
+        step; where they were no faster than a plan in fp32, all but the coarser precision, which slows some
+        models down whatever its company.
         """
         if trial.status == "refused":
             spared = trial.technique and trial.technique not in self.setting.needed.names
             return plan.without(trial.technique) if spared else self.setting.needed
+        captures = [one.name for one in self.setting.chosen(plan) if one.card.captures]
+        if trial.status == "failed" and trial.code != Code.UNSTEADY and captures:
+            for name in captures:
+                plan = self.setting.less(plan, name)
+            return plan
         faulty = [one.name for one in self.setting.chosen(plan) if is_coarse(plan, one.name)]
         timed = trial.ratio is not None and self.reference_fits
         if not (timed and faulty) or set(faulty) & set(self.best.names):
