@@ -122,6 +122,16 @@ def test_where_one_takes_the_memory_of_the_other_they_take_turns(tmp_path, monke
     assert made.apart == (not memory)
 
 
+def test_a_verdict_of_another_version_does_not_stop_a_search(tmp_path):
+    source, ledger = Source(f"{STAGE}:large"), Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("verdict", {"judgement": "of another version"})
+    made = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    made.facts = {"signature": "job"}
+    with contextlib.closing(made):
+        made.recall()
+    assert made.known == {}
+
+
 def test_what_the_winner_compiled_is_found_by_train(tmp_path, monkeypatch):
     own, usual = tmp_path / "own", tmp_path / "usual"
     (own / "fxgraph").mkdir(parents=True)

@@ -210,11 +210,29 @@ def test_where_the_time_ended_before_what_is_likely_to_help_nothing_is_decided()
     found = search.conclusion
     assert found.outcome == Outcome.TIME_ENDED
     assert not found.outcome.answered
-    assert "channels_last, bf16_autocast and 2 more, likely to help, were not timed" in found.reason
+    assert found.reason.endswith("ended before channels_last and 3 more, likely to help, ran alone")
     assert found.more_time == "5m"
     again = player.play(setting(offer(*NAMES, "compile"), **more | {"seconds": 300.0, "left_seconds": 284.0}))
     assert again.conclusion.outcome == Outcome.NOTHING_HELPS
     assert not again.conclusion.more_time
+
+
+def test_a_trial_that_fails_as_the_time_ends_leaves_the_rest_open():
+    _, search = play(lambda plan, spent: Code.TIMED_OUT, seconds=40.0, left_seconds=12.0)
+    assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
+    told = "1 trial failed, because because; 3 techniques not tried, because the time ended"
+    assert search.conclusion.reason.startswith(told)
+    assert search.conclusion.more_time == "2m"
+
+
+def test_a_lower_precision_comes_last_only_where_the_rest_is_faster_without_it():
+    """What makes all together slow may be another one: then the precision has its turn by its promise."""
+    offered = (*offer("bf16_autocast", predicted=(0.7, 5.0)), *offer("channels_last", "fused_optimizer"))
+    for without, second in ((0.45, BF16), (0.9, CHANNELS)):
+        player = Player(lambda plan, _, w=without: near(0.44 if "bf16_autocast" in plan.names else w))
+        player.play(setting(offered, seconds=600.0))
+        assert [len(plan) for plan in player.measured[:2]] == [3, 2]
+        assert player.measured[2] == second
 
 
 def test_what_is_not_likely_to_help_leaves_no_question_open():

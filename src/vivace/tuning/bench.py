@@ -199,7 +199,8 @@ class Bench:
 
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
-        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if verdict["kept"] is False]
+        verdicts = [one for one in self.ledger.read("verdict") if isinstance(one.get("plan"), dict)]
+        broken = [verdict["plan"] for verdict in verdicts if verdict.get("kept") is False]
         needed = self.needed.to_dict()
         added = [{name: v for name, v in plan.items() if needed.get(name) != v} for plan in broken]
         guilty = [plan.items() for plan in added if len(plan) == 1]

@@ -36,6 +36,7 @@ def ending(
     if not measured and failed:
         told = _failures(failed)
         again = "; the same command goes on" if any(t.code == Code.UNSTEADY for t in failed) else ""
+        again += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
         return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}{again}"
     spared = sum(trial.code == Code.CANNOT_PAY for trial in timed)
     if not measured and left_out:
@@ -49,10 +50,9 @@ def ending(
         told = "No technique can act on this job"
     told += f"; {_failures(failed)}" if failed else ""
     if waiting:
-        more = f" and {len(waiting) - 2} more" if len(waiting) > 2 else ""
-        likely = (", " if more else " and ").join(waiting[:2]) + more
-        told += f"; {likely}, likely to help, were not timed by themselves, because the budget of"
-        return Outcome.TIME_ENDED, f"{told} {duration(budget_seconds)} ended"
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        told += f"; the time ended before {waiting[0]}{more}, likely to help, ran alone"
+        return Outcome.TIME_ENDED, told
     told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
     if measured and spared:
         told += f"; {count(spared, 'technique')} not tried, which can save less than trying costs"
@@ -69,7 +69,8 @@ def _failures(failed: Sequence[Trial]) -> str:
     """Why trials have no ratio, and how busy others were meanwhile."""
     unsteady = [trial for trial in failed if trial.code == Code.UNSTEADY]
     if not unsteady:
-        return f"{count(len(failed), 'trial')} failed, the last because {failed[-1].reason}"
+        last = "because" if len(failed) == 1 else "the last because"
+        return f"{count(len(failed), 'trial')} failed, {last} {failed[-1].reason}"
     told = f"the machine was too unsteady for {count(len(unsteady), 'trial')}{_beside(unsteady)}"
     others = len(failed) - len(unsteady)
     return told + (f", and {count(others, 'trial')} failed" if others else "")

@@ -59,7 +59,7 @@ class Search(Standing):
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
-        self._slow_precision = False  # was all together, with a lower one, no faster than fp32?
+        self._slow_precision: Trial | None = None  # of all together with a lower one, no faster than fp32
         self._ranks_kept: Verdict | None = None  # of the reference of several ranks
         self._course = self._everything()
         self._request: Request | None = next(self._course, None)
@@ -163,10 +163,12 @@ class Search(Standing):
                 plan = self.setting.less(plan, name)
             return plan
         faulty = [one.name for one in self.setting.chosen(plan) if is_coarse(plan, one.name)]
-        timed = trial.ratio is not None and self.reference_fits
+        timed, coarser = trial.ratio is not None and self.reference_fits, self._slow_precision
+        if coarser and coarser.ratio and trial.ratio and trial.ratio.low <= coarser.ratio.high:
+            self._slow_precision = None  # without it they are as slow
         if not (timed and faulty) or set(faulty) & set(self.best.names):
             return self.setting.needed
-        self._slow_precision = True
+        self._slow_precision = trial
         for name in faulty:
             plan = self.setting.less(plan, name)
         return plan
@@ -193,7 +195,9 @@ class Search(Standing):
         def rank(candidate: Candidate) -> tuple[int, float]:
             adds = len(self.best.adding(candidate.technique)) > len(self.best)
             seconds = self.times.trial(candidate.on(self.best))
-            slow = self._slow_precision and is_coarse(candidate.on(self.best), candidate.technique.name)
+            slow = self._slow_precision is not None and is_coarse(
+                candidate.on(self.best), candidate.technique.name
+            )
             kind = 2 if slow or candidate.promise < 1.0 else 0 if adds else 1
             kind = 3 if self._warms_up_too_long(candidate) else kind
             gain = math.log(max(candidate.promise, 1e-9))  # a card may bound it by 0
@@ -550,7 +554,7 @@ class Search(Standing):
             names = [candidate.technique.name for candidate in waiting]
             outcome, reason = ending(self.trials, self.setting.budget_seconds, names)
             self._end(outcome, reason)
-            if outcome in (Outcome.TIME_ENDED, Outcome.NOTHING_TRIED):
+            if waiting or outcome == Outcome.NOTHING_TRIED:
                 more = self._more_time(waiting or list(self.setting.candidates))
                 self.conclusion = dataclasses.replace(self.conclusion, more_time=more)
             return None
