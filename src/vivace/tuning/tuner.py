@@ -206,6 +206,9 @@ class _Tuning:
         self.limit = profile.features.get("loading_limit", "")
         if self.limit:
             bench.on_event("notice", {"text": self.limit})
+        if fault := profile.features.get("metric_fault"):
+            text = f"{fault}; train would stop at its first evaluation, and no evaluation counts here"
+            bench.on_event("notice", {"text": text})
 
     def run(self) -> Result:
         """Search as long as it asks, and write down what it found.
