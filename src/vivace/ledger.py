@@ -210,6 +210,9 @@ class Trial:
         for name in ("predicted", "joules", "evaluations"):
             fields[name] = tuple(fields[name]) if fields.get(name) else None
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
+        measured = fields.get("status") == "measured"
+        if measured and not (ratio and pairs) or not (measured or fields.get("reason")):
+            raise ValueError("a measured trial has a ratio and pairs, any other one its reason")
         return cls(
             **fields,
             code=code,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import vivace
-from vivace.errors import JobError, Refused, VivaceError
+from vivace.errors import JobError, Refused, Unsteady, VivaceError
 from vivace.job import load
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.measuring.paired import Comparison, compare_in_turns
@@ -80,6 +80,12 @@ def test_a_drift_between_the_turns_is_in_the_interval():
     assert (ratio.low, ratio.high) == pytest.approx((2.0, 2.4))
     assert ratio.low < ratio.estimate < ratio.high
     assert noted == [f"{what} {seconds}" for seconds in (1.0, 0.5, 1.2) for what in ("opened", "closed")]
+
+
+def test_turns_between_which_the_machine_changed_say_nothing():
+    turns = [lambda s=s: Steady(s, []) for s in (0.5, 1.0, 2.0)]
+    with pytest.raises(Unsteady, match=r"ratio 0\.50 to 2\.00 between"):
+        compare_in_turns(turns, seconds=0.0)
 
 
 class Crowded:
