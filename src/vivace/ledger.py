@@ -211,7 +211,7 @@ class Trial:
             fields[name] = tuple(fields[name]) if fields.get(name) else None
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
         measured = fields.get("status") == "measured"
-        if measured and not (ratio and pairs) or not (measured or fields.get("reason")):
+        if (measured and not (ratio and pairs)) or not (measured or fields.get("reason")):
             raise ValueError("a measured trial has a ratio and pairs, any other one its reason")
         return cls(
             **fields,

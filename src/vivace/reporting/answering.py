@@ -113,7 +113,7 @@ def _gains_nothing(content: Content) -> bool:
 def _unfinished(content: Content) -> str:
     best = content.best
     if best is None:
-        return "Interrupted before anything faster was found: train as you do"
+        return "Interrupted before anything faster was found: nothing is decided"
     bounds = words.interval(best.ratio.low, best.ratio.high)
     return (
         f"Interrupted; best so far {words.fast(best.ratio)} ({bounds}) by {best.name}, neither confirmed nor "

@@ -207,7 +207,7 @@ class _Tuning:
         if self.limit:
             bench.on_event("notice", {"text": self.limit})
         if fault := profile.features.get("metric_fault"):
-            text = f"{fault}; train would stop at its first evaluation, and no evaluation counts here"
+            text = f"{fault}; train would stop at its first evaluation"
             bench.on_event("notice", {"text": text})
 
     def run(self) -> Result:
