@@ -26,6 +26,14 @@ def test_a_trial_without_a_paired_reference_cannot_be_constructed():
 
 
 @pytest.mark.fault(37)
+def test_a_trial_that_says_too_little_is_not_built_upon(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    names = {"techniques": {}, "plan_id": "x", "machine": "m", "job": "j"}
+    for status in ("measured", "failed"):
+        ledger.append("trial", {**names, "status": status})
+    assert ledger.trials() == []
+
+
 def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     refused = Trial(**BASE, status="refused", reason="the model has no 2-D convolution")

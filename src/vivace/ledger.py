@@ -125,13 +125,15 @@ class Outcome(enum.StrEnum):
     NONE_KEPT = "none_kept"  # measured: what was faster broke its promise
     COULD_NOT_MEASURE = "could_not_measure"
     NOTHING_TRIED = "nothing_tried"  # the budget ended first
+    TIME_ENDED = "time_ended"  # nothing measured was faster, and what promises more had no turn of its own
     TOO_SHORT = "too_short"  # a tenth of the training is too little to search in
     INTERRUPTED = "interrupted"  # the plan, if any, is neither verified nor confirmed
 
     @property
     def answered(self) -> bool:
         """Is it an answer about the job, and not one about the machine or the budget?"""
-        return self not in (Outcome.COULD_NOT_MEASURE, Outcome.NOTHING_TRIED, Outcome.INTERRUPTED)
+        unmeasured = (Outcome.COULD_NOT_MEASURE, Outcome.NOTHING_TRIED, Outcome.TIME_ENDED)
+        return self not in (*unmeasured, Outcome.INTERRUPTED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +210,9 @@ class Trial:
         for name in ("predicted", "joules", "evaluations"):
             fields[name] = tuple(fields[name]) if fields.get(name) else None
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
+        measured = fields.get("status") == "measured"
+        if (measured and not (ratio and pairs)) or not (measured or fields.get("reason")):
+            raise ValueError("a measured trial has a ratio and pairs, any other one its reason")
         return cls(
             **fields,
             code=code,

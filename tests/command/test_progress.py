@@ -138,7 +138,7 @@ def test_the_line_of_a_terminal_runs_on_and_is_one_line():
     assert file.getvalue().count("\n") == 1
 
 
-def answer(plan=None, **known):
+def answer(plan=None, command="", **known):
     """What `tune` says at its end about a plan and all that is `known` of it."""
     given = {"speedup": Ratio(2.0, 1.9, 2.1), "verdict": None, "outcome": Outcome.FASTER} | known
     result = Result(
@@ -155,7 +155,7 @@ def answer(plan=None, **known):
         **given,
     )
     file = io.StringIO()
-    endings.tuned(result, "train.py:job", Console(file=file, width=80))
+    endings.tuned(result, "train.py:job", Console(file=file, width=80), command=command)
     return " ".join(file.getvalue().split())
 
 
@@ -227,6 +227,16 @@ def test_what_was_not_measured_is_not_called_slow(outcome, first):
     assert said.startswith(f"{first} The machine was busy.")
     assert "faster beyond noise" not in said
     assert "vivace tune train.py:job --budget balanced --out 'my runs/tune'" in said
+
+
+def test_too_little_time_names_the_budget_that_says_more():
+    command = "vivace tune train.py:job --budget 40 --allow exact --out runs/tune"
+    known = {"outcome": Outcome.TIME_ENDED, "reason": "compile was not tried", "more_time": "5m"}
+    said = answer({}, command=command, **known)
+    assert said.startswith("Too little time was given, and nothing is decided: give --budget 5m. Compile")
+    assert "train as you do" not in said
+    assert "Next: vivace tune train.py:job --budget 5m --allow exact --out runs/tune" in said
+    assert "budget='5m'" in answer({}, command="vivace.tune(job, budget=40, allow='exact')", **known)
 
 
 @pytest.mark.parametrize(("data", "told"), [("training", True), ("validation", False), (None, False)])

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
 from vivace.measuring import beside
-from vivace.measuring.beside import evaluation_seconds, saving_seconds
+from vivace.measuring.beside import evaluation_seconds, saving_seconds, tried_evaluation
 from vivace.measuring.worker import Worker
 from vivace.plan import Plan
 from vivace.session.opening import start
@@ -68,6 +68,20 @@ def test_without_a_metric_or_with_one_that_fails_nothing_is_known():
 
     assert timed(dataclasses.replace(mlp(), metric=None), 1.0) is None
     assert timed(dataclasses.replace(mlp(), metric=failing, validation=held_out), 1.0) is None
+
+
+def test_a_metric_that_fails_is_named_unless_it_was_cut_short():
+    def failing(model, batches):
+        if sum(1 for _ in batches):
+            raise ValueError("no class 3 in it")
+
+    job = dataclasses.replace(mlp(), metric=failing, validation=held_out)
+    features = Worker(job, vivace.inspect().to_dict()).profile()["features"]
+    assert "no class 3 in it" in features["metric_fault"]
+    sound = dataclasses.replace(job, metric=lambda model, batches: 1.0)
+    assert not Worker(sound, vivace.inspect().to_dict()).profile()["features"]["metric_fault"]
+    with start(job, Plan(), vivace.inspect()) as session:
+        assert tried_evaluation(session, job, 0.0)[1] == ""
 
 
 def test_a_checkpoint_is_timed_and_gone(tmp_path, monkeypatch):

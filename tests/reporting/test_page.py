@@ -213,7 +213,7 @@ def test_the_verdict_of_another_plan_says_nothing_about_this_one(kept, ledger, t
 
 def test_without_trials_the_page_still_names_job_and_machine(ledger, tune_folder):
     text = read(tune_folder(ledger[:1])).text
-    assert "Interrupted before anything faster was found: train as you do" in text
+    assert "Interrupted before anything faster was found: nothing is decided" in text
     assert "No trial was measured." in text
     assert "NVIDIA H100" in text
 
@@ -244,6 +244,7 @@ def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
         ("none_kept", "Nothing faster kept its promise: train as you do."),
         ("could_not_measure", "Nothing is decided."),
         ("nothing_tried", "Nothing was tried, and nothing is decided."),
+        ("time_ended", "Too little time was given, and nothing is decided."),
         ("too_short", "This training is too short to tune: train as you do."),
     ],
 )

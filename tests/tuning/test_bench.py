@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import vivace
-from vivace.errors import Refused, VivaceError
+from vivace.errors import JobError, Refused, Unsteady, VivaceError
 from vivace.job import load
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.measuring.paired import Comparison, compare_in_turns
@@ -82,10 +82,17 @@ def test_a_drift_between_the_turns_is_in_the_interval():
     assert noted == [f"{what} {seconds}" for seconds in (1.0, 0.5, 1.2) for what in ("opened", "closed")]
 
 
+def test_turns_between_which_the_machine_changed_say_nothing():
+    turns = [lambda s=s: Steady(s, []) for s in (0.5, 1.0, 2.0)]
+    with pytest.raises(Unsteady, match=r"ratio 0\.50 to 2\.00 between"):
+        compare_in_turns(turns, seconds=0.0)
+
+
 class Crowded:
     """A contestant that runs out of memory beside another one."""
 
     joules_per_sample = None
+    child = SimpleNamespace(alive=True)
 
     def __init__(self):
         self.full = 0
@@ -120,6 +127,37 @@ def test_where_one_takes_the_memory_of_the_other_they_take_turns(tmp_path, monke
         found = made._compared(Crowded, seconds=1.0)[1].ratio.estimate
     assert (timed, found) == ((["beside"], 0.5) if memory else (["beside", "in turns"], 2.0))
     assert made.apart == (not memory)
+
+
+def test_a_verdict_of_another_version_does_not_stop_a_search(tmp_path):
+    source, ledger = Source(f"{STAGE}:large"), Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("verdict", {"judgement": "of another version"})
+    made = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    made.facts = {"signature": "job"}
+    with contextlib.closing(made):
+        made.recall()
+    assert made.known == {}
+
+
+def test_data_that_fail_in_a_trial_end_that_and_not_the_search(tmp_path, monkeypatch):
+    """In a candidate's process, or in the reference's, which is then opened anew."""
+    parked = []
+
+    def compare(*_, **__):
+        raise JobError("sample 159 cannot be read")
+
+    for name in ("_lone", "_resident", "_open"):
+        monkeypatch.setattr(Bench, name, lambda *_, **__: Crowded())
+    monkeypatch.setattr(Bench, "_admit", lambda *_: {})
+    monkeypatch.setattr(Bench, "park", lambda self: parked.append(True))
+    monkeypatch.setattr(bench_module, "compare", compare)
+    source, ledger = Source(f"{STAGE}:large"), Ledger(tmp_path / "ledger.jsonl")
+    made = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    made.facts = {"signature": "job"}
+    with contextlib.closing(made):
+        trial = made.measure(Plan(), seconds=1.0, comparing=1.0)
+    assert (trial.status, trial.reason) == ("failed", "sample 159 cannot be read")
+    assert parked
 
 
 def test_what_the_winner_compiled_is_found_by_train(tmp_path, monkeypatch):

@@ -201,6 +201,48 @@ def test_without_time_nothing_is_tried():
     assert {name for plan in player.left_out for name in plan.names} == set(NAMES)
 
 
+def test_where_the_time_ended_before_what_is_likely_to_help_nothing_is_decided():
+    """All together were slower, which says nothing of each; none was timed by itself."""
+    player = Player(lambda plan, spent: near(0.5), seconds=13.0)
+    more = {"seconds": 40.0, "left_seconds": 24.0, "step_seconds": 0.02}
+    search = player.play(setting(offer(*NAMES, "compile"), **more))
+    assert [len(plan) for plan in player.measured] == [3]
+    found = search.conclusion
+    assert found.outcome == Outcome.TIME_ENDED
+    assert not found.outcome.answered
+    assert found.reason.endswith("ended before channels_last and 3 more, likely to help, ran alone")
+    assert found.more_time == "5m"
+    again = player.play(setting(offer(*NAMES, "compile"), **more | {"seconds": 300.0, "left_seconds": 284.0}))
+    assert again.conclusion.outcome == Outcome.NOTHING_HELPS
+    assert not again.conclusion.more_time
+
+
+def test_a_trial_that_fails_as_the_time_ends_leaves_the_rest_open():
+    _, search = play(lambda plan, spent: Code.TIMED_OUT, seconds=40.0, left_seconds=12.0)
+    assert search.conclusion.outcome == Outcome.COULD_NOT_MEASURE
+    told = "1 trial failed, because because; 3 techniques not tried, because the time ended"
+    assert search.conclusion.reason.startswith(told)
+    assert search.conclusion.more_time == "2m"
+
+
+def test_a_lower_precision_comes_last_only_where_the_rest_is_faster_without_it():
+    """What makes all together slow may be another one: then the precision has its turn by its promise."""
+    offered = (*offer("bf16_autocast", predicted=(0.7, 5.0)), *offer("channels_last", "fused_optimizer"))
+    for without, second in ((0.45, BF16), (0.9, CHANNELS)):
+        player = Player(lambda plan, _, w=without: near(0.44 if "bf16_autocast" in plan.names else w))
+        player.play(setting(offered, seconds=600.0))
+        assert [len(plan) for plan in player.measured[:2]] == [3, 2]
+        assert player.measured[2] == second
+
+
+def test_what_is_not_likely_to_help_leaves_no_question_open():
+    player = Player(lambda plan, spent: near(0.5), seconds=13.0)
+    unlikely = offer("channels_last", "fused_optimizer", predicted=(0.95, 1.1))
+    search = player.play(setting(unlikely, seconds=40.0, left_seconds=16.0))
+    assert len(player.measured) == 1
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+
+
 def test_what_cannot_act_is_an_answer():
     ruled_out = Trial({"tf32": {}}, "a", "m", "j", "refused", "on cuda", code=Code.RULED_OUT)
     assert ending([ruled_out], 120.0) == (Outcome.NOTHING_HELPS, "No technique can act on this job")
@@ -615,6 +657,16 @@ def test_what_pays_in_a_graph_alone_is_tried_in_one_first():
     )
     assert set(player.measured[0].names) == set(names)
     assert "cuda_graph_step" in search.conclusion.plan.names
+
+
+@pytest.mark.parametrize("why", ["cuda_graph_step", Code.NONE, Code.OUT_OF_MEMORY, Code.TIMED_OUT])
+def test_where_a_graph_cannot_be_captured_the_rest_is_tried_together_without_it(why):
+    names = ("channels_last", "fused_optimizer", "cuda_graph_step")
+    player, search = play(
+        lambda plan, spent: why if "cuda_graph_step" in plan.names else near(1.2 ** len(plan)), names=names
+    )
+    assert [set(plan.names) for plan in player.measured[:2]] == [set(names), set(names[:2])]
+    assert set(search.conclusion.plan.names) == set(names[:2])
 
 
 def test_what_can_gain_nothing_is_not_tried_where_the_job_fits_as_it_is():

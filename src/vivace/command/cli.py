@@ -271,6 +271,7 @@ def tune(
 
         told: dict[str, object] = {"budget": budget, "allow": allow, "runs": runs if runs > 1 else None}
         told |= {"steps": steps, "memory": memory, "out": out, "device": device}
+        command = again(job, num_ranks(), **told)
         with TuneProgress(shown.quiet) as progress:
             result = run(
                 job,
@@ -281,10 +282,10 @@ def tune(
                 allow=allow,
                 out=out,
                 on_event=progress,
-                command=again(job, num_ranks(), **told),
+                command=command,
             )
         shown.document(result.to_dict())
-        shown.show(lambda console: tuned(result, job, console, details=details))
+        shown.show(lambda console: tuned(result, job, console, details=details, command=command))
         shown.exit_code = result.exit_code
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from vivace.tuning.result import Result
 
 
-def tuned(result: Result, job: str, console: Console, *, details: bool = False) -> None:
-    """What `tune` found, and with `details` all that its page holds."""
+def tuned(result: Result, job: str, console: Console, *, details: bool = False, command: str = "") -> None:
+    """What `tune` found, and with `details` all that its page holds; `command` is how it was started."""
     document = result.to_dict()
     document |= {key: short(document[key]) for key in ("plan_path", "report_path")}
     longer = document["long_plan"]
@@ -33,7 +33,7 @@ def tuned(result: Result, job: str, console: Console, *, details: bool = False) 
     content = _content(
         Path(result.report_path).parent,
         trials=tuple(result.trials),
-        run={"job": {"name": job}},
+        run={"job": {"name": job}, "command": command},
         result=document,
         verdict=result.verdict.to_dict() if result.verdict is not None else {},
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 import time
@@ -36,16 +35,30 @@ def evaluation_seconds(session: Session, job: Job, seconds: float = EVALUATING_S
     Where it takes longer than `seconds`, it is cut short, and foretold by the length of its data; where these
     have none, it is what was seen of it.
     """
+    return tried_evaluation(session, job, seconds)[0]
+
+
+def tried_evaluation(
+    session: Session, job: Job, seconds: float = EVALUATING_SECONDS
+) -> tuple[float | None, str]:
+    """The same, and why the metric fails on all of its data; empty where it does not, or was cut short."""
     if job.metric is None:
-        return None
-    timed = _Timed(session, job, seconds)
-    with contextlib.suppress(VivaceError), session.whole():
+        return None, ""
+    timed, fault = _Timed(session, job, seconds), ""
+    try:
+        _evaluate(session, job, timed)
+    except VivaceError as error:
+        fault = "" if timed.cut else str(error)
+    return timed.whole, fault
+
+
+def _evaluate(session: Session, job: Job, timed: _Timed) -> None:
+    with session.whole():
         with Streams(derive(0, "data")):
             loader = call(job, "data" if job.validation is None else "validation")
         timed.length = known_length(loader)
         one = dataclasses.replace(job, metric=timed, validation=lambda: loader)
         Evaluation(one, session, 0).metric()
-    return timed.whole
 
 
 class _Timed:

@@ -20,6 +20,6 @@ def parse_budget(budget: str | float) -> float | None:
     if seconds is None or not 5 <= seconds <= LONGEST_SECONDS:
         raise InputError(
             f"the budget is {budget!r}; it must be fast, balanced, max, auto, a time such as 5m, or seconds "
-            "from 5 on"
+            "from 5 on, 30 days at most"
         )
     return seconds

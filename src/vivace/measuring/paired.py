@@ -331,7 +331,8 @@ def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: f
     """Reference, candidate, reference again, each opened, timed and closed before the next one is opened.
 
     For what does not fit on the device together. A candidate's block is paired with the mean of the
-    reference's two turns; the interval holds the ratio to either turn, between which minutes may lie.
+    reference's two turns; the interval holds the ratio to either turn, between which minutes may lie. Raises
+    Unsteady as `compare` does.
     """
     turns = []
     for opening in openings:
@@ -344,7 +345,13 @@ def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: f
     pairs = tuple(((b + a) / 2, m) for b, m, a in zip(before, middle, after, strict=False))
     ratio = speed_ratio(pairs)
     either = [speed_ratio(list(zip(turn, middle, strict=False))).estimate for turn in (before, after)]
-    return Comparison(Ratio(ratio.estimate, min(ratio.low, *either), max(ratio.high, *either)), pairs)
+    ratio = Ratio(ratio.estimate, min(ratio.low, *either), max(ratio.high, *either))
+    if ratio.wide and ratio.low <= 1.0 <= ratio.high:
+        raise Unsteady(
+            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} between "
+            "the reference's turns before and after"
+        )
+    return Comparison(ratio, pairs)
 
 
 def _blocks(contestant: Contestant, seconds: float) -> list[float]:

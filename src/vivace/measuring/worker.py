@@ -24,7 +24,7 @@ from vivace.errors import JobError, VivaceError
 from vivace.job import Batch, Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
-from vivace.measuring.beside import evaluation_seconds, saving_seconds
+from vivace.measuring.beside import evaluation_seconds, saving_seconds, tried_evaluation
 from vivace.measuring.loading import limit_beside
 from vivace.observing.observe import COUNTED_STEPS, live_bytes, minor_faults, observe, peak_of
 from vivace.observing.reference import profile_reference
@@ -160,8 +160,9 @@ class Worker:
     ) -> dict[str, Any]:
         """The reference's `Profile`: what bounds the gain of each technique; with `num_ranks` as `check`.
 
-        Its features hold what a training takes beside its steps: ``evaluation_seconds`` and, on the disk of
-        `folder`, ``checkpoint_seconds`` and ``end_seconds``.
+        Its features hold what a training takes beside its steps: ``evaluation_seconds`` or
+        ``metric_fault``, why the metric fails; and, on the disk of `folder`, ``checkpoint_seconds`` and
+        ``end_seconds``.
         """
         with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
             loader = call(self.job, "data")
@@ -170,7 +171,8 @@ class Worker:
             if num_ranks == 1:  # the cores of several are not divided among them
                 beside = limit_beside(session, self.job, loader, batches[0], found)
                 found.features["loading_limit"] = found.features["loading_limit"] or beside
-            found.features["evaluation_seconds"] = evaluation_seconds(session, self.job)
+            evaluated = tried_evaluation(session, self.job)
+            found.features["evaluation_seconds"], found.features["metric_fault"] = evaluated
             if folder is not None:
                 saving = saving_seconds(session, Path(folder))
                 found.features.update(zip(("checkpoint_seconds", "end_seconds"), saving, strict=True))

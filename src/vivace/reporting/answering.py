@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,7 +67,8 @@ def _gain(content: Content) -> tuple[str, str, str]:
         return "", _unfinished(content), "open"
     if outcome in phrases.ENDINGS or speedup is None:
         outcome = outcome if outcome in phrases.ENDINGS else Outcome.NOTHING_HELPS
-        return "", phrases.ENDINGS[outcome], "plain" if outcome.answered else "open"
+        more = f": give {_budget(content)}" if result.get("more_time") else ""
+        return "", f"{phrases.ENDINGS[outcome]}{more}", "plain" if outcome.answered else "open"
     if content.broken:
         return "", "Not the same model", "bad"
     bounds = words.interval(speedup.low, speedup.high)
@@ -111,7 +113,7 @@ def _gains_nothing(content: Content) -> bool:
 def _unfinished(content: Content) -> str:
     best = content.best
     if best is None:
-        return "Interrupted before anything faster was found: train as you do"
+        return "Interrupted before anything faster was found: nothing is decided"
     bounds = words.interval(best.ratio.low, best.ratio.high)
     return (
         f"Interrupted; best so far {words.fast(best.ratio)} ({bounds}) by {best.name}, neither confirmed nor "
@@ -244,8 +246,30 @@ def _next(content: Content) -> tuple[str, ...]:
             return (f"vivace.train(job, {plan!r})",)
         return (f"{vivace} train {job} --plan {shlex.quote(plan)}",)
     if not result or content.broken or not content.outcome.answered:
-        return (command,) if in_python else (f"{vivace} tune {job} --budget balanced --out {folder}",)
+        return (_again(content, f"{vivace} tune {job} --budget balanced --out {folder}"),)
     return ("vivace.profile(job)",) if in_python else (f"{vivace} profile {job}",)
+
+
+def _budget(content: Content) -> str:
+    """The larger budget that a search needs, as the person gives it."""
+    more = str(content.result.get("more_time"))
+    in_python = str(content.run.get("command") or "").startswith("vivace.")
+    return f"budget={more!r}" if in_python else f"--budget {more}"
+
+
+def _again(content: Content, plain: str) -> str:
+    """The command of a search once more, with the larger budget where it needs one.
+
+    `plain` is what it is where nothing tells how it was started.
+    """
+    command, more = str(content.run.get("command") or ""), str(content.result.get("more_time") or "")
+    if command.startswith("vivace."):
+        given = command if "budget=" in command else f"{command.removesuffix(')')}, budget='auto')"
+        return re.sub(r"budget=[^,)]*", _budget(content), given) if more else command
+    words = shlex.split(command) if command else shlex.split(plain)
+    if more and "--budget" in words[:-1]:
+        words[words.index("--budget") + 1] = more
+    return shlex.join(words)
 
 
 def _launched(document: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ ENDINGS = {  # of a search that has no faster plan
     Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
     Outcome.COULD_NOT_MEASURE: "Nothing is decided",
     Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
+    Outcome.TIME_ENDED: "Too little time was given, and nothing is decided",
     Outcome.TOO_SHORT: "This training is too short to tune: train as you do",
 }
 _ROLES = {

@@ -39,7 +39,7 @@ MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was over
 FIRST_ROUND = 1  # the seed of a confirmation's first pair of processes, in which the metric is timed, too
 LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
-ENDS = (Refused, ChildFailed, RankLost)  # what ends a trial, and nothing else
+ENDS = (Refused, ChildFailed, RankLost, JobError)  # what ends a trial, and nothing else
 # Of a plan; what was asked for, the time or the machine decided.
 _TELLING_NOTHING = (
     Code.RULED_OUT,
@@ -199,7 +199,8 @@ class Bench:
 
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
-        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if verdict["kept"] is False]
+        verdicts = [one for one in self.ledger.read("verdict") if isinstance(one.get("plan"), dict)]
+        broken = [verdict["plan"] for verdict in verdicts if verdict.get("kept") is False]
         needed = self.needed.to_dict()
         added = [{name: v for name, v in plan.items() if needed.get(name) != v} for plan in broken]
         guilty = [plan.items() for plan in added if len(plan) == 1]
@@ -262,6 +263,8 @@ class Bench:
             outcome = _without_ratio(plan, error)
             out_of_memory = isinstance(error, ChildFailed) and error.lacked_memory
             self.apart = self.alone or (self.apart and not out_of_memory)
+            if isinstance(error, JobError):  # it may be the reference's, whose data then give no more batches
+                self.park()
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )

@@ -22,8 +22,13 @@ def cannot_pay(saved_seconds: float, trial_seconds: float, high: float) -> str:
     )
 
 
-def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:
-    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop."""
+def ending(
+    trials: Sequence[Trial], budget_seconds: float, waiting: Sequence[str] = ()
+) -> tuple[Outcome, str]:
+    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop.
+
+    `waiting` are the techniques likely to help for which the time ended before they were timed by themselves.
+    """
     timed = [trial for trial in trials if trial.role == "candidate" and trial.techniques]
     measured = [trial for trial in timed if trial.status == "measured"]
     failed = _undecided(timed)
@@ -31,11 +36,12 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
     if not measured and failed:
         told = _failures(failed)
         again = "; the same command goes on" if any(t.code == Code.UNSTEADY for t in failed) else ""
+        again += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
         return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}{again}"
     spared = sum(trial.code == Code.CANNOT_PAY for trial in timed)
     if not measured and left_out:
         told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
-        return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
+        return Outcome.NOTHING_TRIED, told
     if measured:
         told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
     elif spared:
@@ -43,6 +49,10 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
     else:
         told = "No technique can act on this job"
     told += f"; {_failures(failed)}" if failed else ""
+    if waiting:
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        told += f"; the time ended before {waiting[0]}{more}, likely to help, ran alone"
+        return Outcome.TIME_ENDED, told
     told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
     if measured and spared:
         told += f"; {count(spared, 'technique')} not tried, which can save less than trying costs"
@@ -59,7 +69,8 @@ def _failures(failed: Sequence[Trial]) -> str:
     """Why trials have no ratio, and how busy others were meanwhile."""
     unsteady = [trial for trial in failed if trial.code == Code.UNSTEADY]
     if not unsteady:
-        return f"{count(len(failed), 'trial')} failed, the last because {failed[-1].reason}"
+        last = "because" if len(failed) == 1 else "the last because"
+        return f"{count(len(failed), 'trial')} failed, {last} {failed[-1].reason}"
     told = f"the machine was too unsteady for {count(len(unsteady), 'trial')}{_beside(unsteady)}"
     others = len(failed) - len(unsteady)
     return told + (f", and {count(others, 'trial')} failed" if others else "")

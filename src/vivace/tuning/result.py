@@ -61,7 +61,8 @@ class Result:
     whether the job can be verified by its metric, `metric_data` whether that is of ``validation`` or
     ``training`` data. Of several `ranks` the figures are of all together, `reference` holds what makes them
     train one model, and under it they are `over_one_rank` times as fast as one. `memory_bytes` is the
-    largest peak that was allowed, if there was a limit.
+    largest peak that was allowed, if there was a limit. `more_time` is the budget, such as ``5m``, that says
+    more, where the given one ended before what is likely to help was tried.
     """
 
     plan: Plan
@@ -92,6 +93,7 @@ class Result:
     ranks: int = 1
     over_one_rank: float | None = None
     memory_bytes: int | None = None
+    more_time: str = ""
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Result:
@@ -171,6 +173,7 @@ class Result:
             "ranks": self.ranks,
             "over_one_rank": self.over_one_rank,
             "memory_bytes": self.memory_bytes,
+            "more_time": self.more_time,
         }
 
 

@@ -6,6 +6,7 @@ the same answers lead to the same questions and to the same plan, also from a le
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator, Iterator
 from typing import TypeVar
@@ -32,7 +33,7 @@ from vivace.tuning.requests import (
 from vivace.tuning.result import LongPlan, prefixes
 from vivace.tuning.setting import Conclusion, Setting, is_coarse
 from vivace.tuning.standing import Standing
-from vivace.tuning.times import PATIENCE_SECONDS, TIMING_SECONDS
+from vivace.tuning.times import PATIENCE_SECONDS, TIMING_SECONDS, enough
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
@@ -52,16 +53,14 @@ class Search(Standing):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.left = setting.left_seconds  # of the budget
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
         self.cannot_pay_more = False
         self._made_less: set[str] = set()  # plans out of which nothing is to be dropped any more
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
-        self._slow_precision = False  # was all together, with a lower one, no faster than fp32?
+        self._slow_precision: Trial | None = None  # of all together with a lower one, no faster than fp32
         self._ranks_kept: Verdict | None = None  # of the reference of several ranks
-        self._kept_seconds: float | None = None  # of the budget, once a promise was broken
         self._course = self._everything()
         self._request: Request | None = next(self._course, None)
 
@@ -151,17 +150,25 @@ class Search(Standing):
             plan = self.setting.needed if found or trial is None else self._without_fault(plan, trial)
 
     def _without_fault(self, plan: Plan, trial: Trial) -> Plan:
-        """What to try together instead: all but what refused; where they were no faster than a plan in fp32,
-        all but the coarser precision, which slows some models down whatever its company.
+        """What to try together instead: all but what refused; where they failed, all but what captures the
+        step; where they were no faster than a plan in fp32, all but the coarser precision, which slows some
+        models down whatever its company.
         """
         if trial.status == "refused":
             spared = trial.technique and trial.technique not in self.setting.needed.names
             return plan.without(trial.technique) if spared else self.setting.needed
+        captures = [one.name for one in self.setting.chosen(plan) if one.card.captures]
+        if trial.status == "failed" and trial.code != Code.UNSTEADY and captures:
+            for name in captures:
+                plan = self.setting.less(plan, name)
+            return plan
         faulty = [one.name for one in self.setting.chosen(plan) if is_coarse(plan, one.name)]
-        timed = trial.ratio is not None and self.reference_fits
+        timed, coarser = trial.ratio is not None and self.reference_fits, self._slow_precision
+        if coarser and coarser.ratio and trial.ratio and trial.ratio.low <= coarser.ratio.high:
+            self._slow_precision = None  # without it they are as slow
         if not (timed and faulty) or set(faulty) & set(self.best.names):
             return self.setting.needed
-        self._slow_precision = True
+        self._slow_precision = trial
         for name in faulty:
             plan = self.setting.less(plan, name)
         return plan
@@ -188,7 +195,9 @@ class Search(Standing):
         def rank(candidate: Candidate) -> tuple[int, float]:
             adds = len(self.best.adding(candidate.technique)) > len(self.best)
             seconds = self.times.trial(candidate.on(self.best))
-            slow = self._slow_precision and is_coarse(candidate.on(self.best), candidate.technique.name)
+            slow = self._slow_precision is not None and is_coarse(
+                candidate.on(self.best), candidate.technique.name
+            )
             kind = 2 if slow or candidate.promise < 1.0 else 0 if adds else 1
             kind = 3 if self._warms_up_too_long(candidate) else kind
             gain = math.log(max(candidate.promise, 1e-9))  # a card may bound it by 0
@@ -372,7 +381,9 @@ class Search(Standing):
         the time left allows?
         """
         name = candidate.technique.name
-        if name in self._too_coarse or self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._free():
+        if name in self._too_coarse or self._too_slow.get(candidate.technique, 0.0) > 0.7 * max(
+            0.0, self._free()
+        ):
             return True
         if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
             return True
@@ -412,45 +423,6 @@ class Search(Standing):
         if len(added) == 1:
             self._cannot_pay[added[0].technique] = cannot_pay(saved, price, high)
         return False
-
-    # Time
-
-    def _free(self) -> float:
-        """Seconds that may still go into finding plans: less what the baselines, dropping, verifying and
-        confirming need. Where there is nothing to verify, nothing is kept for that.
-        """
-        if self._kept_seconds is not None:
-            return self.left - self._kept_seconds
-        kept = self._baselines_seconds
-        ranking = self.ranking()
-        if ranking:
-            kept += self.times.settling(ranking[0]) + self._dropping_seconds
-        return self.left - kept
-
-    @property
-    def _dropping_seconds(self) -> float:
-        """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
-        least: one trial for each that changes numbers, and one for all others.
-        """
-        chosen = self.setting.chosen(self.best)
-        coarse, exact = list[float](), list[float]()
-        for technique in chosen if len(chosen) > 1 else ():
-            part = self.setting.less(self.best, technique.name)
-            if part.id not in self.measured:
-                kind = exact if technique.card.numerics == Numerics.EXACT else coarse
-                kind.append(self.times.trial(part))
-        least = sum(coarse) + max(exact, default=0.0)
-        return max(least, min(sum(coarse) + sum(exact), 0.2 * self.setting.budget_seconds))
-
-    @property
-    def _baselines_seconds(self) -> float:
-        """What the first further baseline takes; 0 where that is more than a tenth of the budget."""
-        seconds, _ = self.times.baselines()
-        affordable = self.setting.num_baselines and seconds <= 0.1 * self.setting.budget_seconds
-        return seconds if affordable else 0.0
-
-    def _time_for(self, plan: Plan) -> bool:
-        return self._free() > self.times.start(plan)
 
     # Settling
 
@@ -578,10 +550,41 @@ class Search(Standing):
         """No plan is worth verifying; one whose warm-up does not pay is named as one for longer runs."""
         fastest = self.fastest()
         if fastest is None:
-            return self._end(*ending(self.trials, self.setting.budget_seconds))
+            waiting = self._waiting()
+            names = [candidate.technique.name for candidate in waiting]
+            outcome, reason = ending(self.trials, self.setting.budget_seconds, names)
+            self._end(outcome, reason)
+            if waiting or outcome == Outcome.NOTHING_TRIED:
+                more = self._more_time(waiting or list(self.setting.candidates))
+                self.conclusion = dataclasses.replace(self.conclusion, more_time=more)
+            return None
         reason = f"{fastest}{does_not_pay(self.measured[fastest.id], self.setting.steps)}"
         long_plan = self._long_plan(self.setting.base, verified=False)
         return self._end(Outcome.NOTHING_HELPS, reason, long_plan)
+
+    def _waiting(self) -> list[Candidate]:
+        """What is likely to bring more than noise, and was not tried by itself because the time ended.
+
+        That all together was slower says nothing of each.
+        """
+        waiting, tried = dict[str, Candidate](), set[str]()
+        for candidate in self.setting.candidates:
+            plan, name = candidate.on(self.setting.base), candidate.technique.name
+            if plan.id in self.measured or plan == self.setting.base:
+                tried.add(name)
+            likely = candidate.promise >= CLEARLY_BETTER and not self._banned & set(candidate.techniques)
+            if likely and not self._hopeless(plan, candidate) and not self._warms_up_too_long(candidate):
+                waiting.setdefault(name, candidate)
+        return [candidate for name, candidate in waiting.items() if name not in tried]
+
+    def _more_time(self, waiting: list[Candidate]) -> str:
+        """A budget in which these can be tried as well, and the best of them settled."""
+        plans = [candidate.on(self.setting.base) for candidate in waiting]
+        seen = max((trial.seconds for trial in self.trials), default=0.0)  # warm-up included
+        seconds = self.setting.budget_seconds - self.left
+        seconds += sum(max(seen, self.times.trial(plan)) for plan in plans)
+        seconds += max(map(self.times.settling, plans), default=0.0)
+        return enough(max(seconds, 1.5 * self.setting.budget_seconds))
 
     def _end(self, outcome: Outcome, reason: str, long_plan: LongPlan | None = None) -> None:
         self.conclusion = Conclusion(self.setting.base, ONE, outcome, reason, None, long_plan)

@@ -111,7 +111,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Conclusion:
-    """The plan of a search, how much faster than the reference it is, and why it is no other."""
+    """The plan of a search, how much faster than the reference it is, and why it is no other.
+
+    `more_time` is the budget, such as ``5m``, that says more, where the given one ended first.
+    """
 
     plan: Plan
     speedup: Ratio
@@ -119,6 +122,7 @@ class Conclusion:
     reason: str = ""
     verdict: Verdict | None = None
     long_plan: LongPlan | None = None
+    more_time: str = ""
 
 
 def is_coarse(plan: Plan, name: str) -> bool:

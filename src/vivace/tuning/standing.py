@@ -1,4 +1,6 @@
-"""How plans stand that were measured: which are faster, and with which the training ends first."""
+"""How plans stand that were measured: which are faster, with which the training ends first, and how much time
+is left to find others.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ class Standing:
         self.times = Times(
             setting.budget_seconds, setting.step_seconds, setting.opening_seconds, setting.compiling_seconds
         )
+        self.left = setting.left_seconds  # of the budget
+        self._kept_seconds: float | None = None  # of the budget, once a promise was broken
         self.trials: list[Trial] = []
         self.measured: dict[str, Trial] = {}  # by plan, its last trial
         self.best, self.best_ratio, self.best_peak = setting.base, ONE, setting.peak_bytes
@@ -107,3 +111,42 @@ class Standing:
             if trial.ratio.low > 1.0 or not self.reference_fits:
                 found.append((plan, trial.ratio, self.warmup(trial)))
         return found
+
+    # Time
+
+    def _free(self) -> float:
+        """Seconds that may still go into finding plans: less what the baselines, dropping, verifying and
+        confirming need. Where there is nothing to verify, nothing is kept for that.
+        """
+        if self._kept_seconds is not None:
+            return self.left - self._kept_seconds
+        kept = self._baselines_seconds
+        ranking = self.ranking()
+        if ranking:
+            kept += self.times.settling(ranking[0]) + self._dropping_seconds
+        return self.left - kept
+
+    @property
+    def _dropping_seconds(self) -> float:
+        """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
+        least: one trial for each that changes numbers, and one for all others.
+        """
+        chosen = self.setting.chosen(self.best)
+        coarse, exact = list[float](), list[float]()
+        for technique in chosen if len(chosen) > 1 else ():
+            part = self.setting.less(self.best, technique.name)
+            if part.id not in self.measured:
+                kind = exact if technique.card.numerics == Numerics.EXACT else coarse
+                kind.append(self.times.trial(part))
+        least = sum(coarse) + max(exact, default=0.0)
+        return max(least, min(sum(coarse) + sum(exact), 0.2 * self.setting.budget_seconds))
+
+    @property
+    def _baselines_seconds(self) -> float:
+        """What the first further baseline takes; 0 where that is more than a tenth of the budget."""
+        seconds, _ = self.times.baselines()
+        affordable = self.setting.num_baselines and seconds <= 0.1 * self.setting.budget_seconds
+        return seconds if affordable else 0.0
+
+    def _time_for(self, plan: Plan) -> bool:
+        return self._free() > self.times.start(plan)

@@ -90,6 +90,12 @@ def beforehand(length: Length, budget_seconds: float, *, given: bool) -> str:
     )
 
 
+def enough(seconds: float) -> str:
+    """The next larger budget that a person would give, such as ``5m``."""
+    minutes = next((one for one in (1, 2, 5, 10, 20, 30, 60) if 60 * one >= seconds), 0)
+    return f"{minutes}m" if minutes else f"{math.ceil(seconds / 3600)}h"
+
+
 def late(beyond_seconds: float) -> str:
     """What a person should know when settling begins that ends so long after the budget."""
     return (

@@ -206,6 +206,9 @@ class _Tuning:
         self.limit = profile.features.get("loading_limit", "")
         if self.limit:
             bench.on_event("notice", {"text": self.limit})
+        if fault := profile.features.get("metric_fault"):
+            text = f"{fault}; train would stop at its first evaluation"
+            bench.on_event("notice", {"text": text})
 
     def run(self) -> Result:
         """Search as long as it asks, and write down what it found.
@@ -504,6 +507,7 @@ class _Tuning:
             ranks=bench.company.world_size,
             over_one_rank=here(bench.law)["speedup"] if bench.law else None,
             memory_bytes=bench.memory,
+            more_time=conclusion.more_time,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)
