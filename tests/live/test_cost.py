@@ -506,20 +506,32 @@ def test_between_plans_that_are_slow_on_copies_the_script_goes_on(timed, monkeyp
     assert ran["planted_gain",] < ran["planted_other",]
 
 
-def test_where_kernels_draw_masks_of_their_own_no_step_is_held_against_another(turned):
-    """As attention's dropout on a GPU: of a kept step nothing is said that its masks explain."""
-    model = runpy.run_path(str(HIDING))["job"]().model()
+def proof_of(name, turned):
+    """Of a kept step of a training in `HIDING`."""
+    torch.manual_seed(0)
+    model = runpy.run_path(str(HIDING))[name]().model()
     optimizer, values = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 8)
     kept = KeptCall(model, [optimizer], (values,), {})
     outputs = model(values)
     kept.returned(outputs)
     outputs.sum().backward()
     kept.end()
-    proof = course.Proof(kept, course.inspect(), turned().clock)
+    return course.Proof(kept, course.inspect(), turned().clock)
+
+
+def test_where_kernels_draw_masks_of_their_own_no_step_is_held_against_another(turned):
+    """Nothing is said of a kept step that its masks explain."""
+    proof = proof_of("job", turned)
     verdict = proof.judge(Plan.from_dict({"bf16_autocast": {}}))
     assert not verdict.kept
     assert "drawn inside of kernels" in verdict.reason
     assert proof.judge(Plan.from_dict({"fused_optimizer": {}})).kept
+
+
+def test_attention_leaves_nothing_out_where_steps_are_held_against_each_other(turned):
+    """On a GPU its kernels draw other masks in 16 bits, from the same stream."""
+    verdict = proof_of("attending", turned).judge(Plan.from_dict({"bf16_autocast": {}}))
+    assert verdict.kept, verdict.reason
 
 
 def test_a_proof_that_takes_too_long_is_interrupted_and_goes_on_with_what_it_has(monkeypatch, turned):

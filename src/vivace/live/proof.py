@@ -154,7 +154,9 @@ class Proof:
                 raise
             raise failed(f"a copy of its model fails: {type(error).__name__}", error) from None
         self.replay_seconds = clock.wall() - begin
-        self._require_the_same_step(self.replay(Plan(), ordered=False) if self.rearranged else self.reference)
+        # As the script draws, and compiled code.
+        self._unordered = self.replay(Plan(), ordered=False) if self.rearranged else self.reference
+        self._require_the_same_step(self._unordered)
 
     def expected_seconds(self, plan: Plan) -> float:
         """What `judge` will take, about; at most, once that has come to no end."""
@@ -220,7 +222,7 @@ class Proof:
         root, optimizers, arguments, keywords = things
         if not plan.compiles:
             self._require_time(self.replay_seconds)
-        draws = LogicalDraws()
+        draws = LogicalDraws(attention=False)
         alike: AbstractContextManager[Any] = nullcontext()
         if plan.compiles:  # whose random numbers cannot be led
             alike, ordered = compiler.equal_random_numbers(), False
@@ -409,7 +411,7 @@ class Proof:
 
     def _held(self, plan: Plan, found: Replay) -> Verdict:
         """Raises Refused where a step that only rounds otherwise fails."""
-        reference = self.reference
+        reference = self._unordered if plan.compiles else self.reference
         if plan.promise == Numerics.EXACT and not _apart(found, reference):
             return Verdict(True)
         if reason := otherwise(found.left, reference.left):

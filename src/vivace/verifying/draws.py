@@ -16,23 +16,29 @@ from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
 
 # Those that fill a tensor like another one; attention's own dropout is its kernel's affair.
 LIKE = ("rand_like", "randn_like", "randint_like", "bernoulli", "native_dropout", "normal", "poisson")
+ATTENTIONS_SHARE = "dropout_p"  # the argument of its operators, forward and backward
 HALVES = (torch.float16, torch.bfloat16)
 
 
 class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
     """Draw random numbers into contiguous tensors of at least 32 bits, and copy them to where they belong.
 
-    `rearranged` says whether that was ever another order than torch's own; `inside` names what drew inside of
-    its kernel, of which this changes nothing.
+    `rearranged` says whether that was ever otherwise than torch's own; `inside` names what drew inside of its
+    kernel. With `attention` unset, attention leaves nothing out, forward and backward: its kernels draw their
+    masks themselves, those for 16 bits other ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, attention: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.attention = attention
         self.rearranged = False
         self.inside: set[str] = set()
 
     def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; one that draws, on plain stand-ins of its tensors."""
+        if not self.attention and (given := _without_dropout(func, args, kwargs)) is not None:
+            self.rearranged = True
+            return func(*given[0], **given[1])
         if torch.Tag.nondeterministic_seeded not in func.tags or "out" in kwargs:
             return func(*args, **kwargs)
         first, name = args[0] if args else None, schema_of(func).name.removeprefix("aten::")
@@ -56,6 +62,20 @@ class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
         plain |= {"memory_format": torch.contiguous_format} if "memory_format" in kwargs else {}
         drawn = func(*map_tensors(tuple(args), _as_plain), **plain)
         return map_tensors(drawn, lambda tensor: _like(tensor, like, below_one))
+
+
+def _without_dropout(
+    func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """The arguments of an operator of attention, but for its dropout; None where it has none."""
+    names = [argument.name for argument in schema_of(func).arguments]
+    if ATTENTIONS_SHARE not in names:
+        return None
+    place, given = names.index(ATTENTIONS_SHARE), list(args)
+    if place < len(given):
+        share, given[place] = given[place], 0.0
+        return (given, kwargs) if share else None
+    return (given, {**kwargs, ATTENTIONS_SHARE: 0.0}) if kwargs.get(ATTENTIONS_SHARE) else None
 
 
 def inside_of(func: Operator, args: tuple[Any, ...]) -> str:

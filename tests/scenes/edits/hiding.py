@@ -34,6 +34,33 @@ def job():
     )
 
 
+@torch.library.custom_op("drawing::attend", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def attend(x: torch.Tensor, dropout_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As attention on a GPU, whose operators name the share that they leave out."""
+    if not dropout_p:
+        return x.clone(), torch.ones_like(x)
+    kept, mask = left_out(x)
+    return kept, mask
+
+
+attend.register_autograd(
+    lambda ctx, gradient, _: (gradient * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)
+
+
+class Attending(nn.Module):
+    def forward(self, x):
+        return attend(x, 0.5)[0] if self.training else x
+
+
+def attending():
+    return dataclasses.replace(
+        jobs.mlp(),
+        model=lambda: nn.Sequential(nn.Linear(8, 32), Attending(), nn.ReLU(), nn.Linear(32, 4)),
+    )
+
+
 def in_half():
     plain = job()
 
