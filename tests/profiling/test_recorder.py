@@ -779,6 +779,21 @@ def test_a_thread_that_trains_is_followed(recorded, batches):
     assert (record["updates"], record["fetches"], record["samples"]) == (1, 1, 32)
 
 
+@pytest.mark.usefixtures("brief_experiments")
+def test_nothing_is_traced_on_a_thread_that_may_end_within_a_step(recorded, batches):
+    """torch crashed where it did: here each step is a thread's last."""
+    loop = Loop(batches[:1])
+
+    def epoch():
+        thread = threading.Thread(target=loop)
+        thread.start()
+        thread.join()
+
+    missing = recorded(epoch)[0]["missing"]
+    assert sum("it trains on a thread" in reason for reason in missing) == 1, missing
+    assert not any("the run ended" in reason for reason in missing)
+
+
 class Adapted(nn.Module):
     """A large body that is frozen, with statistics and a small head that trains."""
 

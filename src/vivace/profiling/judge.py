@@ -174,15 +174,19 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None,
     found = []
     state = record["state"]
     ended = "Vivace's own fault ended the recording" if record.get("problems") else "the run ended"
-    if not facts:
+    if on_a_thread := record.get("on_a_thread"):
+        found.append(
+            "operators, modules, operations and bytes: it trains on a thread, which may end meanwhile"
+        )
+    if not facts and not on_a_thread:
         found.append(f"operators, modules, memory over time: {ended} while '{state}' was measured")
     if facts and facts["busy_seconds"] is None:
         found.append(f"times of operators and modules on the GPU: {NO_KERNELS}")
     if record.get("replays"):
         found.append("forward, backward and update apart: a CUDA graph replays them as one, shown as forward")
-    if not record.get("work"):
+    if not record.get("work") and not on_a_thread:
         found.append(f"operations and bytes: {ended} before a step was counted")
-    elif bound is None:
+    elif bound is None and not on_a_thread:
         wide = any(name.endswith((":8", ":16")) for name in record.get("item_bytes") or {})
         ceilings = f"no ceiling is measured for {precision}"
         if not wide:

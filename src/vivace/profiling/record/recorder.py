@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -219,6 +220,9 @@ class Recorder:
         self._state = order[order.index(self._state) + 1]
         if self._state == "synchronized" and not torch.cuda.is_available():
             self._state = "traced"
+        if self._state == "traced" and threading.current_thread() is not threading.main_thread():
+            # It may end within a step, and torch crashes where that happens in a trace or in what counts.
+            self.document["on_a_thread"], self._state = True, "finished"
         self._in_state, self._entered = 0, time.perf_counter()
         self.document["state"] = self._state
         enter = {
@@ -348,7 +352,8 @@ class Recorder:
         self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
         self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
         optimizers = list(self.hooks.optimizers.values())
-        self._guarded(lambda: experiments.run(self.catcher, optimizers, self.document))
+        if self.catcher is not None:
+            self._guarded(lambda: experiments.run(self.catcher, optimizers, self.document))
         self.finish()
 
     def _guarded(self, action: Callable[[], None]) -> None:
