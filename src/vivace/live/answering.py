@@ -29,11 +29,18 @@ def answer_of(document: dict[str, Any], command: str) -> Answer:
             ("steps looked at", words.number(document["steps"])),
             ("whole run", words.duration(document["seconds"])),
             ("waited for Vivace", words.duration(document["own_seconds"])),
+            *_together(document),
         ),
         "notes": tuple(_notes(document)),
         "page": document.get("page", ""),
     }
     return _faster(document, shown) if document["outcome"] == "faster" else _as_it_was(document, shown)
+
+
+def _together(document: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """How many processes train one model under one decision, where that is so."""
+    num = document.get("processes", 1)
+    return (("processes", f"{num}, under one decision"),) if num > 1 else ()
 
 
 def _faster(document: dict[str, Any], shown: dict[str, Any]) -> Answer:

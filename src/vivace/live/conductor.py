@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vivace.errors import Refused
 from vivace.live.course import KEEP, Course, Wish, Wishes
 from vivace.live.failing import Before, fails_alone
+from vivace.live.followed import Followed
 from vivace.live.hosted import Hosted, acts_on_calls, of_process_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import Pause, Segment, Timing
+from vivace.live.ranks import MOST_STEPS
 from vivace.live.refusals import why_of_model
 from vivace.plan import Plan
 from vivace.profiling.record.signals import raised_by_handler
@@ -42,7 +45,9 @@ class Conductor:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
         self._optimizers = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
         self.clock, self.spending = loop.clock, loop.spending
-        self.course = Course(loop, root, rest)
+        ranks = loop.ranks
+        follows = ranks is not None and not ranks.leads
+        self.course = Followed(loop, root, rest, self._host) if follows else Course(loop, root, rest)
         self._acting: Hosted | None = None
         self._wished = Plan()  # what is to act on the next call
         self._kept: Kept | None = None
@@ -56,6 +61,7 @@ class Conductor:
         self._last = Timing(self.clock.wall(), self.clock.cpu())
         self._wishes: Wishes | None = self.course.wishes()
         self._advance(None)
+        self._lead()
 
     # What the loop's hooks call.
 
@@ -146,12 +152,15 @@ class Conductor:
         whole, self.loop.interrupted = not self.loop.interrupted, False
         self.loop.num_steps += 1
         self._calls = 0
+        if self._is_awaited and self.loop.ranks is not None:
+            self.loop.ranks.arrive(self.loop.num_steps)
         if self.loop.seen.differentiates_twice and not self.rest:
             self.drop("it differentiates gradients")
             return True
         self.course.stepped(step.wall if whole else None, self._plan_that_acts)
         wish = self._wish
         self._answer(step if whole else None)
+        self._lead()
         self._last = Timing(self.clock.wall(), self.clock.cpu())
         return self._wish is not wish
 
@@ -189,6 +198,34 @@ class Conductor:
     def passed(self, seconds: float) -> None:
         """A step has only passed by, and the hook after its update has taken so long."""
         self.course.seconds_of_hooks = HOOKS * seconds
+
+    # Processes that train together.
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Do other processes wait for what this one decides after this step?"""
+        ranks = self.loop.ranks
+        return ranks is not None and ranks.leads and self.loop.num_steps >= ranks.next_step
+
+    def _lead(self) -> None:
+        """Tell them what acts from here on."""
+        ranks, wish = self.loop.ranks, self._wish
+        if ranks is None or not self._is_awaited or self._wishes is None:
+            return
+        steps = min(MOST_STEPS, wish.steps - self._done) if isinstance(wish, Pause) else 1
+        if reason := ranks.lost or ranks.lead(self.loop.num_steps, self._wished, steps):
+            self.drop(reason)
+
+    def _host(self, plan: Plan) -> str:
+        """Let a plan act, if it can; else why it cannot."""
+        try:
+            self._act(self.course.reference)
+            self._act(plan)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        return ""
 
     # Steps and wishes.
 

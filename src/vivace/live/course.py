@@ -62,6 +62,8 @@ class Course:
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
         self.own = own_settings(loop.seen, root, loop.page_faults, rest)
+        if loop.ranks is not None:
+            self.own["compile"] = "each of its processes would have to compile its model"
         self.compiling = Compiling(self.own)
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
@@ -147,6 +149,10 @@ class Course:
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
+        if plan.compiles and self.loop.ranks is not None:
+            self._note(plan, self.own["compile"])
+            self.reason = f"the plan is not kept here: {self.own['compile']}"
+            return Plan()
         proof.may_compile = True
         verdict = proof.judge(plan)
         self.spending.compiling += verdict.seconds if plan.compiles else 0.0

@@ -15,10 +15,11 @@ from vivace import words
 from vivace.errors import printable
 from vivace.files import replace_text
 from vivace.live.answering import answer_of, details
-from vivace.live.errand import DOCUMENT, PAGE, PLAN
+from vivace.live.errand import DOCUMENT, PAGE, PLAN, Errand
 from vivace.live.loop import Loop
 from vivace.live.spending import least_seconds
 from vivace.pages.answer import in_letters, lines
+from vivace.processes import scripts
 
 if TYPE_CHECKING:
     from vivace.live.course import Course
@@ -29,11 +30,14 @@ PREFIX = "vivace: "  # before every line on a stream that is the script's
 def tell(loop: Loop) -> None:
     """Write the document, its page, and say it in a few lines. All but the page also count what that took."""
     begin = loop.clock.wall()
+    rank = str(loop.ranks.rank) if loop.ranks is not None else os.environ.get("RANK", "0")
+    if rank != "0":  # the first one says it, but for what is no decision
+        for problem in loop.problems:
+            print(f"{PREFIX}process {rank}: {problem.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
+        return
     document = document_of(loop)
-    if os.environ.get("RANK", "0") != "0" and not (document["tried"] or loop.problems):
-        return  # of ranks that are left alone the first one says it
     if document["steps"] and not document["plan"]:
-        document["next"] = f"vivace profile -- {loop.errand.command}"
+        document["next"] = f"vivace profile -- {_by_torchrun(loop.errand)}{loop.errand.command}"
     records = loop.conductor.course.ledger.read() if loop.conductor is not None else []
     try:
         if document["tried"]:
@@ -71,6 +75,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         "saved_seconds": -cost,
         "only_the_rest": loop.rest,
         "problems": loop.problems,
+        "processes": loop.ranks.world_size if loop.ranks is not None else 1,
         "plan": {},
         "tried": [],
     }
@@ -89,7 +94,8 @@ def document_of(loop: Loop) -> dict[str, Any]:
     if course.plan.techniques:
         found |= {"outcome": "faster", "plan": course.plan.to_dict(), "reason": ""}
         plan = shlex.quote(str(Path(loop.errand.shown) / PLAN))
-        found["next"] = f"vivace run --plan {plan} -- {loop.errand.command}"
+        launcher = _by_torchrun(loop.errand) + "-m " * bool(_by_torchrun(loop.errand))
+        found["next"] = f"{launcher}vivace run --plan {plan} -- {loop.errand.command}"
         found["in_your_code"] = f"vivace export --plan {plan}"
     elif acted:
         found["outcome"] = "taken_back"
@@ -98,6 +104,15 @@ def document_of(loop: Loop) -> dict[str, Any]:
     if not found["plan"] and not found["reason"]:
         found["reason"] = _first_write() or "it ended before anything was decided"
     return found
+
+
+def _by_torchrun(errand: Errand) -> str:
+    """How torchrun has started this process, up to its script; empty where it has not."""
+    if not (errand.became and scripts.has_torchrun_started()):
+        return ""
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
+    several = f"--nnodes {nodes} " if nodes != "1" else ""
+    return f"torchrun {several}--nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} "
 
 
 def _acted(course: Course, cost: float) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def prepared(
     errand = Errand(
         folder=str(folder),
         shown=str(out),
-        command=shlex.join(words),
+        command=shlex.join(command if scripts.has_torchrun_started() else words),
         plan=wanted,
         launcher=os.getpid(),
         became=becoming,
@@ -138,10 +138,10 @@ def taken_folder(
     folder = output_folder(out, OWN).resolve()
     leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
     lock = take_lock(folder, "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
-    for name in (name for name in OWN if name != LOCK):
+    for name in (name for name in OWN if leads and name != LOCK):
         if name != PLAN or given is None:
             (folder / name).unlink(missing_ok=True)
-    if given is not None:
+    if given is not None and leads:
         given.save(folder / PLAN)
     return folder, None if given is None else given.to_dict(), lock
 

@@ -39,6 +39,7 @@ from vivace.torch_internals.tensors import in_backward
 
 if TYPE_CHECKING:
     from vivace.live.conductor import Conductor
+    from vivace.live.ranks import Ranks
 
 LOOKED_AT = 3  # steps before it is decided which module is trained
 WARM_STEPS = 8
@@ -90,6 +91,8 @@ class Loop:
         self.num_steps = 0
         self.of_threads = False  # does an optimizer step in a thread that the script has started?
         self.conductor: Conductor | None = None
+        self.ranks: Ranks | None = None  # that train one model together, under one decision
+        self._generation = 0  # of them: how often the loop was looked at
         self.interrupted = False  # since the last step: an evaluation, or a new pass over the data
         self.seen = Seen()
         self.step_seconds: deque[float] = deque(maxlen=21)  # of the newest steps
@@ -198,6 +201,8 @@ class Loop:
             patches.restore()
         if self.conductor is not None:
             self.conductor.let_go()
+        if self.ranks is not None:
+            self.ranks.leave(self.left_alone)
 
     def _forked(self) -> None:
         """A child process trains, if it does, as it is."""
@@ -395,7 +400,8 @@ class Loop:
         self._looking.restore()
         self._looked = True
         self._faults = self.num_steps, _page_faults()
-        reason = why_left_alone(self.seen)
+        self._join()
+        reason = why_left_alone(self.seen, together=self.ranks is not None)
         if reason:
             self.leave_alone(reason)
             return
@@ -403,15 +409,57 @@ class Loop:
         if self.total_steps is None:  # for the second look to say something
             self.length.look(self.num_steps, self._steps_left(), self._steps_a_pass)
         self._last = self.clock.wall()
-        if self.errand.plan is not None:
+        if self.errand.plan is not None and self.ranks is None:
             self._begin(optimizer)
 
+    def _join(self) -> None:
+        """Meet the other processes that train the same model, where the script has any."""
+        self.ranks = None
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and self.total_steps is None and self.errand.search_seconds is None:
+            from vivace.live.ranks import joined
+
+            self._generation += 1
+            self.ranks = joined(self.seen, self._generation)
+
     def _wait(self, optimizer: torch.optim.Optimizer, now: float) -> None:
-        """Note how long a step took, and begin when a search is worth its time."""
+        """Note how long a step took, and begin when that is decided."""
         if not self.interrupted:
             self.step_seconds.append(now - self._last)
         self.interrupted, self._last = False, now
-        if self.num_steps % WARM_STEPS or len(self.step_seconds) < WARM_STEPS:
+        if self.num_steps % WARM_STEPS:
+            return
+        if self.ranks is None:
+            self._decide(optimizer)
+        elif self.ranks.leads:
+            self._lead(self.ranks, optimizer)
+        else:
+            self._follow(self.ranks, optimizer)
+
+    def _lead(self, ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
+        """Decide for all processes."""
+        ranks.arrive(self.num_steps)
+        if reason := ranks.missing:
+            self.leave_alone(reason)
+            return
+        self._decide(optimizer)
+        if self.conductor is None and not self.guard.off:
+            ranks.lead(self.num_steps, None, WARM_STEPS)
+
+    def _follow(self, ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
+        """Begin where the first process has begun."""
+        said = ranks.follow(self.num_steps)
+        if isinstance(said, str):
+            self.leave_alone(said)
+        elif said is not None:
+            self._begin(optimizer)
+
+    def _decide(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin when a search is worth its time."""
+        if self.errand.plan is not None:
+            self._begin(optimizer)
+            return
+        if len(self.step_seconds) < WARM_STEPS:
             return
         seconds = self.median_seconds
         if seconds < SMALLEST_STEP_SECONDS:
@@ -502,6 +550,8 @@ class Loop:
 
 def fault_of(error: Exception) -> str:
     """Why nothing acts any more, where the fault is ours, or there was no memory for what we do."""
+    if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
+        return "its processes no longer reach each other"
     if ran_out_of_memory(error):
         from vivace.live.kept import NO_ROOM
 

@@ -34,6 +34,7 @@ from vivace.live.kept import (
     weights_behind,
 )
 from vivace.live.leavings import Left, left_by, otherwise
+from vivace.live.ranks import Alone, several
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -142,11 +143,12 @@ class Proof:
                 {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
                 {n: b.detach().clone() for n, b in root.named_buffers()},
             )
-            if threading.active_count() > 1:
-                kept.others_draw = self._not_drawn_from()
-            self.gradients = self._from_outside()
-            begin = clock.wall()
-            self.reference = self.replay(Plan())
+            with Alone() if several() else nullcontext():
+                if threading.active_count() > 1:
+                    kept.others_draw = self._not_drawn_from()
+                self.gradients = self._from_outside()
+                begin = clock.wall()
+                self.reference = self.replay(Plan())
         except CannotKeep:
             raise
         except Exception as error:

@@ -97,9 +97,11 @@ def device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
-def why_left_alone(seen: Seen) -> str:
-    """Why the loop is left as it is; empty where anything may act."""
-    return _of_process() or _of_optimizer(seen) or _of_kind(seen)
+def why_left_alone(seen: Seen, *, together: bool = False) -> str:
+    """Why the loop is left as it is; empty where anything may act. `together`: the processes that train one
+    model decide as one.
+    """
+    return _of_process(together) or _of_optimizer(seen) or _of_kind(seen)
 
 
 def why_only_the_rest(seen: Seen) -> str:
@@ -115,9 +117,11 @@ def why_only_the_rest(seen: Seen) -> str:
     return why or why_of_model(seen.root)
 
 
-def _of_process() -> str:
+def _of_process(together: bool) -> str:
     if multiprocessing.parent_process() is not None:
         return "it trains in processes that it starts itself"
+    if together:
+        return ""
     initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (initialized and torch.distributed.get_world_size() > 1):
         return "several processes train one model together"
@@ -176,6 +180,8 @@ def why_of_model(root: nn.Module) -> str:
     if isinstance(root, (nn.DataParallel, torch.jit.ScriptModule)):
         return f"its model is wrapped in {type(root).__name__}"
     modules = list(root.modules())
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
+        return "a part of its model is wrapped in DistributedDataParallel"
     if any(map(is_compiled, modules)):
         return "its model is compiled by torch.compile"
     if any(_own_hooks(module) for module in modules) or hooks_of_all(of_modules):

@@ -33,10 +33,17 @@ def resolved(command: Sequence[str]) -> list[str]:
         print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
         return [sys.executable, *arguments]
     if program.endswith(".py") and Path(program).is_file():
+        if has_torchrun_started():  # which, too, takes the script alone
+            return [sys.executable, program, *arguments]
         raise InputError(f"'{program}' needs its interpreter: -- {shlex.join(['python', *command])}")
     if Path(program).is_file():
         raise InputError(f"'{program}' cannot be run: it is not executable")
     raise InputError(f"there is no program '{program}' to run")
+
+
+def has_torchrun_started() -> bool:
+    """Is this one of the processes that torchrun has started?"""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def injected(**variables: str) -> dict[str, str]:
