@@ -148,6 +148,8 @@ class Loop:
         self._finished = True
         atexit.unregister(self.finish)
         try:
+            if self.ranks is not None and self.ranks.leads:
+                self.left_alone = self.left_alone or self.ranks.lost
             if self.conductor is not None:
                 self.conductor.close()
             self._restore()
@@ -290,7 +292,8 @@ class Loop:
 
     def _evaluating(self, original: Callable[..., Any]) -> Any:
         def evaluate(module: nn.Module) -> Any:
-            if self.conductor is not None and module is self.conductor.root:
+            root = self.conductor.root if self.conductor is not None else None
+            if self.conductor is not None and root in (module, getattr(module, "module", None)):
                 self.conductor.pause()
             elif (
                 self.rest or self.seen.method != "__call__"

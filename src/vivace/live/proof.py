@@ -34,7 +34,7 @@ from vivace.live.kept import (
     weights_behind,
 )
 from vivace.live.leavings import Left, left_by, otherwise
-from vivace.live.ranks import Alone, several
+from vivace.live.ranks import alone
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -143,7 +143,7 @@ class Proof:
                 {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
                 {n: b.detach().clone() for n, b in root.named_buffers()},
             )
-            with Alone() if several() else nullcontext():
+            with alone():
                 if threading.active_count() > 1:
                     kept.others_draw = self._not_drawn_from()
                 self.gradients = self._from_outside()

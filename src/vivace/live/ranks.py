@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary as Held
 
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vivace import words
@@ -26,7 +30,7 @@ from vivace.torch_internals.groups import default_store
 from vivace.torch_internals.tensors import Operator, OperatorMode
 
 MOST_STEPS = 200  # until they meet again
-PATIENCE_SECONDS = 30.0  # until a process that does not come to a step is no longer waited for
+PATIENCE_SECONDS = 15.0  # until a process that does not come to a step is no longer waited for
 SHORTEST_LOOK, LONGEST_LOOK = 5e-5, 5e-3  # seconds between two looks for a message
 FIRST = "the first process"
 
@@ -62,7 +66,9 @@ class Ranks:
     @property
     def lost(self) -> str:
         """Why one of the others goes on as it is; or empty."""
-        return self._store.get("gone").decode() if self._store.check(["gone"]) else ""
+        with contextlib.suppress(RuntimeError):  # where the store has ended before
+            return str(self._store.get("gone").decode()) if self._store.check(["gone"]) else ""
+        return ""
 
     def arrive(self, step: int) -> None:
         """The first process has come to a step at which they meet, and may take long before it speaks."""
@@ -111,7 +117,7 @@ class Ranks:
             self._store.set(f"can/{step}/{self.rank}", host(plan))
             if not self._appears(f"all/{step}", f"at/{step}"):
                 return self._why_silent(step)
-            if reason := self._store.get(f"all/{step}").decode():
+            if reason := str(self._store.get(f"all/{step}").decode()):
                 return reason
         return plan
 
@@ -119,7 +125,7 @@ class Ranks:
         """Wait for a key; without end where the key `grace` is there, which says that it will come, and not
         where the first process has left.
         """
-        end, pause = time.perf_counter() + PATIENCE_SECONDS, SHORTEST_LOOK
+        end, pause = math.inf, SHORTEST_LOOK
         while not self._store.check([key]):
             if not self.leads and self._store.check(["left"]):
                 return bool(self._store.check([key]))
@@ -127,6 +133,9 @@ class Ranks:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_LOOK)
+            if pause == LONGEST_LOOK and end == math.inf:
+                _settle()
+                end = time.perf_counter() + PATIENCE_SECONDS
         return True
 
     def _why_silent(self, step: int) -> str:
@@ -146,16 +155,23 @@ class Ranks:
                 self._store.set("gone", f"process {self.rank}: {reason or 'it has ended'}")
 
 
-class Alone(OperatorMode):
-    """While it is entered, what exchanges tensors with other processes raises CannotKeep: none of them would
-    answer.
-    """
+def _settle() -> None:
+    """Wait for the device: until its gradients are averaged, the others may be somewhere before that step."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
+
+class _Alone(OperatorMode):  # type: ignore[no-untyped-call]
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """What comes of the operator."""
         if "c10d" in function.namespace:
             raise CannotKeep("its model exchanges tensors with other processes while it is called")
         return function(*arguments, **keywords)
+
+
+def alone() -> AbstractContextManager[object]:
+    """Inside, what exchanges tensors with other processes raises CannotKeep: none of them would answer."""
+    return _Alone() if several() else nullcontext()  # type: ignore[no-untyped-call]
 
 
 def several() -> bool:
@@ -176,6 +192,7 @@ def joined(seen: Seen, generation: int) -> Ranks | None:
         store = default_store()
     except Refused:
         return None
-    seen.roots = Held({id(root.module): root.module for root in roots})
+    inner = [root.module for root in roots]
+    seen.roots = Held({id(module): module for module in inner if isinstance(module, nn.Module)})
     own = dist.PrefixStore(f"vivace/run/{generation}", store.clone())  # type: ignore[attr-defined]
     return Ranks(own, dist.get_rank(), dist.get_world_size())
