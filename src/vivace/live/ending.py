@@ -108,7 +108,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
 
 def _by_torchrun(errand: Errand) -> str:
     """How torchrun has started this process, up to its script; empty where it has not."""
-    if not (errand.became and scripts.has_torchrun_started()):
+    if not (errand.is_for_this_process and scripts.has_torchrun_started()):
         return ""
     nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
     several = f"--nnodes {nodes} " if nodes != "1" else ""

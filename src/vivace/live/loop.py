@@ -29,7 +29,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.length import Length
-from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
+from vivace.live.refusals import Seen, is_training, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
@@ -217,7 +217,7 @@ class Loop:
         def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:
             if threading.get_ident() != self._thread:
                 return original(module, *arguments, **keywords)
-            if torch.is_grad_enabled() and module.training:
+            if torch.is_grad_enabled() and is_training(module):
                 self.seen.entered(module)
                 if not self._depth and not in_backward():  # where checkpointing calls parts again
                     self.seen.called(module)

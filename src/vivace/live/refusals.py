@@ -97,6 +97,13 @@ def device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
+def is_training(module: nn.Module) -> bool:
+    """Is it in training mode? Of what wraps a model for several processes, Lightning leaves the mode alone."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return bool(module.module.training)
+    return module.training
+
+
 def why_left_alone(seen: Seen, *, together: bool = False) -> str:
     """Why the loop is left as it is; empty where anything may act. `together`: the processes that train one
     model decide as one.
