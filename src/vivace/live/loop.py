@@ -92,7 +92,6 @@ class Loop:
         self.of_threads = False  # does an optimizer step in a thread that the script has started?
         self.conductor: Conductor | None = None
         self.ranks: Ranks | None = None  # that train one model together, under one decision
-        self._generation = 0  # of them: how often the loop was looked at
         self.interrupted = False  # since the last step: an evaluation, or a new pass over the data
         self.seen = Seen()
         self.step_seconds: deque[float] = deque(maxlen=21)  # of the newest steps
@@ -422,8 +421,7 @@ class Loop:
         if distributed and self.total_steps is None and self.errand.search_seconds is None:
             from vivace.live.ranks import joined
 
-            self._generation += 1
-            self.ranks = joined(self.seen, self._generation)
+            self.ranks = joined(self.seen)
 
     def _wait(self, optimizer: torch.optim.Optimizer, now: float) -> None:
         """Note how long a step took, and begin when that is decided."""

@@ -8,6 +8,7 @@ their own to the store by which the script's processes found each other. Nothing
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -33,6 +34,7 @@ MOST_STEPS = 200  # until they meet again
 PATIENCE_SECONDS = 15.0  # until a process that does not come to a step is no longer waited for
 SHORTEST_LOOK, LONGEST_LOOK = 5e-5, 5e-3  # seconds between two looks for a message
 FIRST = "the first process"
+_LOOPS = itertools.count()  # that this process has led or followed, as many as each of the others
 
 
 class Ranks:
@@ -65,7 +67,9 @@ class Ranks:
 
     @property
     def lost(self) -> str:
-        """Why one of the others goes on as it is; or empty."""
+        """Why one of the others goes on as it is though this one has not left; or empty."""
+        if self._has_left:
+            return ""
         with contextlib.suppress(RuntimeError):  # where the store has ended before
             return str(self._store.get("gone").decode()) if self._store.check(["gone"]) else ""
         return ""
@@ -151,8 +155,8 @@ class Ranks:
         with contextlib.suppress(RuntimeError):  # where the store has ended before
             if self.leads:
                 self._store.set("left", reason)
-            else:
-                self._store.set("gone", f"process {self.rank}: {reason or 'it has ended'}")
+            elif reason:
+                self._store.set("gone", f"process {self.rank}: {reason}")
 
 
 def _settle() -> None:
@@ -179,11 +183,9 @@ def several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def joined(seen: Seen, generation: int) -> Ranks | None:
+def joined(seen: Seen) -> Ranks | None:
     """The processes that train together, where DistributedDataParallel wraps each model that the loop calls;
     `seen` holds what it wraps from then on. None where it does not, or where this is not torch's own store.
-
-    `generation` counts how often this loop has been looked at.
     """
     roots = list(seen.roots.values())
     if not several() or not roots or not all(type(root) is DistributedDataParallel for root in roots):
@@ -194,5 +196,5 @@ def joined(seen: Seen, generation: int) -> Ranks | None:
         return None
     inner = [root.module for root in roots]
     seen.roots = Held({id(module): module for module in inner if isinstance(module, nn.Module)})
-    own = dist.PrefixStore(f"vivace/run/{generation}", store.clone())  # type: ignore[attr-defined]
+    own = dist.PrefixStore(f"vivace/run/{next(_LOOPS)}", store.clone())  # type: ignore[attr-defined]
     return Ranks(own, dist.get_rank(), dist.get_world_size())

@@ -98,7 +98,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def is_training(module: nn.Module) -> bool:
-    """Is it in training mode? Of what wraps a model for several processes, Lightning leaves the mode alone."""
+    """Is it in training mode? Lightning leaves alone that of what wraps a model for ranks."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return bool(module.module.training)
     return module.training
