@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,26 @@ def test_results_are_bit_equal_where_nothing_inexact_acts(tmp_path):
     mine = vivace_run("--", *words, cwd=tmp_path, code=3)
     assert mine.stdout == theirs.stdout
     assert theirs.returncode == 3
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_processes_that_torchrun_starts_share_a_plan(tmp_path, inside):
+    """`torchrun -m vivace run -- train.py`, and `vivace run -- torchrun train.py`."""
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
+    shutil.copy(SCRIPTS / "ranks.py", tmp_path / "train.py")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = ["-m", "vivace", "run", "--plan", "plan.toml", "--"]
+    words = [*launcher, *run] if inside else [*run, sys.executable, *launcher]
+    path = os.pathsep.join([str(SOURCE), str(SCRIPTS)])
+    done = alone(sys.executable, *words, "train.py", cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "runs/run/run.json").read_text())
+    assert (told["processes"], told["problems"], told["tried"][0]["answer"]) == (2, [], "given"), done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second  # the same weights after as many steps under the plan
+    assert int(first.split()[1]) > 0
+    assert done.stderr.count("vivace: Page") == 1
+    assert ("torchrun --nproc-per-node 2" in said(done)) == inside
 
 
 def test_a_technique_that_cannot_act_on_a_script_is_refused_by_name(tmp_path):
