@@ -28,11 +28,13 @@ class Block(nn.Module):
             later = None
         inner.note = "kept"
         self.inner, self.defaults, self.empty = inner, defaults, before_it_has_a_value
+        call = self.first.forward  # as Lightning keeps the method that it puts another in the place of
+        self.called = lambda inputs: call(inputs)
         self.plain = torch.relu
         self.itself = lambda inputs: self.inner(inputs)
 
     def forward(self, inputs):
-        return self.itself(inputs) + self.defaults(self.plain(inputs))
+        return self.itself(inputs) + self.defaults(self.plain(self.called(inputs)))
 
 
 def test_functions_of_a_copy_use_its_own_parts():
