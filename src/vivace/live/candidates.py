@@ -16,6 +16,7 @@ from vivace.technique.registry import find
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 FEWEST_FAULTS = 256  # a MiB
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
+EACH_COMPILES = "each of its processes would have to compile its model"
 OF_CALLS = ("channels_last", "bf16_autocast", "compile")  # act on the call of a model
 
 
@@ -56,14 +57,17 @@ def convolves(root: nn.Module) -> bool:
     return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in root.modules())
 
 
-def own_settings(seen: Seen, root: nn.Module, page_faults: float, rest: str) -> dict[str, str]:
+def own_settings(
+    seen: Seen, root: nn.Module, page_faults: float, rest: str, *, together: bool
+) -> dict[str, str]:
     """What is the script's own and stays so, or has nothing to act on: by technique, why that is not tried.
 
-    `page_faults`: of a step. `rest`: why nothing may act on the model's calls.
+    `page_faults`: of a step. `rest`: why nothing may act on the model's calls. `together`: with other
+    processes.
     """
-    found = {}
+    found = {"compile": EACH_COMPILES} if together else {}
     if rest:
-        found = dict.fromkeys(OF_CALLS, rest)
+        found |= dict.fromkeys(OF_CALLS, rest)
     elif seen.autocasts or seen.scalers:
         chosen = " and ".join(["autocast"] * seen.autocasts + ["GradScaler"] * bool(seen.scalers))
         found["bf16_autocast"] = f"its precision is its own ({chosen})"

@@ -15,7 +15,7 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import PRECISION_COSTS, adding, additions, convolves, own_settings
+from vivace.live.candidates import EACH_COMPILES, PRECISION_COSTS, adding, additions, convolves, own_settings
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.copies import times_on_copies
 from vivace.live.errand import LEDGER, PLAN
@@ -61,9 +61,8 @@ class Course:
         self.plan, self.reference = Plan(), Plan()
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
-        self.own = own_settings(loop.seen, root, loop.page_faults, rest)
-        if loop.ranks is not None:
-            self.own["compile"] = "each of its processes would have to compile its model"
+        together = loop.ranks is not None
+        self.own = own_settings(loop.seen, root, loop.page_faults, rest, together=together)
         self.compiling = Compiling(self.own)
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
@@ -150,8 +149,8 @@ class Course:
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
         if plan.compiles and self.loop.ranks is not None:
-            self._note(plan, self.own["compile"])
-            self.reason = f"the plan is not kept here: {self.own['compile']}"
+            self._note(plan, EACH_COMPILES)
+            self.reason = f"the plan is not kept here: {EACH_COMPILES}"
             return Plan()
         proof.may_compile = True
         verdict = proof.judge(plan)
