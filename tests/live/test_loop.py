@@ -490,7 +490,7 @@ def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason
 def test_of_ranks_that_are_left_alone_the_first_says_it(watched, monkeypatch, capfd, tmp_path, rank, times):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setattr(
-        loop_module, "why_left_alone", lambda seen: "several processes train one model together"
+        loop_module, "why_left_alone", lambda seen, together: "several processes train one model together"
     )
     watched(train)
     assert capfd.readouterr().err.count("left as it is") == times

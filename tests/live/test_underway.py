@@ -217,3 +217,9 @@ def test_several_ranks_are_sent_to_tune(command_on_ranks, tmp_path):
         assert codes == [2, 2]
         assert "works in one process, and 2 ranks were started: let vivace tune find a plan" in errors
     assert not (tmp_path / "run").exists()
+
+
+def test_a_script_is_tuned_before_torchrun_starts_it(command_on_ranks):
+    codes, errors = command_on_ranks("tune", "--", "python", "train.py")
+    assert codes == [2, 2]
+    assert "write vivace tune -- torchrun" in errors

@@ -62,12 +62,12 @@ def _seconds(option: str, text: str | None) -> float | None:
     return seconds
 
 
-def _require_alone(verb: str) -> None:
-    """Raises InputError where several ranks were started, each of which would do the same."""
+def _require_not_ranks() -> None:
+    """Raises InputError where several ranks were started, each of which would tune its own script."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
-            f"{verb} works in one process, and {os.environ['WORLD_SIZE']} ranks were started: start it "
-            "without torchrun; a JOB is tuned on several ranks"
+            f"{os.environ['WORLD_SIZE']} ranks were started, and tune itself starts a script: write "
+            "vivace tune -- torchrun ... for that; a JOB is tuned on ranks"
         )
 
 
@@ -252,7 +252,7 @@ def tune(
     script = "--" in sys.argv or len(words) > 1
     with screen(as_json, quiet, debug, device, one_speaks=True, forks=not script) as shown:
         if script:
-            _require_alone("tune of a script")
+            _require_not_ranks()
             needing = {
                 "--memory": memory,
                 "--runs": runs > 1,

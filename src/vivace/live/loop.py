@@ -418,7 +418,7 @@ class Loop:
         """Meet the other processes that train the same model, where the script has any."""
         self.ranks = None
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and self.total_steps is None and self.errand.search_seconds is None:
+        if distributed and self.total_steps is None:
             from vivace.live.ranks import joined
 
             self.ranks = joined(self.seen)

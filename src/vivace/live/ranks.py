@@ -27,7 +27,6 @@ from vivace.errors import Refused
 from vivace.live.kept import CannotKeep
 from vivace.live.refusals import Seen
 from vivace.plan import Plan
-from vivace.torch_internals.groups import default_store
 from vivace.torch_internals.tensors import Operator, OperatorMode
 
 MOST_STEPS = 200  # until they meet again
@@ -190,6 +189,8 @@ def joined(seen: Seen) -> Ranks | None:
     roots = list(seen.roots.values())
     if not several() or not roots or not all(type(root) is DistributedDataParallel for root in roots):
         return None
+    from vivace.torch_internals.groups import default_store
+
     try:
         store = default_store()
     except Refused:

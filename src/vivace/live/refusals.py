@@ -131,7 +131,7 @@ def _of_process(together: bool) -> str:
         return ""
     initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (initialized and torch.distributed.get_world_size() > 1):
-        return "several processes train one model together"
+        return "several processes train one model together, without DistributedDataParallel around it"
     return ""
 
 
