@@ -411,6 +411,36 @@ def test_what_nobody_rents_alone_is_no_offer_of_one(profile, tmp_path):
     assert "8 x H100-SXM5-80GB" in [offer.name for offer in advice.asked]
 
 
+def test_a_machine_of_three_cards_is_an_offer_of_three(profile, tmp_path):
+    own = tmp_path / "prices.toml"
+    own.write_text(
+        'format = 1\n[[rent]]\nprovider = "mine"\ndate = 2026-11-02\nsource = "a bill"\nsizes = [3, 16]\n'
+        "usd_per_hour = { 'H100-SXM5-80GB' = 2.0 }\n"
+    )
+    advice = vivace.advise(profile(), gpus=["H100"], prices=own)
+    assert [offer.name for offer in advice.allowed] == ["3 x H100-SXM5-80GB"]
+    assert advice.refusals["H100-SXM5-80GB"].told == "is rented only by 3 or 16"
+
+
+def test_no_more_cards_are_told_of_than_a_machine_of_such_cards_holds(profile):
+    advice = vivace.advise(profile(), gpus=["RTX 4090"])
+    assert [point["num_gpus"] for point in advice.scaling[0]["points"]] == [1, 2, 4]
+    assert vivace.advise(profile(), gpus=["M2 Ultra"]).scaling == ()
+
+
+def test_what_renting_costs_is_the_same_beside_a_price_to_buy_as_in_the_offer(profile, tmp_path):
+    own = tmp_path / "prices.toml"
+    rent = '[[rent]]\nprovider = "mine"\ndate = 2026-11-02\nsource = "a bill"\n'
+    own.write_text(
+        f"format = 1\n{rent}sizes = [1]\nusd_per_hour = {{ H100 = 2 }}\n"
+        f"{rent}sizes = [8]\nusd_per_hour = {{ H100 = 9 }}\n"
+        f"{rent.replace('rent', 'buy')}usd = {{ H100 = 20000 }}\n"
+    )
+    advice = vivace.advise(profile(), gpus=["H100"], prices=own)
+    alone = next(offer for offer in advice.offers if offer.prediction.num_gpus == 1)
+    assert advice.buying[0]["rent_usd_per_hour"] == pytest.approx(alone.usd / alone.hours) == 2
+
+
 def test_cards_that_people_ask_about_are_always_there_with_a_reason():
     advice = vivace.advise("own:gpt3_27", target="1M")
     assert {o.prediction.gpu.name for o in advice.asked} >= {"RTX 3090", "RTX 4090", "H100-SXM5-80GB"}

@@ -141,7 +141,11 @@ def _compared(
         question.how,
         found,
         tuple(choose.pareto(allowed)),
-        tuple(choose.scaling(predictor, known[name]) for name in chosen if name in single),
+        tuple(
+            choose.scaling(predictor, known[name])
+            for name in chosen
+            if name in single and choose.most_together(known[name]) > 1
+        ),
         tuple(
             choose.buy_or_rent(known[name], single[name], costs, question.electricity)
             for name in dict.fromkeys(bought)
