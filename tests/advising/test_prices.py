@@ -86,7 +86,8 @@ def test_more_devices_are_not_cheaper_each_because_others_rent_them(tmp_path: Pa
     cheap = "date = 2026-11-01\nusd_per_hour = { H100 = 2 }"
     prices = load_prices(own_file(tmp_path, dear, dear, cheap))
     alone, two = (prices.hourly("H100-SXM5-80GB", number) for number in (1, 2))
-    assert alone and two
+    assert alone
+    assert two
     assert (alone.low, alone.typical, alone.high) == (2, 2, 9)
     assert two.typical == 2
 

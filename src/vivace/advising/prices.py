@@ -23,7 +23,7 @@ SIZES = (1, 2, 4, MOST_IN_A_MACHINE)  # of most machines
 class Price:
     """One offer for one device: US dollars an hour to rent, or US dollars to buy, seen on `date`.
 
-    `sizes` are the numbers of devices in the machines that the provider rents; empty where it rents any number
+    `sizes` are the numbers of devices in the machines that it rents; empty where it rents any number
     up to eight.
     """
 
