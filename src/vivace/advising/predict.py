@@ -204,7 +204,7 @@ class Predictor:
         limit = "host" if waits and how != "does not fit" else _limit(shares, parts, how)
         share = parts["host"] / parts["device"]
         evidence = self.rest["evidence"]
-        found = circumstances(self.subject.demand, setting, share, evidence)
+        found = circumstances(self.subject.demand, setting, share, evidence, has_tf32="tf32" in gpu.rates)
         case = case_of(gpu, evidence, new_model=self.subject.name not in evidence["models"])
         width = factor(case, found, self.rest["interval"])
         return Prediction(

@@ -298,7 +298,7 @@ def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:
     )
     if predictor.precision == "fp32" and any("tf32" in card.rates for card in cards):
         told = "no published training in strict fp32 of a card that has TF32 is behind the predictor"
-        notes.append(f"{told}: an H200 took twice the time that was predicted")
+        notes.append(f"{told}: an H200 took 1.5 times the time that is predicted, and intervals are wider")
     bare = [card.name for card in cards if not predictor.evidence(card)]
     if not bare:
         return notes
