@@ -212,7 +212,15 @@ def test_bad_input_is_one_sentence(profile, options, sentence):
         ({"batch_size": "many"}, "is not as vivace profile writes it"),
         ({"operators": {"matmul": {}}}, "is not as vivace profile writes it"),
         ({"operators": 7}, "is not as vivace profile writes it"),
-        ({"host_seconds_per_sample": "slow"}, "is not as vivace profile writes it"),
+        ({"host_seconds_per_sample": "slow"}, "has host_seconds_per_sample = 'slow'; a number of at least 0"),
+        ({"epochs": -3}, "has epochs = -3; a number above 0 would be right"),
+        ({"epochs": "ninety"}, "has epochs = 'ninety'"),
+        ({"steps_per_epoch": 0}, "has steps_per_epoch = 0"),
+        ({"step_seconds": float("nan")}, "has step_seconds = nan"),
+        ({"waiting_seconds_per_sample": -1.0}, "has waiting_seconds_per_sample = -1.0"),
+        ({"activation_bytes": float("inf")}, "has activation_bytes = inf"),
+        ({"device": 3}, "has device = 3; a name would be right"),
+        ({"operators": {"matmul": {"flops": -1, "bytes": 1e9, "count": 1}}}, "which is no amount"),
         ({"operators": {"matmul": {"flops": 0, "bytes": 0, "count": 0}}}, "holds no operations"),
     ],
 )
@@ -223,7 +231,12 @@ def test_a_profile_of_another_format_is_refused(profile, changes, sentence):
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
     path = tmp_path / "other.json"
-    for text, sentence in (("{", "not JSON"), ("[]", "no work"), ("{}", "no work")):
+    for text, sentence in (
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "no work"),
+        ("{}", "no work"),
+    ):
         path.write_text(text)
         with pytest.raises(InputError, match=sentence):
             open_subject(str(path))
@@ -306,6 +319,18 @@ def test_a_job_is_counted_in_a_child_process(tmp_path, extra, counted):
     convolution = 2 * 36 * 8 * 27
     assert subject.demand.flops == pytest.approx(2 * convolution + 3 * 2 * 8 * 36 * 2, rel=0.01)
     assert subject.optimizer_bytes == pytest.approx(8 * subject.demand.num_parameters, rel=0.05)
+    assert subject.frozen_bytes == 2 * 8 * 4 + 8  # the norm's statistics, and its count
+
+
+def test_frozen_weights_take_memory(profile):
+    plain, frozen = (
+        vivace.advise(profile(frozen_bytes=size), gpus=["RTX 4090"], precision="fp32").offers[0].prediction
+        for size in (0, 15_000_000_000)
+    )
+    assert frozen.needed_bytes == pytest.approx(plain.needed_bytes + 15e9)
+    told = vivace.advise(profile(frozen_bytes=60e9), gpus=["RTX 4090", "H100"])
+    assert told.refusals["RTX 4090"].told.startswith("does not fit")
+    assert told.refusals["H100-SXM5-80GB"] is None
 
 
 def test_a_job_that_fails_is_told_in_its_own_words(tmp_path):

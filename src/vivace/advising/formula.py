@@ -212,7 +212,7 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
     year = max(min(setting.year, LAST_YEAR), FIRST_YEAR) - BASE_YEAR
     return {
         "rate": rate,
-        # Fast algorithms take fp32 past the quoted rate on older cards, as published; of strict fp32 on a card
+        # Fast algorithms take fp32 past the quoted rate on older cards, as published; of strict fp32 on cards
         # with TF32 nothing was published, and an H200 reached a third of the rate.
         "most": rate if mode == "single" and "tf32" in gpu.rates else math.inf,
         "vector_rate": gpu.rates.get("fp64" if mode == "double" else "fp32") or rate / 8,

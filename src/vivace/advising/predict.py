@@ -152,13 +152,13 @@ class Predictor:
         )
 
     def needed_bytes(self, setting: Setting) -> float:
-        """Memory of one card: weights, gradients, optimizer, activations, the context."""
+        """Memory of one card: weights, also frozen ones, gradients, optimizer, activations, the context."""
         was, now = ITEM_BYTES[self.subject.precision], ITEM_BYTES.get(setting.precision, 2)
         wide = max(now, 4)  # of weights, gradients and the optimizer's state
         weights = self.subject.demand.num_parameters * (
             2 * wide + (2 if now == 2 else 0) + (wide if setting.num_gpus > 1 else 0)
         )
-        state = self.subject.optimizer_bytes * wide / max(was, 4)
+        state = (self.subject.optimizer_bytes + self.subject.frozen_bytes) * wide / max(was, 4)
         kept = self.subject.activation_bytes * now / was * setting.batch_size / self.subject.batch_size
         return weights + state + FRAGMENTATION * kept + CONTEXT_BYTES
 
