@@ -15,7 +15,7 @@ from vivace.advising import answer, answering
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.predict import Predictor
 from vivace.advising.question import amount, seconds_of
-from vivace.advising.reverse import largest_model, trainable
+from vivace.advising.reverse import in_words, largest_model, trainable, trained_in
 from vivace.advising.source import open_subject
 from vivace.advising.tables import bought, draw, draw_card
 from vivace.errors import InputError, JobError
@@ -301,6 +301,29 @@ def test_the_reverse_says_what_a_card_can_train():
     whole, double = (largest_model(find_gpu("H100-SXM5-80GB"), name) for name in ("fp32", "fp64"))
     assert whole == pytest.approx(2 * double)
     assert whole == pytest.approx(18 / 16 * largest_model(find_gpu("H100-SXM5-80GB"), "amp_fp16"))
+
+
+@pytest.mark.parametrize(
+    ("card", "asked", "found"),
+    [
+        ("H100", "auto", "mixed precision with bf16"),
+        ("V100", "amp", "mixed precision with fp16"),
+        ("GTX 1080 Ti", "auto", "fp32"),
+        ("V100", "tf32", "fp32"),
+        ("H100", "tf32", "tf32"),
+    ],
+)
+def test_what_a_card_can_train_is_said_in_what_it_computes_in(card, asked, found):
+    assert in_words(trained_in(find_gpu(card), asked)) == found
+
+
+@pytest.mark.parametrize(
+    ("card", "asked", "told"),
+    [("V100", "amp_bf16", "has no bf16"), ("M1", "fp64", "has no fp64"), ("H100", "profiled", "has none")],
+)
+def test_what_a_card_cannot_compute_in_is_refused(card, asked, told):
+    with pytest.raises(InputError, match=told):
+        trained_in(find_gpu(card), asked)
 
 
 @pytest.mark.parametrize(
@@ -599,3 +622,12 @@ def test_what_says_nothing_of_a_card_is_refused_beside_it():
     options = {"precision": "auto", "catalogue": None, "probability": 0.8, "most": 8, "electricity": 0.25}
     with pytest.raises(InputError, match="--budget-usd says nothing"):
         answer(None, "RTX 3080", {**options, "budget_usd": 9.0}, None)
+
+
+def test_a_model_that_is_misspelt_is_told_where_torch_is_missing(monkeypatch):
+    def missing():
+        raise InputError("torch is not installed")
+
+    monkeypatch.setattr("vivace.inspection.gather.require_torch", missing)
+    with pytest.raises(InputError, match="torch is not installed; did you mean 'resnet50'"):
+        open_subject("rsnet50")

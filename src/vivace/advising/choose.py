@@ -13,7 +13,7 @@ from typing import Any
 
 from vivace import words
 from vivace.advising.catalogue import Gpu
-from vivace.advising.predict import LIMITS, Prediction, Predictor
+from vivace.advising.predict import LIMITS, Prediction, Predictor, lacks
 from vivace.advising.prices import PriceRange, Prices
 from vivace.advising.question import Amount
 
@@ -23,7 +23,6 @@ PAYS = 1.6  # the least speed-up of twice the cards that is worth its money
 DOLLARS_A_KWH = 0.25
 PROBABILITY = 0.8  # with which a deadline and a budget are kept, unless said
 ALIKE, CENT = 1.02, 0.01  # costs that differ by less are one: fewer cards win
-NEEDED = ("bf16", "fp64")  # precisions that a card without units of their own does not train in
 UNKNOWN = "no evidence"
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
@@ -173,9 +172,9 @@ def against(
     seconds, the last two with the probability that is asked for. None where nothing speaks against it."""
     budget, deadline = limits
     p = offer.prediction
-    dtype = p.precision.removeprefix("amp_")
-    if dtype in NEEDED and not any(rate.startswith(dtype) for rate in p.gpu.rates):
-        return Against(Hindrance.PRECISION, f"has no {dtype}")
+    lacking = lacks(p.gpu, p.precision)
+    if lacking:
+        return Against(Hindrance.PRECISION, f"has no {lacking}")
     if not p.fits:
         room = f"{words.size(p.needed_bytes)} of {words.size(p.gpu.usable_bytes)}"
         return Against(Hindrance.MEMORY, f"does not fit: needs {room}")

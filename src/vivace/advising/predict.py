@@ -20,6 +20,7 @@ FORWARD_SHARE = 1 / 3
 MOST_MICRO_BATCHES = 64
 SEEN_SHARE = 0.1  # of a measured step: a card that worked for less tells nothing of its speed
 CHOICES = ("auto", "profiled", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
+NEEDED = ("bf16", "fp64")  # number formats that a card without units of their own does not train in
 LIMITS = {
     "compute": "arithmetic",
     "bandwidth": "memory bandwidth",
@@ -74,6 +75,20 @@ class Prediction:
     def headroom_bytes(self) -> float:
         """Memory left of what the driver leaves of a card; negative where the whole batch does not fit."""
         return self.gpu.usable_bytes - self.needed_bytes
+
+
+def precision_on(gpu: Gpu, precision: str) -> str:
+    """What a card computes in where `precision` is asked for: ``amp`` is bf16 where it has that, else fp16;
+    without units of its own for them ``amp`` and ``tf32`` are fp32."""
+    if precision == "amp":
+        return "amp_bf16" if "bf16" in gpu.rates else "amp_fp16" if "fp16" in gpu.rates else "fp32"
+    return "fp32" if precision == "tf32" and "tf32" not in gpu.rates else precision
+
+
+def lacks(gpu: Gpu, precision: str) -> str:
+    """The number format of `precision` in which a card does not train; empty where it does."""
+    dtype = precision.removeprefix("amp_")
+    return "" if dtype not in NEEDED or any(rate.startswith(dtype) for rate in gpu.rates) else dtype
 
 
 class Predictor:
@@ -138,13 +153,8 @@ class Predictor:
         ]
 
     def _setting(self, gpu: Gpu, num_gpus: int) -> Setting:
-        precision = self.precision
-        if precision == "amp":
-            precision = "amp_bf16" if "bf16" in gpu.rates else "amp_fp16" if "fp16" in gpu.rates else "fp32"
-        if precision == "tf32" and "tf32" not in gpu.rates:
-            precision = "fp32"
         return Setting(
-            precision,
+            precision_on(gpu, self.precision),
             self.subject.batch_size,
             num_gpus,
             self.channels_last,

@@ -98,10 +98,10 @@ def open_subject(reference: str) -> Subject:
         return known
     try:
         return _count(reference)
-    except JobError as error:
+    except InputError as error:  # also without torch, which counts jobs
         names = (key.partition(":")[2].partition("@")[0] for key in load_models())
         near = "" if re.search(r"[./\\:]", reference) else nearest(reference, names)
-        raise JobError(f"{error}{near}") from None
+        raise type(error)(f"{error}{near}") from None
 
 
 def counted_model(name: str, batch_size: int = 64) -> Subject | None:
