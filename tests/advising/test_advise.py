@@ -137,6 +137,14 @@ def test_mixed_precision_is_images_channels_last_however_it_is_asked_for():
     assert told == "predicted in amp, as asked for; images channels last"
 
 
+def test_an_epoch_of_a_profile_of_several_ranks_is_that_of_all(profile):
+    alone, of_four = (open_subject(profile(batches_at_once=ranks)) for ranks in (1, 4))
+    for length in ({"epochs": 3, "steps": None}, {"epochs": None, "steps": 50}):
+        one, four = (amount(subject, **length, target=None).samples for subject in (alone, of_four))
+        assert four == 4 * one
+    assert of_four.batch_size == alone.batch_size
+
+
 def test_a_state_of_the_optimizer_of_no_bytes_is_none(profile):
     assert open_subject(profile(optimizer_bytes=0)).optimizer_bytes == 0
     assert open_subject(profile(optimizer_bytes=None)).optimizer_bytes == 8 * 25_000_000

@@ -33,7 +33,7 @@ PRECISIONS = {
 }
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "amp": 2}
 NEEDED = ("batch_size", "operators", "num_parameters")
-ABOVE_0 = ("steps_per_epoch", "epochs", "step_seconds")
+ABOVE_0 = ("steps_per_epoch", "epochs", "step_seconds", "batches_at_once")
 AMOUNTS = (
     *("optimizer_bytes", "activation_bytes", "frozen_bytes", "host_seconds_per_sample"),
     *("waiting_seconds_per_sample", "communication_seconds", *ABOVE_0),
@@ -60,6 +60,7 @@ class Subject:
         communication_seconds: how long the measured step waited for other ranks.
         channels_last: was it profiled with images in that order?
         frozen_bytes: weights and buffers that do not train.
+        batches_at_once: how many ranks it was profiled on, each with a batch of its own in every step.
     """
 
     name: str
@@ -78,6 +79,12 @@ class Subject:
     communication_seconds: float = 0.0
     channels_last: bool = False
     frozen_bytes: float = 0.0
+    batches_at_once: float = 1.0
+
+    @property
+    def samples_a_step(self) -> float:
+        """Of all ranks that it was profiled on."""
+        return self.batch_size * self.batches_at_once
 
     @property
     def worked_seconds(self) -> float | None:
@@ -184,6 +191,7 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         found["communication_seconds"] or 0.0,
         bool(work.get("channels_last")),
         found["frozen_bytes"] or 0.0,
+        found["batches_at_once"] or 1.0,
     )
 
 
