@@ -281,3 +281,13 @@ def test_strict_fp32_of_a_card_with_tf32_is_as_doubtful_as_the_one_measurement(r
     assert 256 / strict.high < measured < 256 / strict.low
     assert "fp32_beside_tf32" in strict.doubts
     assert strict.high / strict.seconds > tf32.high / tf32.seconds
+
+
+def test_a_batch_fits_in_the_faster_way_and_with_batch_norm_in_the_exact_one(resnet):
+    subject = counted_model("timm:vit_base_patch16_224@224", batch_size=256)
+    card = find_gpu("RTX 3080")
+    found = Predictor(subject, "amp").one(card)
+    assert found.how.endswith("micro-batches")
+    assert found.slowdown < 1.1
+    with_norm = Predictor(dataclasses.replace(resnet, batch_size=512, activation_bytes=3e10), "amp").one(card)
+    assert with_norm.how == "recompute"
