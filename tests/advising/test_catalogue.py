@@ -216,3 +216,19 @@ def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: st
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gpus\.toml cannot be read"):
         load_catalogue(tmp_path / "gpus.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),  # total capacity as torch said it, in GiB
+    [
+        ("L40S", 44.53),
+        ("T4", 14.75),
+        ("RTX A4000", 15.61),
+        ("A30", 23.53),
+        ("A100-40GB", 39.50),
+        ("RTX 4090", 23.68),
+    ],
+)
+def test_no_more_memory_is_usable_than_torch_shows(name: str, shown: float) -> None:
+    usable = find_gpu(name).usable_bytes / 2**30
+    assert 0.96 * shown < usable <= shown

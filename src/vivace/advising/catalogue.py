@@ -24,6 +24,7 @@ DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", 
 AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
 OF_FAMILIES = ("vendor", "architecture", "per_clock", "apis", "compute_capability", "pytorch")
 FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
+ECC_PART = 16  # of GDDR memory one in so many bytes holds codes
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
@@ -52,6 +53,7 @@ OPTIONAL: dict[str, Any] = {
     "sources": {},
     "aliases": [],
     "disputed": {},
+    "inline_ecc": False,
     "note": "",
 }
 CLOCKS = ("base_mhz", "boost_mhz", "matrix_mhz")
@@ -64,6 +66,7 @@ KINDS_OF_FIELDS: tuple[tuple[type, tuple[str, ...], str], ...] = (
     (str, ("name", "family", "form", "release", "source", "link", "note"), "a text in quotes"),
     (dict, ("rates", "measured", "sources", "disputed"), "a table in braces"),
     (list, ("aliases",), "a list of names"),
+    (bool, ("inline_ecc",), "true or false"),
 )
 NOT_SOURCED = ("name", "family", "form", "aliases", "note", "source", "sources", "disputed", "pcie_lanes")
 
@@ -104,6 +107,7 @@ class Gpu:
         disputed: fields on which sources disagree, with the reason.
         note: what the numbers do not say.
         elsewhere: why nothing is predicted for it; empty for most.
+        inline_ecc: does error correction, on as delivered, take its codes out of the memory itself?
     """
 
     name: str
@@ -138,11 +142,17 @@ class Gpu:
     disputed: dict[str, str]
     note: str
     elsewhere: str = ""
+    inline_ecc: bool = False
+
+    @property
+    def shown_bytes(self) -> int:
+        """The memory without what error correction takes of it."""
+        return self.memory_bytes - (self.memory_bytes // ECC_PART if self.inline_ecc else 0)
 
     @property
     def usable_bytes(self) -> int:
         """What the driver leaves of the memory; of a host, all."""
-        return self.memory_bytes if self.form == "host" else int(self.memory_bytes * (1 - DRIVER_SHARE))
+        return self.memory_bytes if self.form == "host" else int(self.shown_bytes * (1 - DRIVER_SHARE))
 
     def expected_rate(self, dtype: str) -> float | None:
         """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""
@@ -365,6 +375,7 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         disputed=field["disputed"],
         note="; ".join(filter(None, [field["note"], family.get("note", "")])),
         elsewhere=family.get("elsewhere", ""),
+        inline_ecc=field["inline_ecc"],
     )
     return _with_derived_rates(gpu, path)
 
