@@ -232,3 +232,16 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_no_more_memory_is_usable_than_torch_shows(name: str, shown: float) -> None:
     usable = find_gpu(name).usable_bytes / 2**30
     assert 0.96 * shown < usable <= shown
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("4090", "RTX 4090"),
+        ("1080Ti", "GTX 1080 Ti"),
+        ("7900 XTX", "RX 7900 XTX"),
+        ("6000 Ada", "RTX 6000 Ada"),
+    ],
+)
+def test_a_name_without_its_series_finds_the_device(said: str, name: str) -> None:
+    assert find_gpu(said).name == name

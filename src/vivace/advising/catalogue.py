@@ -34,6 +34,8 @@ NOISE = re.compile(
 )
 DETAILS = re.compile(r"\b(oam|gen\d|hbm\d?e?|gddr\dx?)\b|(?<=sxm)\d\b")
 
+SERIES = ("rtx", "gtx", "rx")  # which people leave out
+
 REQUIRED = ("name", "family", "form", "release", "memory_gib", "bandwidth_gbs", "source")
 OPTIONAL: dict[str, Any] = {
     "units": None,
@@ -179,12 +181,14 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
 
 
 def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
-    """The device of that name or alias; capitals, spaces, dashes and the vendor's name do not matter.
+    """The device of that name or alias; capitals, spaces, dashes, the vendor's name and the series (RTX 4090,
+    or 4090) do not matter.
 
     Raises `InputError` with the nearest names where there is none.
     """
     known, names = _shipped() if catalogue is None else (catalogue, _names(catalogue.values()))
-    found = names.get(_key(name)) or names.get(_loose(name))
+    keys = (_key(name), _loose(name), *(f"{series}{_key(name)}" for series in SERIES))
+    found = next((names[key] for key in keys if key in names), None)
     if found:
         return known[found]
     reason = elsewhere(name)
