@@ -639,3 +639,11 @@ def test_a_model_that_is_misspelt_is_told_where_torch_is_missing(monkeypatch):
     monkeypatch.setattr("vivace.inspection.gather.require_torch", missing)
     with pytest.raises(InputError, match="torch is not installed; did you mean 'resnet50'"):
         open_subject("rsnet50")
+
+
+def test_a_time_on_this_machines_processor_is_called_a_guess(profile, monkeypatch):
+    processor = dataclasses.replace(find_gpu("M2"), name="a processor", form="host")
+    monkeypatch.setattr("vivace.advising.ranking._this_machine", lambda known: (processor, None, []))
+    advice = vivace.advise(profile(), gpus=["H100"])
+    assert advice.here.name == "a processor"
+    assert any("the time on a processor: it is a rough guess" in note for note in advice.notes)

@@ -113,6 +113,10 @@ def _compared(
     """Every card's offers, what they lead to, and what is doubtful about them."""
     profiled = _profiled_on(predictor.subject, known)
     here, launch_seconds, notes = (profiled, None, []) if profiled else _this_machine(known)
+    if here is not None and here.form == "host":
+        notes.append(
+            f"nothing published of processors is behind the time on {here.name}: it is a rough guess"
+        )
     notes += _learnt(predictor, profiled)
     budget, deadline = question.limits
     offers = choose.make_offers(predictor, cards, question.length, costs, question.most)
