@@ -15,7 +15,7 @@ from vivace.advising import answer, answering
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.predict import Predictor
 from vivace.advising.question import amount, seconds_of
-from vivace.advising.reverse import largest_model, trainable
+from vivace.advising.reverse import in_words, largest_model, trainable, trained_in
 from vivace.advising.source import open_subject
 from vivace.advising.tables import bought, draw, draw_card
 from vivace.errors import InputError, JobError
@@ -137,6 +137,14 @@ def test_mixed_precision_is_images_channels_last_however_it_is_asked_for():
     assert told == "predicted in amp, as asked for; images channels last"
 
 
+def test_an_epoch_of_a_profile_of_several_ranks_is_that_of_all(profile):
+    alone, of_four = (open_subject(profile(batches_at_once=ranks)) for ranks in (1, 4))
+    for length in ({"epochs": 3, "steps": None}, {"epochs": None, "steps": 50}):
+        one, four = (amount(subject, **length, target=None).samples for subject in (alone, of_four))
+        assert four == 4 * one
+    assert of_four.batch_size == alone.batch_size
+
+
 def test_a_state_of_the_optimizer_of_no_bytes_is_none(profile):
     assert open_subject(profile(optimizer_bytes=0)).optimizer_bytes == 0
     assert open_subject(profile(optimizer_bytes=None)).optimizer_bytes == 8 * 25_000_000
@@ -212,7 +220,15 @@ def test_bad_input_is_one_sentence(profile, options, sentence):
         ({"batch_size": "many"}, "is not as vivace profile writes it"),
         ({"operators": {"matmul": {}}}, "is not as vivace profile writes it"),
         ({"operators": 7}, "is not as vivace profile writes it"),
-        ({"host_seconds_per_sample": "slow"}, "is not as vivace profile writes it"),
+        ({"host_seconds_per_sample": "slow"}, "has host_seconds_per_sample = 'slow'; a number of at least 0"),
+        ({"epochs": -3}, "has epochs = -3; a number above 0 would be right"),
+        ({"epochs": "ninety"}, "has epochs = 'ninety'"),
+        ({"steps_per_epoch": 0}, "has steps_per_epoch = 0"),
+        ({"step_seconds": float("nan")}, "has step_seconds = nan"),
+        ({"waiting_seconds_per_sample": -1.0}, "has waiting_seconds_per_sample = -1.0"),
+        ({"activation_bytes": float("inf")}, "has activation_bytes = inf"),
+        ({"device": 3}, "has device = 3; a name would be right"),
+        ({"operators": {"matmul": {"flops": -1, "bytes": 1e9, "count": 1}}}, "which is no amount"),
         ({"operators": {"matmul": {"flops": 0, "bytes": 0, "count": 0}}}, "holds no operations"),
     ],
 )
@@ -223,7 +239,12 @@ def test_a_profile_of_another_format_is_refused(profile, changes, sentence):
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
     path = tmp_path / "other.json"
-    for text, sentence in (("{", "not JSON"), ("[]", "no work"), ("{}", "no work")):
+    for text, sentence in (
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "no work"),
+        ("{}", "no work"),
+    ):
         path.write_text(text)
         with pytest.raises(InputError, match=sentence):
             open_subject(str(path))
@@ -291,6 +312,29 @@ def test_the_reverse_says_what_a_card_can_train():
 
 
 @pytest.mark.parametrize(
+    ("card", "asked", "found"),
+    [
+        ("H100", "auto", "mixed precision with bf16"),
+        ("V100", "amp", "mixed precision with fp16"),
+        ("GTX 1080 Ti", "auto", "fp32"),
+        ("V100", "tf32", "fp32"),
+        ("H100", "tf32", "tf32"),
+    ],
+)
+def test_what_a_card_can_train_is_said_in_what_it_computes_in(card, asked, found):
+    assert in_words(trained_in(find_gpu(card), asked)) == found
+
+
+@pytest.mark.parametrize(
+    ("card", "asked", "told"),
+    [("V100", "amp_bf16", "has no bf16"), ("M1", "fp64", "has no fp64"), ("H100", "profiled", "has none")],
+)
+def test_what_a_card_cannot_compute_in_is_refused(card, asked, told):
+    with pytest.raises(InputError, match=told):
+        trained_in(find_gpu(card), asked)
+
+
+@pytest.mark.parametrize(
     ("extra", "counted"), [("", "fake"), (" * (1 if batch[1].sum().item() == 0 else 2)", "real")]
 )
 def test_a_job_is_counted_in_a_child_process(tmp_path, extra, counted):
@@ -306,6 +350,18 @@ def test_a_job_is_counted_in_a_child_process(tmp_path, extra, counted):
     convolution = 2 * 36 * 8 * 27
     assert subject.demand.flops == pytest.approx(2 * convolution + 3 * 2 * 8 * 36 * 2, rel=0.01)
     assert subject.optimizer_bytes == pytest.approx(8 * subject.demand.num_parameters, rel=0.05)
+    assert subject.frozen_bytes == 2 * 8 * 4 + 8  # the norm's statistics, and its count
+
+
+def test_frozen_weights_take_memory(profile):
+    plain, frozen = (
+        vivace.advise(profile(frozen_bytes=size), gpus=["RTX 4090"], precision="fp32").offers[0].prediction
+        for size in (0, 15_000_000_000)
+    )
+    assert frozen.needed_bytes == pytest.approx(plain.needed_bytes + 15e9)
+    told = vivace.advise(profile(frozen_bytes=60e9), gpus=["RTX 4090", "H100"])
+    assert told.refusals["RTX 4090"].told.startswith("does not fit")
+    assert told.refusals["H100-SXM5-80GB"] is None
 
 
 def test_a_job_that_fails_is_told_in_its_own_words(tmp_path):
@@ -409,6 +465,36 @@ def test_what_nobody_rents_alone_is_no_offer_of_one(profile, tmp_path):
     assert prices["8 x H100-SXM5-80GB"] > 0
     assert advice.refusals["H100-SXM5-80GB"].told == "is rented only by 8"
     assert "8 x H100-SXM5-80GB" in [offer.name for offer in advice.asked]
+
+
+def test_a_machine_of_three_cards_is_an_offer_of_three(profile, tmp_path):
+    own = tmp_path / "prices.toml"
+    own.write_text(
+        'format = 1\n[[rent]]\nprovider = "mine"\ndate = 2026-11-02\nsource = "a bill"\nsizes = [3, 16]\n'
+        "usd_per_hour = { 'H100-SXM5-80GB' = 2.0 }\n"
+    )
+    advice = vivace.advise(profile(), gpus=["H100"], prices=own)
+    assert [offer.name for offer in advice.allowed] == ["3 x H100-SXM5-80GB"]
+    assert advice.refusals["H100-SXM5-80GB"].told == "is rented only by 3 or 16"
+
+
+def test_no_more_cards_are_told_of_than_a_machine_of_such_cards_holds(profile):
+    advice = vivace.advise(profile(), gpus=["RTX 4090"])
+    assert [point["num_gpus"] for point in advice.scaling[0]["points"]] == [1, 2, 4]
+    assert vivace.advise(profile(), gpus=["M2 Ultra"]).scaling == ()
+
+
+def test_what_renting_costs_is_the_same_beside_a_price_to_buy_as_in_the_offer(profile, tmp_path):
+    own = tmp_path / "prices.toml"
+    rent = '[[rent]]\nprovider = "mine"\ndate = 2026-11-02\nsource = "a bill"\n'
+    own.write_text(
+        f"format = 1\n{rent}sizes = [1]\nusd_per_hour = {{ H100 = 2 }}\n"
+        f"{rent}sizes = [8]\nusd_per_hour = {{ H100 = 9 }}\n"
+        f"{rent.replace('rent', 'buy')}usd = {{ H100 = 20000 }}\n"
+    )
+    advice = vivace.advise(profile(), gpus=["H100"], prices=own)
+    alone = next(offer for offer in advice.offers if offer.prediction.num_gpus == 1)
+    assert advice.buying[0]["rent_usd_per_hour"] == pytest.approx(alone.usd / alone.hours) == 2
 
 
 def test_cards_that_people_ask_about_are_always_there_with_a_reason():
@@ -544,3 +630,20 @@ def test_what_says_nothing_of_a_card_is_refused_beside_it():
     options = {"precision": "auto", "catalogue": None, "probability": 0.8, "most": 8, "electricity": 0.25}
     with pytest.raises(InputError, match="--budget-usd says nothing"):
         answer(None, "RTX 3080", {**options, "budget_usd": 9.0}, None)
+
+
+def test_a_model_that_is_misspelt_is_told_where_torch_is_missing(monkeypatch):
+    def missing():
+        raise InputError("torch is not installed")
+
+    monkeypatch.setattr("vivace.inspection.gather.require_torch", missing)
+    with pytest.raises(InputError, match="torch is not installed; did you mean 'resnet50'"):
+        open_subject("rsnet50")
+
+
+def test_a_time_on_this_machines_processor_is_called_a_guess(profile, monkeypatch):
+    processor = dataclasses.replace(find_gpu("M2"), name="a processor", form="host")
+    monkeypatch.setattr("vivace.advising.ranking._this_machine", lambda known: (processor, None, []))
+    advice = vivace.advise(profile(), gpus=["H100"])
+    assert advice.here.name == "a processor"
+    assert any("the time on a processor: it is a rough guess" in note for note in advice.notes)

@@ -156,7 +156,7 @@ def test_an_own_file_changes_one_field_and_adds_a_device(tmp_path: Path) -> None
         'format = 1\n[sources]\nmine = "my own measurement"\n'
         '[[gpus]]\nname = "RTX 3090"\npower_w = 280\nsources = { power_w = "mine" }\n'
         '[[gpus]]\nname = "RTX 3090 D"\nfamily = "ampere-geforce"\nform = "consumer"\nrelease = "2027-01"\n'
-        'memory_gib = 24\nbandwidth_gbs = 900\nsource = "mine"\n'
+        'memory_gib = 24\nbandwidth_gbs = 900\nrates = { fp32 = 30 }\nsource = "mine"\n'
     )
     own = load_catalogue(path)
     assert own["RTX 3090"].power_watts == 280
@@ -188,7 +188,21 @@ def test_an_own_file_changes_one_field_and_adds_a_device(tmp_path: Path) -> None
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nsource = "rumour"', "cites 'rumour'"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrates = { fp12 = 1 }', "a rate for 'fp12'"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\naliases = ["A40"]', "'A40' names two devices"),
-        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrates = 3', "rates = 3; a table of numbers"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrates = 3', "rates = 3; a table"),
+        (
+            'format = 1\n[[gpus]]\nname = "X"\nfamily = "ada"\nform = "pcie"\nrelease = "2026-10"\n'
+            'memory_gib = 24\nbandwidth_gbs = 900\nsource = "adda"\n[sources]\nadda = "a"',
+            "X has no rate: give rates",
+        ),
+        ('format = 1\n[[cards]]\nname = "RTX 3090"', "unknown table 'cards'; known are sources"),
+        ("format = 1\ngpus = [1]", "write [[gpus]] with two brackets"),
+        ("format = 1\nsources = [1]", "write [sources] as gpus.toml"),
+        ("format = 1\n[families.x]\nper_clock = 3", "the family 'x' has per_clock = 3"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nmeasured = { fp32 = "fast" }', "has fp32 = 'fast'"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\naliases = [1]', "aliases = [1]; a list of names"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nnote = 3', "note = 3; a text in quotes"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\npcie = 7', "pcie = 7; a generation from 1 to 6"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrelease = "2026-13"', "release = '2026-13'"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: str, message: str) -> None:
@@ -202,3 +216,32 @@ def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: st
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gpus\.toml cannot be read"):
         load_catalogue(tmp_path / "gpus.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),  # total capacity as torch said it, in GiB
+    [
+        ("L40S", 44.53),
+        ("T4", 14.75),
+        ("RTX A4000", 15.61),
+        ("A30", 23.53),
+        ("A100-40GB", 39.50),
+        ("RTX 4090", 23.68),
+    ],
+)
+def test_no_more_memory_is_usable_than_torch_shows(name: str, shown: float) -> None:
+    usable = find_gpu(name).usable_bytes / 2**30
+    assert 0.96 * shown < usable <= shown
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("4090", "RTX 4090"),
+        ("1080Ti", "GTX 1080 Ti"),
+        ("7900 XTX", "RX 7900 XTX"),
+        ("6000 Ada", "RTX 6000 Ada"),
+    ],
+)
+def test_a_name_without_its_series_finds_the_device(said: str, name: str) -> None:
+    assert find_gpu(said).name == name

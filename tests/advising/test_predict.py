@@ -21,6 +21,7 @@ from vivace.advising.formula import (
 )
 from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, case_of, circumstances, factor
 from vivace.advising.predict import Predictor
+from vivace.advising.source import counted_model
 from vivace.errors import InputError
 
 A100, H100, TURING = (find_gpu(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "Quadro RTX 8000"))
@@ -261,3 +262,32 @@ def test_less_evidence_widens_the_interval(resnet):
 def test_a_precision_that_there_is_not_is_named(resnet):
     with pytest.raises(InputError, match="no precision 'bf61'"):
         Predictor(resnet, "bf61")
+
+
+@pytest.mark.parametrize("model", ["torchvision:vgg16@224", "own:bert_large_squad"])
+def test_strict_fp32_of_a_card_with_tf32_is_no_faster_than_its_rate(model):
+    subject = counted_model(model, batch_size=256)
+    found = Predictor(subject, "fp32").one(A100)
+    assert found.samples_per_second * subject.demand.flops < A100.rates["fp32"]
+
+
+def test_strict_fp32_of_a_card_with_tf32_is_as_doubtful_as_the_one_measurement(resnet):
+    h200 = find_gpu("H200")
+    strict, tf32 = (
+        Predictor(dataclasses.replace(resnet, batch_size=256), precision).one(h200)
+        for precision in ("fp32", "tf32")
+    )
+    measured = 909  # images a second, records/gpu
+    assert 256 / strict.high < measured < 256 / strict.low
+    assert "fp32_beside_tf32" in strict.doubts
+    assert strict.high / strict.seconds > tf32.high / tf32.seconds
+
+
+def test_a_batch_fits_in_the_faster_way_and_with_batch_norm_in_the_exact_one(resnet):
+    subject = counted_model("timm:vit_base_patch16_224@224", batch_size=256)
+    card = find_gpu("RTX 3080")
+    found = Predictor(subject, "amp").one(card)
+    assert found.how.endswith("micro-batches")
+    assert found.slowdown < 1.1
+    with_norm = Predictor(dataclasses.replace(resnet, batch_size=512, activation_bytes=3e10), "amp").one(card)
+    assert with_norm.how == "recompute"

@@ -74,16 +74,38 @@ def test_an_own_file_replaces_the_offers_for_its_devices(tmp_path: Path) -> None
     assert prices.purchase("RTX 4090") == load_prices().purchase("RTX 4090")
 
 
+def test_machines_of_few_devices_side_by_side_are_no_larger_machine(tmp_path: Path) -> None:
+    prices = load_prices(own_file(tmp_path, "date = 2026-11-01\nsizes = [1, 4]\nusd_per_hour = { T4 = 1 }"))
+    assert [number for number in (1, 2, 4, 8, 16) if prices.hourly("T4", number)] == [1, 4]
+    prices = load_prices(own_file(tmp_path, "date = 2026-11-01\nsizes = [8]\nusd_per_hour = { H100 = 1 }"))
+    assert [number for number in (4, 8, 16) if prices.hourly("H100-SXM5-80GB", number)] == [8, 16]
+
+
+def test_more_devices_are_not_cheaper_each_because_others_rent_them(tmp_path: Path) -> None:
+    dear = "date = 2026-11-01\nsizes = [1]\nusd_per_hour = { H100 = 9 }"
+    cheap = "date = 2026-11-01\nusd_per_hour = { H100 = 2 }"
+    prices = load_prices(own_file(tmp_path, dear, dear, cheap))
+    alone, two = (prices.hourly("H100-SXM5-80GB", number) for number in (1, 2))
+    assert alone
+    assert two
+    assert (alone.low, alone.typical, alone.high) == (2, 2, 9)
+    assert two.typical == 2
+
+
 @pytest.mark.parametrize(
     ("offer", "message"),
     [
         ("date = 2026-11-01\nusd_per_hour = { T4 = -1 }", "me asks -1 for T4"),
         ('date = 2026-11-01\nusd_per_hour = { T4 = "cheap" }', "me asks 'cheap' for T4"),
-        ("date = 2026-11-01\nusd_per_hour = { T5 = 1 }", "no device 'T5'"),
+        ("date = 2026-11-01\nusd_per_hour = { T5 = 1 }", "me: no device 'T5'"),
         ('date = "today"\nusd_per_hour = { T4 = 1 }', "me has the date 'today'"),
         ("date = 2999-01-01\nusd_per_hour = { T4 = 1 }", "has not come yet"),
-        ("usd_per_hour = { T4 = 1 }", "me lacks 'date'"),
-        ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\nregion = 'x'", "me has an unknown field 'region'"),
+        ("usd_per_hour = { T4 = 1 }", "me lack 'date'"),
+        ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\nregion = 'x'", "me have an unknown field 'region'"),
+        (
+            "date = 2026-11-01\neur_per_hour = { T4 = 1 }",
+            "unknown field 'eur_per_hour'; they have provider, ",
+        ),
         ("date = 2026-11-01\nusd_per_hour = 3", "me has usd_per_hour = 3"),
         ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\n[lease]", "unknown table 'lease'"),
         ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\n[buy]\nprovider = 'me'", "two brackets"),

@@ -371,6 +371,7 @@ def test_what_processes_of_a_script_train_is_recorded_however_they_end(tmp_path,
     assert "ERROR" not in capfd.readouterr().err
     assert done.document["memory"]["peak_bytes"] is not None
     assert [reason for reason in done.document["missing"] if "ended" in reason] == []
+    assert done.document["work"]["batches_at_once"] == (2 if way == "ranks" else 1)
     left = {file.name for file in (tmp_path / "out").iterdir()}
     ranks = {"rank-1"} if way == "ranks" else set()
     assert left == {"profile.html", "profile.json", "record.json", "trace.json"} | ranks

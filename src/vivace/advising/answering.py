@@ -10,7 +10,7 @@ from vivace.advising import tables
 from vivace.advising.advice import Advice
 from vivace.advising.catalogue import Gpu
 from vivace.advising.choose import UNKNOWN, Offer
-from vivace.advising.reverse import Trainable
+from vivace.advising.reverse import Trainable, in_words
 from vivace.pages.answer import Answer
 
 FASTER = 1.1  # from which another card is worth a word
@@ -44,14 +44,13 @@ def answer_of_card(
     """
     fitting = [entry for entry in found if entry.prediction is not None]
     others = [entry.model for entry in found if entry.prediction is None]
-    numbers = "mixed precision" if precision == "amp" else precision
     return Answer(
         command="advise",
         subject=gpu.name,
         figure=f"{len(fitting)} of {len(found)} well-known models",
         sentence=(
-            f"train on {gpu.name} ({words.size(gpu.memory_bytes)}) in {numbers}; weights, gradients and "
-            f"AdamW alone fill it at {largest / 1e9:.1f} billion parameters"
+            f"train on {gpu.name} ({words.size(gpu.memory_bytes)}) in {in_words(precision)}; weights, "
+            f"gradients and AdamW alone fill it at {largest / 1e9:.1f} billion parameters"
         ),
         tone="plain",
         title_of_parts="One pass over their usual data, with the largest batch that fits",

@@ -24,6 +24,7 @@ DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", 
 AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
 OF_FAMILIES = ("vendor", "architecture", "per_clock", "apis", "compute_capability", "pytorch")
 FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
+ECC_PART = 16  # of GDDR memory one in so many bytes holds codes
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
@@ -32,6 +33,8 @@ NOISE = re.compile(
     r"\b(nvidia|amd|intel|apple|habana|geforce|tesla|instinct|radeon|generation|gpu|graphics|tm|r)\b"
 )
 DETAILS = re.compile(r"\b(oam|gen\d|hbm\d?e?|gddr\dx?)\b|(?<=sxm)\d\b")
+
+SERIES = ("rtx", "gtx", "rx")  # which people leave out
 
 REQUIRED = ("name", "family", "form", "release", "memory_gib", "bandwidth_gbs", "source")
 OPTIONAL: dict[str, Any] = {
@@ -52,12 +55,20 @@ OPTIONAL: dict[str, Any] = {
     "sources": {},
     "aliases": [],
     "disputed": {},
+    "inline_ecc": False,
     "note": "",
 }
 CLOCKS = ("base_mhz", "boost_mhz", "matrix_mhz")
 NUMBERS = (
     *("units", *CLOCKS, "memory_gib", "bandwidth_gbs", "bus_bits", "pin_gbps", "cache_mib"),
     *("link_gbs", "pcie", "pcie_lanes", "power_w"),
+)
+PCIE_GENERATIONS = range(1, 7)
+KINDS_OF_FIELDS: tuple[tuple[type, tuple[str, ...], str], ...] = (
+    (str, ("name", "family", "form", "release", "source", "link", "note"), "a text in quotes"),
+    (dict, ("rates", "measured", "sources", "disputed"), "a table in braces"),
+    (list, ("aliases",), "a list of names"),
+    (bool, ("inline_ecc",), "true or false"),
 )
 NOT_SOURCED = ("name", "family", "form", "aliases", "note", "source", "sources", "disputed", "pcie_lanes")
 
@@ -98,6 +109,7 @@ class Gpu:
         disputed: fields on which sources disagree, with the reason.
         note: what the numbers do not say.
         elsewhere: why nothing is predicted for it; empty for most.
+        inline_ecc: does error correction, on as delivered, take its codes out of the memory itself?
     """
 
     name: str
@@ -132,11 +144,17 @@ class Gpu:
     disputed: dict[str, str]
     note: str
     elsewhere: str = ""
+    inline_ecc: bool = False
+
+    @property
+    def shown_bytes(self) -> int:
+        """The memory without what error correction takes of it."""
+        return self.memory_bytes - (self.memory_bytes // ECC_PART if self.inline_ecc else 0)
 
     @property
     def usable_bytes(self) -> int:
         """What the driver leaves of the memory; of a host, all."""
-        return self.memory_bytes if self.form == "host" else int(self.memory_bytes * (1 - DRIVER_SHARE))
+        return self.memory_bytes if self.form == "host" else int(self.shown_bytes * (1 - DRIVER_SHARE))
 
     def expected_rate(self, dtype: str) -> float | None:
         """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""
@@ -163,12 +181,14 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
 
 
 def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
-    """The device of that name or alias; capitals, spaces, dashes and the vendor's name do not matter.
+    """The device of that name or alias; capitals, spaces, dashes, the vendor's name and the series (RTX 4090,
+    or 4090) do not matter.
 
     Raises `InputError` with the nearest names where there is none.
     """
     known, names = _shipped() if catalogue is None else (catalogue, _names(catalogue.values()))
-    found = names.get(_key(name)) or names.get(_loose(name))
+    keys = (_key(name), _loose(name), *(f"{series}{_key(name)}" for series in SERIES))
+    found = next((names[key] for key in keys if key in names), None)
     if found:
         return known[found]
     reason = elsewhere(name)
@@ -230,16 +250,39 @@ def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
     entries = {entry["name"]: entry for entry in document["gpus"]}
     families, sources = dict(document["families"]), dict(document["sources"])
     if path is not None:
-        own = read_document(path)
+        own = _own_document(path)
         families |= own.get("families", {})
         sources |= own.get("sources", {})
         for number, entry in enumerate(own.get("gpus", []), 1):
-            if "name" not in entry:
+            if not isinstance(entry.get("name"), str):
                 raise InputError(f"{path}: device {number} has no name")
             entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
     where = path or GPUS_FILE
     gpus = {name: _gpu(entry, families, sources, where) for name, entry in entries.items()}
     return gpus, _names(gpus.values())
+
+
+def _own_document(path: Path) -> dict[str, Any]:
+    """A person's file, whose tables are those of a catalogue; `InputError` where they are others."""
+    own = read_document(path)
+    tables = {"sources": dict, "families": dict, "gpus": list}
+    for name, found in own.items():
+        if name != "format" and name not in tables:
+            raise InputError(f"{path} has an unknown table {name!r}; known are {', '.join(tables)}")
+        inner = found.values() if isinstance(found, dict) else found
+        kind = str if name == "sources" else dict
+        if name in tables and not (
+            isinstance(found, tables[name]) and all(isinstance(one, kind) for one in inner)
+        ):
+            right = "write [[gpus]] with two brackets" if name == "gpus" else f"write [{name}] as gpus.toml"
+            raise InputError(f"{path}: {name} is not as a catalogue has it: {right}")
+    for name, family in own.get("families", {}).items():
+        per_clock = family.get("per_clock", {})
+        if not isinstance(per_clock, dict) or not all(type(n) is int and n > 0 for n in per_clock.values()):
+            raise InputError(
+                f"{path}: the family {name!r} has per_clock = {per_clock!r}; write {{ fp32 = 256 }}"
+            )
+    return own
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -266,6 +309,12 @@ def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
     absent = [key for key in REQUIRED if key not in entry]
     if absent:
         raise InputError(f"{path}: {name} lacks {', '.join(absent)}")
+    for kind, keys, right in KINDS_OF_FIELDS:
+        for key in keys:
+            if not isinstance(entry.get(key, kind()), kind):
+                raise InputError(f"{path}: {name} has {key} = {entry[key]!r}; {right} would be right")
+    if not all(isinstance(alias, str) for alias in entry.get("aliases", [])):
+        raise InputError(f"{path}: {name} has aliases = {entry['aliases']!r}; a list of names would be right")
     if entry["family"] not in families:
         raise InputError(
             f"{path}: {name} is of an unknown family {entry['family']!r}{nearest(entry['family'], families)}"
@@ -273,16 +322,18 @@ def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
     lacking = [key for key in OF_FAMILIES if key not in families[entry["family"]]]
     if lacking:
         raise InputError(f"{path}: the family {entry['family']!r} lacks {', '.join(lacking)}")
-    for key in ("rates", "measured"):
-        if not isinstance(entry.get(key, {}), dict):
-            raise InputError(f"{path}: {name} has {key} = {entry[key]!r}; a table of numbers would be right")
     if entry["form"] not in FORMS:
         raise InputError(f"{path}: {name} has the form {entry['form']!r}; known are {', '.join(FORMS)}")
-    numbers = {key: entry[key] for key in NUMBERS if key in entry} | entry.get("rates", {})
-    for key, value in numbers.items():
+    numbers = [(key, entry[key]) for key in NUMBERS if key in entry]
+    numbers += [*entry.get("rates", {}).items(), *entry.get("measured", {}).items()]
+    for key, value in numbers:
         if type(value) not in (int, float) or not 0 < value < 1e6:
             raise InputError(f"{path}: {name} has {key} = {value!r}; a number above 0 would be right")
-    if not re.fullmatch(r"\d{4}-\d\d", str(entry["release"])):
+    if entry.get("pcie", 1) not in PCIE_GENERATIONS:
+        raise InputError(
+            f"{path}: {name} has pcie = {entry['pcie']!r}; a generation from 1 to 6 would be right"
+        )
+    if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", entry["release"]):
         raise InputError(f"{path}: {name} has release = {entry['release']!r}; write a month, as in '2020-05'")
 
 
@@ -328,16 +379,21 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         disputed=field["disputed"],
         note="; ".join(filter(None, [field["note"], family.get("note", "")])),
         elsewhere=family.get("elsewhere", ""),
+        inline_ecc=field["inline_ecc"],
     )
-    return _with_derived_rates(gpu)
+    return _with_derived_rates(gpu, path)
 
 
-def _with_derived_rates(gpu: Gpu) -> Gpu:
+def _with_derived_rates(gpu: Gpu, path: Path) -> Gpu:
     """The device with the rates that its family has and no document quotes, in the order of `DTYPES`."""
     unknown = set(gpu.rates) - set(DTYPES)
     if unknown:
-        raise InputError(f"{gpu.name} has a rate for {min(unknown)!r}; known are {', '.join(DTYPES)}")
+        raise InputError(f"{path}: {gpu.name} has a rate for {min(unknown)!r}; known are {', '.join(DTYPES)}")
     expected = {dtype: gpu.expected_rate(dtype) for dtype in DTYPES if dtype not in gpu.rates}
+    if not gpu.rates and not any(expected.values()):
+        raise InputError(
+            f"{path}: {gpu.name} has no rate: give rates = {{ fp32 = 20.0 }}, or units and boost_mhz"
+        )
     derived = {dtype: rate for dtype, rate in expected.items() if rate is not None}
     rates = {
         dtype: (gpu.rates | derived)[dtype] for dtype in DTYPES if dtype in gpu.rates or dtype in derived

@@ -13,7 +13,7 @@ from typing import Any
 
 from vivace import words
 from vivace.advising.catalogue import Gpu
-from vivace.advising.predict import LIMITS, Prediction, Predictor
+from vivace.advising.predict import LIMITS, Prediction, Predictor, lacks
 from vivace.advising.prices import PriceRange, Prices
 from vivace.advising.question import Amount
 
@@ -23,7 +23,6 @@ PAYS = 1.6  # the least speed-up of twice the cards that is worth its money
 DOLLARS_A_KWH = 0.25
 PROBABILITY = 0.8  # with which a deadline and a budget are kept, unless said
 ALIKE, CENT = 1.02, 0.01  # costs that differ by less are one: fewer cards win
-NEEDED = ("bf16", "fp64")  # precisions that a card without units of their own does not train in
 UNKNOWN = "no evidence"
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
@@ -100,11 +99,21 @@ class Offer:
         }
 
 
+def most_together(gpu: Gpu) -> int:
+    """How many cards of a kind are told of: what a machine holds of such a form, or 64 in several."""
+    return MOST_BY_FORM.get(gpu.form, COUNTS[-1])
+
+
 def make_offers(
     predictor: Predictor, gpus: Iterable[Gpu], amount: Amount, prices: Prices, most: int
 ) -> list[Offer]:
     """Offers for every card alone and in numbers, the cheapest first; without a price by time."""
-    places = [(gpu, n) for gpu in gpus for n in COUNTS if n <= min(most, MOST_BY_FORM.get(gpu.form, 64))]
+    places = [
+        (gpu, n)
+        for gpu in gpus
+        for n in sorted({*COUNTS, *prices.sizes(gpu.name)})
+        if n <= min(most, most_together(gpu))
+    ]
     offers = [_offer(prediction, amount, prices) for prediction in predictor.many(places)]
     return sorted(offers, key=_order)
 
@@ -163,9 +172,9 @@ def against(
     seconds, the last two with the probability that is asked for. None where nothing speaks against it."""
     budget, deadline = limits
     p = offer.prediction
-    dtype = p.precision.removeprefix("amp_")
-    if dtype in NEEDED and not any(rate.startswith(dtype) for rate in p.gpu.rates):
-        return Against(Hindrance.PRECISION, f"has no {dtype}")
+    lacking = lacks(p.gpu, p.precision)
+    if lacking:
+        return Against(Hindrance.PRECISION, f"has no {lacking}")
     if not p.fits:
         room = f"{words.size(p.needed_bytes)} of {words.size(p.gpu.usable_bytes)}"
         return Against(Hindrance.MEMORY, f"does not fit: needs {room}")
@@ -213,12 +222,13 @@ def pareto(offers: Sequence[Offer]) -> list[Offer]:
 
 
 def scaling(predictor: Predictor, gpu: Gpu) -> dict[str, Any]:
-    """Speed-up of 1 to 64 cards, and the number from which doubling stops paying; no number on which the job
-    does not fit.
+    """Speed-up of 1 to `most_together` cards, and the number from which doubling stops paying; no number on
+    which the job does not fit.
 
     ``low`` and ``high`` are the 80 % interval of that many cards' speed, in units of one card's estimate.
     """
-    predictions = [p for p in predictor.many([(gpu, n) for n in COUNTS]) if p.fits]
+    counts = [n for n in COUNTS if n <= most_together(gpu)]
+    predictions = [p for p in predictor.many([(gpu, n) for n in counts]) if p.fits]
     alone = predictions[0].samples_per_second
     points = [
         {
@@ -250,7 +260,8 @@ def buy_or_rent(gpu: Gpu, offer: Offer, prices: Prices, dollars_a_kwh: float) ->
 
     The host around the card, its idle hours and what it sells for later are not counted.
     """
-    rent, buy, used = prices.hourly(gpu.name), prices.purchase(gpu.name), prices.second_hand(gpu.name)
+    rent = prices.hourly(gpu.name, 1) or prices.hourly(gpu.name)  # as in the offer, or a share of more
+    buy, used = prices.purchase(gpu.name), prices.second_hand(gpu.name)
     electricity = (gpu.power_watts or 0.0) / 1e3 * dollars_a_kwh
 
     def hours_until(paid: PriceRange | None, an_hour: float | None, which: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from vivace.advising import answering, tables
 from vivace.advising.catalogue import find_gpu, load_catalogue
 from vivace.advising.ranking import advise
-from vivace.advising.reverse import largest_model, trainable
+from vivace.advising.reverse import largest_model, trainable, trained_in
 from vivace.advising.software import advise_on_software
 from vivace.errors import InputError
 from vivace.pages.answer import ending
@@ -91,12 +91,13 @@ def _reverse(card: str, options: dict[str, Any], screen: Screen, *, details: boo
     gpu = find_gpu(card, load_catalogue(own))
     if gpu.elsewhere:
         raise InputError(f"nothing is predicted for {card!r}: {gpu.elsewhere}")
-    precision = "amp" if options["precision"] == "auto" else options["precision"]
+    precision = trained_in(gpu, options["precision"])
     found = trainable(gpu, precision)
     largest = largest_model(gpu, precision)
     screen.document(
         {
             "gpu": gpu.name,
+            "precision": precision,
             "memory_bytes": gpu.memory_bytes,
             "largest_parameters": largest,
             "trainable": [entry.to_dict() for entry in found],

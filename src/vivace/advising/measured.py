@@ -35,7 +35,10 @@ def this_machine(machine: Machine, catalogue: Mapping[str, Gpu] | None = None) -
         cited = gpu.sources | ({"measured": SOURCE} if measured else {})
         here = device.memory_bytes or gpu.memory_bytes
         memory = here if abs(here / gpu.memory_bytes - 1) > OTHER_MEMORY else gpu.memory_bytes
-        return dataclasses.replace(gpu, measured=measured or gpu.measured, sources=cited, memory_bytes=memory)
+        ecc = gpu.inline_ecc and memory == gpu.memory_bytes  # what is shown here, it has been taken from
+        return dataclasses.replace(
+            gpu, measured=measured or gpu.measured, sources=cited, memory_bytes=memory, inline_ecc=ecc
+        )
     fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Gpu))
     for name in ("vendor", "architecture", "family", "release", "link", "compute_capability", "note"):
         fields[name] = ""

@@ -20,6 +20,7 @@ FORWARD_SHARE = 1 / 3
 MOST_MICRO_BATCHES = 64
 SEEN_SHARE = 0.1  # of a measured step: a card that worked for less tells nothing of its speed
 CHOICES = ("auto", "profiled", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
+NEEDED = ("bf16", "fp64")  # number formats that a card without units of their own does not train in
 LIMITS = {
     "compute": "arithmetic",
     "bandwidth": "memory bandwidth",
@@ -76,6 +77,20 @@ class Prediction:
         return self.gpu.usable_bytes - self.needed_bytes
 
 
+def precision_on(gpu: Gpu, precision: str) -> str:
+    """What a card computes in where `precision` is asked for: ``amp`` is bf16 where it has that, else fp16;
+    without units of its own for them ``amp`` and ``tf32`` are fp32."""
+    if precision == "amp":
+        return "amp_bf16" if "bf16" in gpu.rates else "amp_fp16" if "fp16" in gpu.rates else "fp32"
+    return "fp32" if precision == "tf32" and "tf32" not in gpu.rates else precision
+
+
+def lacks(gpu: Gpu, precision: str) -> str:
+    """The number format of `precision` in which a card does not train; empty where it does."""
+    dtype = precision.removeprefix("amp_")
+    return "" if dtype not in NEEDED or any(rate.startswith(dtype) for rate in gpu.rates) else dtype
+
+
 class Predictor:
     """The shipped coefficients, applied to a subject.
 
@@ -120,31 +135,30 @@ class Predictor:
         """Predictions for cards and their numbers, in order."""
         if not places:
             return []
-        settings = [self._setting(gpu, number) for gpu, number in places]
-        fits = [self._fit(gpu, setting) for (gpu, _), setting in zip(places, settings, strict=True)]
-        shrunk = [
-            dataclasses.replace(setting, batch_size=setting.batch_size / fit[1])
-            for setting, fit in zip(settings, fits, strict=True)
+        tried = [
+            (place, gpu, setting, fit)
+            for place, (gpu, number) in enumerate(places)
+            for setting in [self._setting(gpu, number)]
+            for fit in self._fits(gpu, setting)
         ]
-        cases = [(self.subject.demand, gpu, s) for (gpu, _), s in zip(places, shrunk, strict=True)]
+        cases = [
+            (self.subject.demand, gpu, dataclasses.replace(setting, batch_size=setting.batch_size / fit[1]))
+            for _, gpu, setting, fit in tried
+        ]
         parts = predict_parts(self.theta, cases)
         bare = [(demand, gpu, dataclasses.replace(s, updates=False)) for demand, gpu, s in cases]
         parts["piece"] = predict_parts(self.theta, bare)["single"]
-        return [
-            self._prediction(
-                gpu, setting, fits[n], {name: float(values[n]) for name, values in parts.items()}
-            )
-            for n, ((gpu, _), setting) in enumerate(zip(places, settings, strict=True))
-        ]
+        found: dict[int, Prediction] = {}
+        for n, (place, gpu, setting, fit) in enumerate(tried):
+            own = {name: float(values[n]) for name, values in parts.items()}
+            prediction = self._prediction(gpu, setting, fit, own)
+            if place not in found or prediction.seconds < found[place].seconds:
+                found[place] = prediction
+        return [found[place] for place in range(len(places))]
 
     def _setting(self, gpu: Gpu, num_gpus: int) -> Setting:
-        precision = self.precision
-        if precision == "amp":
-            precision = "amp_bf16" if "bf16" in gpu.rates else "amp_fp16" if "fp16" in gpu.rates else "fp32"
-        if precision == "tf32" and "tf32" not in gpu.rates:
-            precision = "fp32"
         return Setting(
-            precision,
+            precision_on(gpu, self.precision),
             self.subject.batch_size,
             num_gpus,
             self.channels_last,
@@ -152,32 +166,35 @@ class Predictor:
         )
 
     def needed_bytes(self, setting: Setting) -> float:
-        """Memory of one card: weights, gradients, optimizer, activations, the context."""
+        """Memory of one card: weights, also frozen ones, gradients, optimizer, activations, the context."""
         was, now = ITEM_BYTES[self.subject.precision], ITEM_BYTES.get(setting.precision, 2)
         wide = max(now, 4)  # of weights, gradients and the optimizer's state
         weights = self.subject.demand.num_parameters * (
             2 * wide + (2 if now == 2 else 0) + (wide if setting.num_gpus > 1 else 0)
         )
-        state = self.subject.optimizer_bytes * wide / max(was, 4)
+        state = (self.subject.optimizer_bytes + self.subject.frozen_bytes) * wide / max(was, 4)
         kept = self.subject.activation_bytes * now / was * setting.batch_size / self.subject.batch_size
         return weights + state + FRAGMENTATION * kept + CONTEXT_BYTES
 
-    def _fit(self, gpu: Gpu, setting: Setting) -> tuple[str, int, float]:
-        """How the batch fits: in words, micro-batches, and the share of activations computed again."""
+    def _fits(self, gpu: Gpu, setting: Setting) -> list[tuple[str, int, float]]:
+        """Ways in which the batch fits: in words, micro-batches, and the share of activations computed again.
+
+        Micro-batches change what BatchNorm sees: with it they are a way only where there is no other.
+        """
         whole = self.needed_bytes(setting)
         kept = self.needed_bytes(dataclasses.replace(setting, batch_size=0.0))
         room = gpu.usable_bytes
         if whole <= room:
-            return "", 1, 0.0
+            return [("", 1, 0.0)]
         share = (whole - room) / max(whole - kept, 1.0)
-        if kept < room and share <= 0.75:
-            return "recompute", 1, share
+        found = [("recompute", 1, share)] if kept < room and share <= 0.75 else []
+        if found and self.subject.demand.count_of("batch_norm"):
+            return found
         for pieces in (2, 4, 8, 16, 32, MOST_MICRO_BATCHES):
-            if setting.batch_size / pieces < 1:
+            if setting.batch_size / pieces >= 1 and kept + (whole - kept) / pieces <= room:
+                found.append((f"{pieces} micro-batches", pieces, 0.0))
                 break
-            if kept + (whole - kept) / pieces <= room:
-                return f"{pieces} micro-batches", pieces, 0.0
-        return "does not fit", 1, 0.0
+        return found or [("does not fit", 1, 0.0)]
 
     def _prediction(
         self, gpu: Gpu, setting: Setting, fit: tuple[str, int, float], parts: dict[str, float]
@@ -204,7 +221,7 @@ class Predictor:
         limit = "host" if waits and how != "does not fit" else _limit(shares, parts, how)
         share = parts["host"] / parts["device"]
         evidence = self.rest["evidence"]
-        found = circumstances(self.subject.demand, setting, share, evidence)
+        found = circumstances(self.subject.demand, setting, share, evidence, has_tf32="tf32" in gpu.rates)
         case = case_of(gpu, evidence, new_model=self.subject.name not in evidence["models"])
         width = factor(case, found, self.rest["interval"])
         return Prediction(

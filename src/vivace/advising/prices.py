@@ -16,14 +16,15 @@ PRICES_FILE = Path(__file__).resolve().with_name("prices.toml")
 STALE_DAYS = 90
 KINDS = {"rent": "usd_per_hour", "buy": "usd", "used": "usd"}
 MOST_IN_A_MACHINE = 8
+SIZES = (1, 2, 4, MOST_IN_A_MACHINE)  # of most machines
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
     """One offer for one device: US dollars an hour to rent, or US dollars to buy, seen on `date`.
 
-    `sizes` are the numbers of devices that the provider rents together; empty where it rents any number up
-    to a machine.
+    `sizes` are the numbers of devices in the machines that it rents; empty where it rents any number
+    up to eight.
     """
 
     gpu: str
@@ -34,10 +35,11 @@ class Price:
     sizes: tuple[int, ...] = ()
 
     def rents(self, number: int) -> bool:
-        """Can so many devices be had: one of the sizes, or several of the largest?"""
+        """Can so many devices be had: one of the sizes, or several whole machines of eight or more? Smaller
+        machines beside each other have no link between them that predictions know."""
         largest = max(self.sizes, default=MOST_IN_A_MACHINE)
         inside = number in self.sizes if self.sizes else number <= largest
-        return inside or (number > largest and number % largest == 0)
+        return inside or (number > largest >= MOST_IN_A_MACHINE and number % largest == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +70,22 @@ class Prices:
 
     def hourly(self, gpu: str, number: int | None = None) -> PriceRange | None:
         """US dollars an hour for one device of that name on demand, rented in that number where one is
-        given; `None` where no such offer is known."""
-        return _range(tuple(o for o in self.rent if number is None or o.rents(number)), gpu)
+        given; `None` where no such offer is known.
+
+        Who rents one device is not who rents eight. So that a number is not cheap for the sake of its
+        providers, its price is the least of two middles: of all its offers, and of those that rent another
+        number, too.
+        """
+        found = _range(tuple(o for o in self.rent if number is None or o.rents(number)), gpu)
+        if found is None or number is None:
+            return found
+        both = ([o.usd for o in found.offers if o.rents(other)] for other in SIZES)
+        middles = [statistics.median(asked) for asked in both if asked]
+        return dataclasses.replace(found, typical=min([found.typical, *middles]))
 
     def sizes(self, gpu: str) -> tuple[int, ...]:
-        """The numbers up to a machine in which devices of that name are rented by anybody."""
-        numbers = range(1, MOST_IN_A_MACHINE + 1)
-        return tuple(n for n in numbers if any(o.gpu == gpu and o.rents(n) for o in self.rent))
+        """The numbers that offers of devices of that name give; empty where any number is rented."""
+        return tuple(sorted({size for offer in self.rent if offer.gpu == gpu for size in offer.sizes}))
 
     def second_hand(self, gpu: str) -> PriceRange | None:
         """US dollars for one used device, or `None` where no source is known."""
@@ -146,9 +157,10 @@ def _offers(
     for table in tables:
         wrong = {"provider", "date", "source", field} ^ (set(table) - {"sizes"})
         if wrong:
-            what = "lacks" if min(wrong) not in table else "has an unknown field"
+            what = "lack" if min(wrong) not in table else "have an unknown field"
             raise InputError(
-                f"{path}: the offers of {table.get('provider', 'a provider')} {what} {min(wrong)!r}"
+                f"{path}: the offers of {table.get('provider', 'a provider')} {what} {min(wrong)!r}; "
+                f"they have provider, date, source, sizes and {field}, in US dollars"
             )
         provider, date = table["provider"], table["date"]
         if type(date) is not datetime.date:
@@ -167,6 +179,8 @@ def _offers(
                 raise InputError(
                     f"{path}: {provider} asks {usd!r} for {name}; a price is a number of dollars above 0"
                 )
-            yield Price(
-                find_gpu(name, catalogue).name, provider, float(usd), date, table["source"], tuple(sizes)
-            )
+            try:
+                card = find_gpu(name, catalogue)
+            except InputError as error:
+                raise InputError(f"{path}: {provider}: {error}") from None
+            yield Price(card.name, provider, float(usd), date, table["source"], tuple(sizes))

@@ -71,15 +71,15 @@ def amount(subject: Subject, epochs: float | None, steps: float | None, target: 
             raise InputError(f"--target {target} is too much: no training has more than {MOST:g} samples")
         return Amount(samples, f"{target} samples")
     if steps is not None:
-        return Amount(steps * subject.batch_size, f"{steps:,.0f} steps")
+        return Amount(steps * subject.samples_a_step, f"{steps:,.0f} steps")
     if subject.steps_per_epoch is None:
         if epochs is not None:
             raise InputError(
                 "the job does not say how long an epoch is: give --steps or --target instead of --epochs"
             )
-        return Amount(EXAMPLE_STEPS * subject.batch_size, f"{EXAMPLE_STEPS:,} steps, as an example")
+        return Amount(EXAMPLE_STEPS * subject.samples_a_step, f"{EXAMPLE_STEPS:,} steps, as an example")
     number = epochs if epochs is not None else subject.epochs or 1
-    samples = number * subject.steps_per_epoch * subject.batch_size
+    samples = number * subject.steps_per_epoch * subject.samples_a_step
     return Amount(samples, f"{number:g} epoch{'' if number == 1 else 's'}")
 
 

@@ -113,6 +113,10 @@ def _compared(
     """Every card's offers, what they lead to, and what is doubtful about them."""
     profiled = _profiled_on(predictor.subject, known)
     here, launch_seconds, notes = (profiled, None, []) if profiled else _this_machine(known)
+    if here is not None and here.form == "host":
+        notes.append(
+            f"nothing published of processors is behind the time on {here.name}: it is a rough guess"
+        )
     notes += _learnt(predictor, profiled)
     budget, deadline = question.limits
     offers = choose.make_offers(predictor, cards, question.length, costs, question.most)
@@ -141,7 +145,11 @@ def _compared(
         question.how,
         found,
         tuple(choose.pareto(allowed)),
-        tuple(choose.scaling(predictor, known[name]) for name in chosen if name in single),
+        tuple(
+            choose.scaling(predictor, known[name])
+            for name in chosen
+            if name in single and choose.most_together(known[name]) > 1
+        ),
         tuple(
             choose.buy_or_rent(known[name], single[name], costs, question.electricity)
             for name in dict.fromkeys(bought)
@@ -294,7 +302,7 @@ def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:
     )
     if predictor.precision == "fp32" and any("tf32" in card.rates for card in cards):
         told = "no published training in strict fp32 of a card that has TF32 is behind the predictor"
-        notes.append(f"{told}: an H200 took twice the time that was predicted")
+        notes.append(f"{told}: an H200 took 1.5 times the time that is predicted, and intervals are wider")
     bare = [card.name for card in cards if not predictor.evidence(card)]
     if not bare:
         return notes

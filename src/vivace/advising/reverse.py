@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from vivace.advising.catalogue import Gpu
-from vivace.advising.predict import Prediction, Predictor
+from vivace.advising.predict import Prediction, Predictor, lacks, precision_on
 from vivace.advising.source import ITEM_BYTES, counted_model
 from vivace.advising.way import usual_order
 from vivace.errors import InputError
@@ -68,10 +68,27 @@ class Trainable:
         }
 
 
+def trained_in(gpu: Gpu, precision: str) -> str:
+    """The precision in which a card trains these models where `precision` is asked for. Raises InputError
+    where there is none such, or the card has it not."""
+    if precision == "profiled":
+        raise InputError("--precision profiled is that of a profile, and --on has none: name another")
+    found = precision_on(gpu, "amp" if precision == "auto" else precision)
+    if lacks(gpu, found):
+        raise InputError(f"{gpu.name} has no {lacks(gpu, found)}: --precision amp is what it trains in")
+    return found
+
+
+def in_words(precision: str) -> str:
+    """A precision as `trained_in` gives it, for people."""
+    kind, _, dtype = precision.partition("_")
+    return ("mixed precision" + (dtype and f" with {dtype}")) if kind == "amp" else precision
+
+
 def largest_model(gpu: Gpu, precision: str = "amp") -> float:
     """Parameters whose weights, gradients and AdamW state alone fill the card; with copies in half precision
     where that is mixed."""
-    size = ITEM_BYTES.get(precision, 4 if precision == "profiled" else 2)
+    size = ITEM_BYTES.get(precision, 2)
     a_parameter = 4 * max(size, 4) + (2 if size == 2 else 0)
     return (gpu.usable_bytes - CONTEXT_BYTES) / a_parameter
 

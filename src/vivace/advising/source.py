@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -32,6 +33,11 @@ PRECISIONS = {
 }
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "amp": 2}
 NEEDED = ("batch_size", "operators", "num_parameters")
+ABOVE_0 = ("steps_per_epoch", "epochs", "step_seconds", "batches_at_once")
+AMOUNTS = (
+    *("optimizer_bytes", "activation_bytes", "frozen_bytes", "host_seconds_per_sample"),
+    *("waiting_seconds_per_sample", "communication_seconds", *ABOVE_0),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Subject:
         waiting_seconds_per_sample: how long the measured step waited for it, with nothing else to do.
         communication_seconds: how long the measured step waited for other ranks.
         channels_last: was it profiled with images in that order?
+        frozen_bytes: weights and buffers that do not train.
+        batches_at_once: how many ranks it was profiled on, each with a batch of its own in every step.
     """
 
     name: str
@@ -60,7 +68,7 @@ class Subject:
     precision: str
     batch_size: int
     steps_per_epoch: float | None = None
-    epochs: int | None = None
+    epochs: float | None = None
     optimizer_bytes: float = 0.0
     activation_bytes: float = 0.0
     host_seconds_per_sample: float | None = None
@@ -70,6 +78,13 @@ class Subject:
     waiting_seconds_per_sample: float = 0.0
     communication_seconds: float = 0.0
     channels_last: bool = False
+    frozen_bytes: float = 0.0
+    batches_at_once: float = 1.0
+
+    @property
+    def samples_a_step(self) -> float:
+        """Of all ranks that it was profiled on."""
+        return self.batch_size * self.batches_at_once
 
     @property
     def worked_seconds(self) -> float | None:
@@ -90,10 +105,10 @@ def open_subject(reference: str) -> Subject:
         return known
     try:
         return _count(reference)
-    except JobError as error:
+    except InputError as error:  # also without torch, which counts jobs
         names = (key.partition(":")[2].partition("@")[0] for key in load_models())
         near = "" if re.search(r"[./\\:]", reference) else nearest(reference, names)
-        raise JobError(f"{error}{near}") from None
+        raise type(error)(f"{error}{near}") from None
 
 
 def counted_model(name: str, batch_size: int = 64) -> Subject | None:
@@ -119,7 +134,7 @@ def _read_profile(path: Path) -> Subject:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"the profile '{path}' cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"'{path}' is not JSON; write it with vivace profile JOB --json > {path}") from None
     work = document.get("work") if isinstance(document, dict) else None
     if not isinstance(work, dict):
@@ -151,33 +166,57 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         raise InputError(f"'{name}' was profiled in {work.get('precision')!r}; known are {known}")
     size = ITEM_BYTES[precision]
     demand = Demand.from_dict(work["demand"]) if "demand" in work else Demand.from_operators(work, size)
-    if not demand.bytes:
+    if not demand.bins or not any(b.bytes for b in demand.bins):
         raise InputError(f"'{name}' holds no operations of a step: profile the job again, for longer")
-    batch, host = int(work["batch_size"]), work.get("host_seconds_per_sample")
+    batch = int(work["batch_size"])
     if batch < 1:
         raise InputError(f"'{name}' has a batch of {batch} samples: profile the job again")
-    state = work.get("optimizer_bytes")
+    found = {key: _amount(work, key, name) for key in AMOUNTS}
+    _check(demand, work.get("device"), name)
+    state, waiting = found["optimizer_bytes"], found["waiting_seconds_per_sample"]
     return Subject(
         name,
         demand,
         precision,
         batch,
-        _number(work.get("steps_per_epoch")),
-        work.get("epochs"),
-        2.0 * max(size, 4) * demand.num_parameters if state is None else float(state),
-        float(work.get("activation_bytes") or demand.saved_bytes * batch),
-        _number(host),
+        found["steps_per_epoch"],
+        found["epochs"],
+        2.0 * max(size, 4) * demand.num_parameters if state is None else state,
+        found["activation_bytes"] or demand.saved_bytes * batch,
+        found["host_seconds_per_sample"],
         work.get("device"),
-        _number(work.get("step_seconds")),
+        found["step_seconds"],
         str(work.get("counted", counted)),
-        float(work.get("waiting_seconds_per_sample", host) or 0.0),
-        float(work.get("communication_seconds") or 0.0),
+        (found["host_seconds_per_sample"] if waiting is None else waiting) or 0.0,
+        found["communication_seconds"] or 0.0,
         bool(work.get("channels_last")),
+        found["frozen_bytes"] or 0.0,
+        found["batches_at_once"] or 1.0,
     )
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _amount(work: Mapping[str, Any], key: str, name: str) -> float | None:
+    """A time, a size or a number of a profile; None where it does not say. Raises InputError where it is
+    none."""
+    value = work.get(key)
+    if value is None:
+        return None
+    more = key in ABOVE_0
+    if type(value) not in (int, float) or not (value > 0 if more else value >= 0) or value == math.inf:
+        least = "above 0" if more else "of at least 0"
+        raise InputError(f"'{name}' has {key} = {value!r}; a number {least} would be right: profile again")
+    return float(value)
+
+
+def _check(demand: Demand, device: object, name: str) -> None:
+    """Refuse work that is no numbers, and a device that is no name."""
+    numbers = [demand.num_parameters, demand.num_tensors, demand.saved_bytes]
+    numbers += [n for b in demand.bins for n in (b.count, b.flops, b.bytes, b.constant_bytes)]
+    wrong = [n for n in numbers if type(n) not in (int, float) or not 0 <= n < math.inf]
+    if wrong:
+        raise InputError(f"'{name}' counts {wrong[0]!r} in its work, which is no amount: profile again")
+    if device is not None and not isinstance(device, str):
+        raise InputError(f"'{name}' has device = {device!r}; a name would be right: profile again")
 
 
 def _count(reference: str) -> Subject:

@@ -8,6 +8,7 @@ from vivace import words
 from vivace.advising.advice import Advice
 from vivace.advising.choose import LIFTED, Hindrance, Offer, picks
 from vivace.advising.predict import LIMITS
+from vivace.advising.reverse import in_words
 from vivace.pages.answer import capital
 
 if TYPE_CHECKING:
@@ -217,11 +218,10 @@ def draw_card(
     """What could be trained on a card, in a precision of `advise`."""
     from rich.table import Table
 
-    numbers = "mixed precision" if precision == "amp" else precision
     table = Table(
         box=None,
         pad_edge=False,
-        title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: {numbers}, the largest batch that fits",
+        title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: {in_words(precision)}, largest batch that fits",
         title_justify="left",
     )
     wide = console.width >= WIDE

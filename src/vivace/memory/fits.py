@@ -62,7 +62,7 @@ def draw(found: list[Fit], console: Console) -> None:
 
 
 def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: int = 1) -> list[Fit]:
-    """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it; or
+    """For each card, by name and bytes, whether a training step of `job` under `plan` fits on it; or
     one of so many `ranks` as divide the weights.
 
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few

@@ -264,6 +264,7 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
         "format": FORMAT,
         "precision": precision,
         "batch_size": record["samples"],
+        "batches_at_once": seen.batches_at_once,
         "steps_per_epoch": length / max(1.0, round(fetches)) if length else None,
         "epochs": epochs,
         "step_seconds": seen.step_seconds,

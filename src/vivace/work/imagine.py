@@ -59,6 +59,8 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         "num_parameters": sum(p.numel() for p in parameters),
         "num_tensors": len(parameters),
         "parameter_bytes": bytes_of(parameters),
+        "frozen_bytes": bytes_of(p for p in model.parameters() if not p.requires_grad)
+        + bytes_of(model.buffers()),
         "optimizer_bytes": state,
         "activation_bytes": work.saved_bytes,
         "peak_bytes": None,
