@@ -50,7 +50,7 @@ from vivace.verifying.ruler import (
 from vivace.verifying.runner import AGAIN_STREAM, PAIRS_STREAM, PROBE_STREAM
 from vivace.verifying.schedules import WholeSchedule, whole_schedule
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import Snapshot, clone, parameter_names, restore, state_of
+from vivace.verifying.states import InPython, Snapshot, clone, parameter_names, restore, state_of
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
@@ -398,8 +398,11 @@ class Edited(Side):
             Snapshot(state, _as_kept(session, by_name), position, {})
             for state, by_name, position in lent.snapshots
         ]
+        python = InPython.of(session, self.job)
         with compiler.equal_random_numbers():
             kept_otherwise = self._keeps_otherwise(lent)
+            python.put_back(session)
+            self._note_python()
             ran = Ran() if kept_otherwise else self._ran(lent)
             halves = self._halves() if notes_halves else {}
             otherwise = self._resumes_otherwise(ran.life) if ran.life is not None else ""

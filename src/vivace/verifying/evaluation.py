@@ -10,6 +10,7 @@ from torch import nn
 
 from vivace.errors import ran_out_of_memory
 from vivace.job import Batch, Job
+from vivace.session.opening import seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams
 from vivace.tensors.trees import map_tensors, tensors
@@ -17,7 +18,7 @@ from vivace.verifying.displacement import State, output_distance, spread_of
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
-from vivace.verifying.states import clone, load_state, state_of
+from vivace.verifying.states import InPython, clone, load_state, state_of
 
 HELD_OUT, HELD_OUT_FACTOR = "validation batch ", 2.0
 CHANGES = 2  # times what the loss may not read is changed,
@@ -50,6 +51,7 @@ class Evaluation:
         self.batch = batch
         self.held_out: list[Any] = []
         self.way: Way | None = None
+        self.python: InPython | None = None  # with which to evaluate, where steps change that
         self.unread: list[torch.Tensor | None] = []
 
     def hold_out(self, session: Session, batches: Sequence[Batch]) -> None:
@@ -134,13 +136,16 @@ class Evaluation:
         (model,) = session.build.models
         modes = [(module, module.training) for module in model.modules()]
         hook = model.register_forward_hook(at_outputs)
+        before = InPython.of(session, self.job, self.python) if self.python is not None else None
         try:
+            if self.python is not None:
+                self.python.put_back(session)
             if way.whole:
                 model.eval()
             else:
                 for module in filter(_of_torch, model.modules()):
                     module.training = False
-            torch.manual_seed(2)
+            seed_everything(2)
             with session.whole(), torch.set_grad_enabled(way.gradients), LogicalDraws():
                 loss: torch.Tensor = self.job.loss(model, clone(batch))
                 return loss
@@ -148,6 +153,8 @@ class Evaluation:
             for module, mode in modes:
                 module.training = mode
             hook.remove()
+            if before is not None:
+                before.put_back(session)
 
 
 class _Changed:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from vivace.job import Batch, Job
+from vivace.session.opening import seed_everything
 from vivace.session.session import Session
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
@@ -122,7 +123,7 @@ def rehearse(
     learning rate, which a plan must follow as it follows a scheduler.
     """
     restore(session, start)
-    torch.manual_seed(1)
+    seed_everything(1)
     schedule = _Epochs(job, session)
     found = Rehearsal([], [], _groups(session), {}, {})
     tap.dictated, tap.asked, dictate.shards = dictate, False, session.build.shards

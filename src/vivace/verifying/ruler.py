@@ -63,8 +63,8 @@ from vivace.verifying.rehearsal import (
 )
 from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
 from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import Snapshot, clone, decay_of, optimizer_states, repeatable, state_of
-from vivace.verifying.tap import Tap, random_state
+from vivace.verifying.states import InPython, Snapshot, clone, moving_only, repeatable, state_of
+from vivace.verifying.tap import Tap, every_random_state
 
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
 OTHER_PAIRS_STREAM = 700
@@ -95,13 +95,14 @@ class Ruler(Runner):
         self.batches = self._load(seconds)
         self._require_same_batches()
         with start(self.job, plan, self.machine) as trial:
-            before = random_state()
+            before, python = every_random_state(), InPython.of(trial, self.job)
             checked_step(trial, clone(self.batches[0]))
-            self.ordered = self.draws_numbers = not torch.equal(before, random_state())
+            self.ordered = self.draws_numbers = not torch.equal(before, every_random_state())
             since = time.perf_counter()
             self._step(trial, 0)
             (self.step_seconds,) = self.ranks.largest(time.perf_counter() - since)
             self.effort = effort = Effort.within(seconds, self.step_seconds)
+            python.put_back(trial)
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
@@ -109,14 +110,15 @@ class Ruler(Runner):
         self._agree_on_shapes()
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
-        torch.manual_seed(1)
+        seed_everything(1)
         curve = []
         for position in range(effort.course):
             if position in marks:
-                states, decay = optimizer_states(self.session), decay_of(self.session)
-                self.snapshots.append(Snapshot(state_of(self.session), states, position, decay))
+                self.snapshots.append(Snapshot.of(self.session, self.job, position))
             curve.append(self._step(self.session, position))
         end = state_of(self.session)
+        self.snapshots = moving_only(self.snapshots, self.session)
+        self.evaluation.python = self.snapshots[0].python
         self._spread_snapshots()
         self.standing = Standing(self._locksteps(self.session), curve, end)
         self.standings[self.repeats, self.ordered] = self.standing
