@@ -62,7 +62,7 @@ from vivace.verifying.rehearsal import (
     slopes_like,
 )
 from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
-from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Rounding
+from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Products, Rounding
 from vivace.verifying.states import InPython, Snapshot, clone, moving_only, repeatable, state_of
 from vivace.verifying.tap import Tap, every_random_state
 
@@ -96,7 +96,9 @@ class Ruler(Runner):
         self._require_same_batches()
         with start(self.job, plan, self.machine) as trial:
             before, python = every_random_state(), InPython.of(trial, self.job)
-            checked_step(trial, clone(self.batches[0]))
+            with (products := Products()):
+                checked_step(trial, clone(self.batches[0]))
+            self.own_roundoff = products.roundoff
             self.ordered = self.draws_numbers = not torch.equal(before, every_random_state())
             since = time.perf_counter()
             self._step(trial, 0)
@@ -445,7 +447,7 @@ class Ruler(Runner):
         return {**summary(checks, note), "curves": curves}
 
     def _evaluation_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
-        seen = [(ran.end, ran.evaluated, "")]
+        seen, roundoff = [(ran.end, ran.evaluated, "")], max(roundoff, self.own_roundoff)
         seen += [(state, outputs, WHEN) for state, outputs in (ran.life.evaluated if ran.life else [])]
         found = []
         for state, outputs, when in seen:
