@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,7 @@ class Evaluation:
         self.way: Way | None = None
         self.python: InPython | None = None  # with which to evaluate, where steps change that
         self.unread: list[torch.Tensor | None] = []
+        self.called = [""]  # the modules whose outputs are looked at: the model, or what the loss calls of it
 
     def hold_out(self, session: Session, batches: Sequence[Batch]) -> None:
         """Look from now on also at such of these, validation data as they are loaded, as the loss can take,
@@ -106,15 +108,42 @@ class Evaluation:
         if self.way is not None:
             return self._outputs(session, self.way, self.batch)
         for way in WAYS:
+            outputs: list[torch.Tensor] = []
             try:
-                outputs = self._outputs(session, way, self.batch)
+                self._loss(session, way, self.batch, _keep(outputs))
             except Exception as error:
                 if ran_out_of_memory(error) or way == WAYS[-1]:
                     raise
                 continue
             self.way = way
-            return outputs
+            if outputs:
+                return torch.cat(outputs)
+            self.called = self._outermost(session, way)
+            return self._outputs(session, way, self.batch)
         raise AssertionError
+
+    def _outermost(self, session: Session, way: Way) -> list[str]:
+        """The names of the modules that the loss calls by itself, where it does not call the model: one with
+        a method that gives the loss, for example.
+        """
+        (model,), hooks, names, inside = session.build.models, list[Any](), list[str](), list[str]()
+
+        def enter(name: str, *_: object) -> None:
+            names.extend([name] if not inside and name not in names else [])
+            inside.append(name)
+
+        def leave(*_: object) -> None:
+            inside.pop()
+
+        for name, module in model.named_modules():
+            hooks.append(module.register_forward_pre_hook(partial(enter, name)))
+            hooks.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            self._loss(session, way, self.batch, lambda *_: None)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return names
 
     def as_it_is(self, session: Session) -> list[torch.Tensor]:
         """As `everywhere` of the session's weights as they are, under random streams that go on as before."""
@@ -135,7 +164,7 @@ class Evaluation:
         assert self.job.loss is not None
         (model,) = session.build.models
         modes = [(module, module.training) for module in model.modules()]
-        hook = model.register_forward_hook(at_outputs)
+        hooks = [model.get_submodule(name).register_forward_hook(at_outputs) for name in self.called]
         before = InPython.of(session, self.job, self.python) if self.python is not None else None
         try:
             if self.python is not None:
@@ -152,7 +181,8 @@ class Evaluation:
         finally:
             for module, mode in modes:
                 module.training = mode
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             if before is not None:
                 before.put_back(session)
 
