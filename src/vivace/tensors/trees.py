@@ -179,11 +179,14 @@ def _rows_of(batch: Tree) -> Callable[[object], bool]:
 def split(batch: Tree, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples: tensors, arrays, and lists with an item a sample.
 
-    What has another length stands in every piece. Raises Refused where a packed sequence is among them.
+    What has another length stands in every piece; a batch without samples is one piece. Raises Refused where
+    a packed sequence is among them.
     """
     if _packed(batch):
         raise Refused("a packed sequence cannot be cut into pieces")
     total, whole = batch_size(batch), _rows_of(batch)
+    if not total:
+        return [batch]
 
     def piece(start: int) -> Any:
         def cut(part: Any) -> Any:

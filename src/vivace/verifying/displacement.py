@@ -188,6 +188,8 @@ def output_distance(mine: torch.Tensor, theirs: torch.Tensor, least: float = 0.0
     """
     if mine.shape != theirs.shape:
         return math.inf
+    if not theirs.numel():  # of a batch without samples
+        return 0.0
     return float(moved(mine, theirs).square().mean().sqrt()) / max(spread_of(theirs), least)
 
 

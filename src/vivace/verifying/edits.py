@@ -393,7 +393,7 @@ class Edited(Side):
         facts = facts_of_session(session)
         _require_same_parameters(facts, lent)
         beginning = state_of(session)
-        self.evaluation = Evaluation(self.job, session.place(self.batches[-1]))
+        self.evaluation = Evaluation(self.job, session.place(self._last_batch()))
         self.snapshots = [
             Snapshot(state, _as_kept(session, by_name), position, {})
             for state, by_name, position in lent.snapshots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -235,7 +236,7 @@ def checks_of(
 
     The least spread of outputs is that of the first ones: few samples of validation data may give all but
     the same. Few of them also round unevenly, so twice the limit holds. What is not finite in the plain model
-    says nothing.
+    says nothing: of the first ones that is told.
     """
     found, least = [], 0.0
     for number, (ours, theirs) in enumerate(zip(mine, plain, strict=False)):
@@ -247,7 +248,8 @@ def checks_of(
         apart = output_distance(ours, theirs, least)
         least = spread_of(theirs) if not number else least
         measure, limit = Measure(Quantity.EVALUATION_UNDER_PLAN), LIMIT * (HELD_OUT_FACTOR if number else 1)
-        figure = check(measure, 0, apart, 0.0, roundoff, floor=roundoff / 4, limit=limit)
+        known = math.nan if theirs.isnan().any() else 0.0
+        figure = check(measure, 0, apart, known, roundoff, floor=roundoff / 4, limit=limit)
         name = f"{measure}, {HELD_OUT}{number}" if number else f"{measure}"
         found.append(figure | {"name": f"{name}, {when or 'from step 0'}"})
     return found

@@ -227,8 +227,12 @@ def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple
 
 
 def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
-    """One number between 0.5 and 1.5 for each sample, from all finite numbers that the batch holds of it."""
+    """One number between 0.5 and 1.5 for each sample, from all finite numbers that the batch holds of it; a
+    single 1 where it holds none.
+    """
     count = batch_size(batch)
+    if not count:
+        return torch.ones(1, device=device)
     total = torch.zeros(count, dtype=torch.float64, device=device)
     for index, tensor in enumerate(tensors(batch)):
         if tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count and tensor.numel():

@@ -107,7 +107,7 @@ class Ruler(Runner):
             python.put_back(trial)
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
-        self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
+        self.evaluation = Evaluation(self.job, self.session.place(self._last_batch()))
         self.lives = self._course_of_lives()
         self._agree_on_shapes()
         last = max(0, effort.course - effort.lockstep)

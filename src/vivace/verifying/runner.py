@@ -99,6 +99,10 @@ class Runner:
         batches = first_batches(limited(), MOST_REHEARSED)
         return batches[: min(self.ranks.gather(len(batches)))]
 
+    def _last_batch(self) -> Any:
+        """The last one that holds samples."""
+        return next((b for b in reversed(self.batches) if batch_size(b)), self.batches[-1])
+
     def _require_same_batches(self) -> None:
         """Raises JobError where ranks read other batches than rank 0."""
         ends = [digest(self.batches[0]), digest(self.batches[-1])]
