@@ -42,6 +42,22 @@ class Deep(nn.Module):
         return self.head(x)
 
 
+class Taught(nn.Module):
+    """A teacher that steps move stands in a list, where nobody finds its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.teacher = _layers(), [_layers().requires_grad_(False)]
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                pairs = zip(self.teacher[0].parameters(), self.layers.parameters(), strict=True)
+                for own, other in pairs:
+                    own.lerp_(other, 0.1)
+        return self.layers(x) + self.teacher[0](x)
+
+
 def _layers():
     return nn.Sequential(nn.Conv2d(3, 8, 1), nn.GELU(), nn.Flatten(), nn.Linear(32, 4))
 
@@ -72,6 +88,7 @@ def job(kind):
     model, loss = {
         "annealed": lambda: (Annealed, _plain),
         "deep": lambda: (Deep, _plain),
+        "taught": lambda: (Taught, _plain),
         "mixed": lambda: (_layers, partial(_mixed, numpy.random.beta)),
         "mixed_by_its_own": lambda: (_layers, partial(_mixed, numpy.random.default_rng(0).beta)),
         "counted": lambda: (_layers, partial(_counted, {"steps": 0})),
@@ -109,6 +126,13 @@ def test_pieces_that_draw_from_python_are_compared_by_means(ruler_of):
     verdict = ruler_of(job, "deep").judge({"micro_batches": {}})
     assert verdict["kept"], verdict["reason"]
     assert "random streams differ" in verdict["reason"]
+
+
+@pytest.mark.parametrize("plan", ["bf16_autocast", "optimizer_in_backward"])
+def test_a_job_that_does_not_repeat_itself_is_not_judged(plan, ruler_of):
+    verdict = ruler_of(job, "taught").judge({plan: {}})
+    assert verdict["kept"] is None
+    assert "the job itself comes out otherwise when it is run again" in verdict["reason"]
 
 
 @pytest.mark.parametrize("kind", ["annealed", "mixed", "counted"])

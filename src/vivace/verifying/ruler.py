@@ -22,11 +22,9 @@ from vivace.verifying.bias import FEWEST, estimates, spread_of
 from vivace.verifying.bias import checks_of as bias_checks
 from vivace.verifying.displacement import (
     Outcome,
-    State,
     different_states,
     distances,
     identical,
-    moved_square,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
@@ -50,6 +48,7 @@ from vivace.verifying.judgement import (
     root_mean_square,
     spread_check,
     summary,
+    unknown,
     widened,
 )
 from vivace.verifying.life import WHEN, unseen
@@ -68,6 +67,10 @@ from vivace.verifying.tap import Tap, every_random_state
 
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
 OTHER_PAIRS_STREAM = 700
+UNLIKE_ITSELF = (
+    "the job itself comes out otherwise when it is run again from the same weights on the same batches: its "
+    "steps change something that it keeps outside of its model's weights and buffers"
+)
 COURSE_NAME = f"{Quantity.COURSE}, from step 0"
 STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
 
@@ -444,7 +447,10 @@ class Ruler(Runner):
         high = [a + LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
         steps = list(range(len(curve)))
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
-        return {**summary(checks, note), "curves": curves}
+        found = summary(checks, note)
+        if found["kept"] is False and self._is_unlike_itself(self.standing.references[0]):
+            found = unknown(UNLIKE_ITSELF)
+        return {**found, "curves": curves}
 
     def _evaluation_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
         seen, roundoff = [(ran.end, ran.evaluated, "")], max(roundoff, self.own_roundoff)
@@ -572,16 +578,6 @@ class Ruler(Runner):
             for seed in range(effort.life_seeds)
         ]
         return spread_of(shadows)
-
-    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
-        return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
-
-    def _apart(self, end: State, reference: State) -> float:
-        """The distance between two ends of the course, as a fraction of the reference's way."""
-        begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
-        gap = sum(moved_square(mine[name], t) for name, t in theirs.items())
-        way = sum(moved_square(t, begin[name]) for name, t in theirs.items())
-        return math.sqrt(gap / way) if way else math.inf if gap else 0.0
 
 
 def _in_other_order(mine: Session, theirs: Session) -> bool:

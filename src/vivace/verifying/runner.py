@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -24,15 +25,18 @@ from vivace.tensors.randomness import derive, host_state, same_host_state
 from vivace.tensors.trees import batch_size, bytes_of, digest, split, tensors
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
-from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
+from vivace.verifying.displacement import Outcome, State, Tensors, distances, mean_outcome, moved_square
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
+from vivace.verifying.figures import Measure, Quantity
+from vivace.verifying.judgement import LIMIT
 from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
 from vivace.verifying.masks import Counted, Handed, Kept, Unlike, fault_of, shared_by_samples
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.resumed import resume
+from vivace.verifying.shadow import FINEST_ROUNDOFF
 from vivace.verifying.skipping import num_skipped, overflow_fault
 from vivace.verifying.states import InPython, Snapshot, clone, moving_only, restore, state_of
 from vivace.verifying.tap import Tap, every_random_state
@@ -77,6 +81,7 @@ class Runner:
         self.evaluates: Callable[[Session], object] | None = None  # after an epoch of any life, where said
         self.slopes: Tensors = {}
         self.draws_numbers = False  # does a step of the job?
+        self.own_roundoff = 0.0  # of matrix products that the job itself has in 16 bits
         self.step_seconds = self.rehearsed_seconds = 0.0  # of one step
 
     def _load(self, seconds: float | None) -> list[Any]:
@@ -446,3 +451,20 @@ class Runner:
         runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
         curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
         return curve, State.mean([run[1] for run in runs])
+
+    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
+        return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
+
+    def _apart(self, end: State, reference: State) -> float:
+        """The distance between two ends of the course, as a fraction of the reference's way."""
+        begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
+        gap = sum(moved_square(mine[name], t) for name, t in theirs.items())
+        way = sum(moved_square(t, begin[name]) for name, t in theirs.items())
+        return math.sqrt(gap / way) if way else math.inf if gap else 0.0
+
+    def _is_unlike_itself(self, before: Outcome) -> bool:
+        """Do the reference's first steps, which ended as `before`, end elsewhere when they are run again?"""
+        again = self._lockstep(self.session, self.snapshots[0], stream=0)
+        found = self._distances(again, self.snapshots[0], before)
+        most = LIMIT * max(FINEST_ROUNDOFF, self.own_roundoff)
+        return any(found[Measure(quantity)] > most for quantity in (Quantity.LOSS, Quantity.EVALUATION))
