@@ -100,7 +100,7 @@ class Outside:
         self._seen.add(id(value))
         if isinstance(value, torch.Generator):
             self._streams.append((value.get_state, value.set_state, value.get_state()))
-        elif isinstance(value, random.Random):
+        elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
             self._streams.append((value.getstate, value.setstate, value.getstate()))
         elif isinstance(value, numpy.random.RandomState):
             self._streams.append((value.get_state, value.set_state, value.get_state()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ class InPython:
     def of(cls, session: Session, job: Job, like: InPython | None = None) -> InPython:
         """As it is now; only as much as `like` holds."""
         models = session.build.models
-        found, outside = attributes(models), Outside((job.loss, job.on_gradients, job.step), models)
-        if like is None:
-            return cls(found, outside)
-        kept = {key: value for key, value in found.items() if key in like.attributes}
-        return cls(kept, outside if like.outside is not None else None)
+        found, outside = attributes(models), None
+        if like is not None:
+            found = {key: value for key, value in found.items() if key in like.attributes}
+        if like is None or like.outside is not None:
+            with suppress(Exception):  # whatever a person's objects do when they are looked at
+                outside = Outside((job.loss, job.on_gradients, job.step), models)
+        return cls(found, outside)
 
     def put_back(self, session: Session) -> None:
         """Let it be so again for the steps of a session."""
