@@ -151,3 +151,22 @@ def test_a_weight_inside_of_a_larger_tensor_is_refused():
         opened("fused")
     model.weight = torch.nn.Parameter(pretrained[:, :1].clone())
     opened("fused").close()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_weight_that_joins_later_trains_as_without_it(nesterov):
+    def trained(plan):
+        early, late = (torch.nn.Parameter(torch.full((3,), value)) for value in (1.0, 2.0))
+        model = torch.nn.ParameterList([early, late])
+        optimizer = torch.optim.SGD(model, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=nesterov)
+
+        def loss(model, number):
+            return model[0].square().sum() + (model[1].square().sum() if number else 0.0)
+
+        with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+            for number in range(4):
+                session.step(number)
+        return torch.stack([early.detach(), late.detach()])
+
+    plain, fused = (trained(vivace.Plan.from_dict(plan)) for plan in ({}, {"fused_optimizer": {}}))
+    assert torch.allclose(fused, plain, rtol=1e-6)

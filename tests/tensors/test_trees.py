@@ -156,3 +156,8 @@ def test_lists_of_whole_batches_are_none_of_samples():
     assert len(split((labelled, others), 2)[0]) == 2
     assert batch_size((["one", "two", "three"], [0, 1, 1])) == 3
     assert batch_size({"x": numpy.zeros((5, 2))}) == 5
+
+
+def test_a_batch_without_samples_is_one_piece():
+    batch = (torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
+    assert split(batch, 0) == [batch]

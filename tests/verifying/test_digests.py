@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
@@ -99,3 +100,27 @@ def test_data_of_another_length_are_other_data():
     text, number = first_other([both[0]], [both[1]], "data")
     assert "batch 30 of epoch 1" in text
     assert number == 30
+
+
+class Weighing:
+    """Collates samples, and adds a weight that is no tensor and the file that they come from."""
+
+    def __init__(self, weight, folder="/one"):
+        self.weight, self.folder = weight, folder
+
+    def __call__(self, samples):
+        found = torch.utils.data.default_collate(samples)
+        return [*found, {"weight": self.weight, "file": f"{self.folder}/{len(samples)}.png"}]
+
+
+@pytest.mark.parametrize("other", [2.0, numpy.full(3, 2.0), "heavy"])
+def test_what_a_batch_holds_beside_tensors_counts(other):
+    mine, theirs = (in_turn(collate_fn=Weighing(weight)) for weight in (1.0, other))
+    text, number = first_other([mine], [theirs], "data")
+    assert text == "batch 0 of epoch 1 of the data holds other numbers or texts beside its tensors than"
+    assert number == 0
+
+
+def test_the_folder_of_a_file_does_not_count():
+    mine, theirs = (in_turn(collate_fn=Weighing(1.0, folder)) for folder in ("/one", "/other"))
+    assert first_other([mine], [theirs], "data") == ("", 0)

@@ -1,5 +1,6 @@
 """The judge for edits: harmless ones are the same model, mistakes are named by quantity, layer, step."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 import vivace
 from vivace.errors import InputError
+from vivace.testing import jobs
 
 TRAINING = f"{Path(__file__).parents[1] / 'scenes' / 'edits' / 'training.py'}"
 
@@ -205,3 +207,12 @@ def test_the_command_prints_where_it_shows_first():
 def test_arguments_that_do_not_fit_together_are_refused(options, words):
     with pytest.raises(InputError, match=words):
         vivace.verify(f"{TRAINING}:job", **options)
+
+
+@pytest.mark.parametrize("gone", ["metric", "validation"])
+def test_an_edit_that_leaves_out_an_evaluation_is_told(gone):
+    plain = jobs.mlp()
+    whole = dataclasses.replace(plain, metric=lambda model, batches: 0.5, validation=plain.data)
+    verdict = vivace.verify(dataclasses.replace(whole, **{gone: None}), against=whole, budget=20)
+    assert verdict.kept is False
+    assert verdict.reason.startswith(f"it has no {gone}, and the original has")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.errors import InputError
+from vivace.errors import InputError, JobError
+from vivace.testing import jobs
 from vivace.training import crew
 from vivace.training.crew import Company
 from vivace.verifying import equivalence
@@ -205,3 +206,12 @@ def test_a_budget_is_seconds_or_a_time():
     for wrong in ("soon", "2", -1, "2 days"):
         with pytest.raises(InputError, match="must be seconds from 5 on"):
             parse_budget(wrong)
+
+
+def test_a_job_without_a_metric_is_told_before_anything_runs():
+    heard = []
+    with pytest.raises(JobError, match="the Job has no metric"):
+        vivace.verify(
+            jobs.mlp(), vivace.Plan.from_dict({"channels_last": {}}), metric=True, on_event=heard.append
+        )
+    assert not heard

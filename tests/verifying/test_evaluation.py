@@ -264,3 +264,56 @@ def test_a_complex_output_is_seen_with_both_parts():
         outputs = Evaluation(job, batch).everywhere(session, state_of(session))[0]
         (model,) = session.build.models
         assert torch.equal(outputs, torch.view_as_real(model(batch)).flatten())
+
+
+class WithLoss(nn.Module):
+    """A model that is never called: it has a method that gives the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Linear(16, 4)
+
+    def loss(self, batch):
+        return F.cross_entropy(self.head(self.body(batch[0])), batch[1])
+
+
+def _with_loss():
+    return dataclasses.replace(jobs.mlp(), model=WithLoss, loss=lambda model, batch: model.loss(batch))
+
+
+def test_a_model_that_the_loss_does_not_call_is_evaluated_by_what_it_calls(ruler_of, planted):
+    def spoil_evaluation(build):
+        hook = build.model.head.register_forward_hook(
+            lambda module, _, output: None if module.training else 1.1 * output
+        )
+        build.on_close(hook.remove)
+
+    ruler = ruler_of(_with_loss)
+    verdict = ruler.judge({"fused_optimizer": {}})
+    assert verdict["kept"], verdict["reason"]
+    verdict = ruler.judge(planted(spoil_evaluation, Stage.MODEL))
+    assert verdict["kept"] is False
+    assert "evaluation under the plan" in verdict["reason"]
+
+
+def test_outputs_that_are_no_numbers_in_the_plain_model_are_not_judged():
+    plain = torch.tensor([1.0, torch.nan, 2.0])
+    assert [check["kept"] for check in checks_of([plain], [plain], 2.0**-8)] == [None]
+    assert [check["kept"] for check in checks_of([plain], [torch.ones(3)], 2.0**-8)] == [False]
+
+
+def _with_a_batch_without_samples():
+    plain = jobs.mlp()
+    batches = [*plain.data(), (torch.empty(0, 8), torch.empty(0, dtype=torch.int64))]
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="sum") / max(1, len(batch[1]))
+
+    return dataclasses.replace(plain, data=lambda: batches, loss=loss)
+
+
+@pytest.mark.parametrize("plan", ["bf16_autocast", "micro_batches"])
+def test_a_batch_without_samples_is_gone_through(plan, ruler_of):
+    verdict = ruler_of(_with_a_batch_without_samples).judge({plan: {}})
+    assert verdict["kept"], verdict["reason"]

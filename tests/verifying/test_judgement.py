@@ -18,6 +18,7 @@ from vivace.verifying.displacement import (
 from vivace.verifying.feeding import _equal
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import check, curve_check, is_near, outright, summary
+from vivace.verifying.skipping import same_values
 
 LOSS, SCALE = Measure(Quantity.LOSS), Measure(Quantity.SCALE)
 
@@ -248,3 +249,9 @@ def test_distances_do_not_depend_on_how_many_numbers_are_compared_at_once(size, 
     monkeypatch.setattr(displacement, "CHUNK", size)
     for apart, once in zip(found(), whole, strict=True):
         assert apart == pytest.approx(once, rel=1e-9, nan_ok=True)
+
+
+def test_a_state_that_is_no_number_any_more_is_another_one():
+    zero, lost = ({"average": torch.full((3,), value)} for value in (0.0, math.nan))
+    assert not same_values(lost, zero)
+    assert same_values(lost, {"average": torch.full((3,), math.nan)})

@@ -212,7 +212,7 @@ def test_a_loss_scale_settles_before_it_is_judged():
 
 def test_a_job_that_does_not_repeat_itself_cannot_be_judged_by_bits():
     """As on a GPU whose kernels add up in any order: equal within rounding is then all that can be asked."""
-    source = random.Random(0)  # whatever number of steps lies between two runs, they differ
+    source = random.SystemRandom()  # which nobody can put back
 
     def loss(model, batch):
         noise = 1.0 + 1e-6 * source.random()
@@ -237,3 +237,24 @@ def test_a_job_that_cannot_run_is_told_so_whatever_the_plan():
     )
     with pytest.raises(vivace.JobError, match=r"^the job cannot run as it is, before any plan: .*1, 4\]"):
         vivace.verify(job, Plan.from_dict({"bf16_autocast": {}}))
+
+
+def test_a_plan_that_feeds_another_number_beside_the_tensors_is_broken(planted):
+    def heavier(build):
+        def feed(following, batches):
+            return ({**batch, "weight": 2.0} for batch in following(batches))
+
+        build.wrap(Seam.BATCHES, feed)
+
+    plain = jobs.mlp()
+    batches = [{"pair": batch, "weight": 1.0} for batch in plain.data()]
+    job = dataclasses.replace(
+        plain,
+        data=lambda: batches,
+        loss=lambda model, batch: batch["weight"] * plain.loss(model, batch["pair"]),
+    )
+    ruler = Ruler(job, MACHINE)
+    ruler.prepare()
+    verdict = ruler.judge(planted(heavier, Stage.DATA, Numerics.EXACT))
+    assert verdict["kept"] is False
+    assert "feeds other batches" in verdict["reason"]

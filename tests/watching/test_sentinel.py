@@ -391,3 +391,12 @@ sentinel.Sentinel(TINY_JOBS["mlp"](), plan, vivace.inspect(), seed=0, ranks=1, o
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_run_that_ends_before_a_suspicion_is_confirmed_is_not_decided(plant, watched, dropping):
+    def scale(build, count):
+        build.wrap(Seam.FORWARD, lambda following, batch: 1.02 * following(batch))
+
+    seen = watched(dropping(epochs=5), plant(scale), max_steps=3).watched
+    assert (seen["steps"], seen["kept"]) == (3, None)
+    assert "watched 3 steps: not decided: step 3 was off" in seen["sentence"]

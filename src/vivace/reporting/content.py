@@ -286,7 +286,8 @@ class Content:
         found = self.training.get("watched")
         if not isinstance(found, dict) or not words.real(found.get("steps")):
             return ""
-        same = "the same model" if found.get("kept") is True else "not the same model"
+        kept = found.get("kept")
+        same = "not decided" if kept is None else "the same model" if kept is True else "not the same model"
         worst, limit = (words.real(found.get(key)) for key in ("worst", "limit"))
         far = f"; worst {worst:.1f} of {limit:.0f}" if worst is not None and limit is not None else ""
         cost = words.percent(found.get("share"))

@@ -63,7 +63,8 @@ class MicroBatches(Technique):
             for index, piece in enumerate(pieces):
                 last = index == len(pieces) - 1
                 with contextlib.nullcontext() if last else build.seams.accumulating():
-                    loss = build.seams.forward(piece) * (batch_size(piece) / samples)
+                    share = batch_size(piece) / samples if samples else 1.0
+                    loss = build.seams.forward(piece) * share
                     build.seams.backward(loss)
                 total = total + loss.detach()
             return total  # type: ignore[no-any-return]

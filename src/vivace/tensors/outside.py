@@ -43,7 +43,7 @@ class Outside:
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._arrays: list[tuple[Any, Any]] = []
-        self._streams: list[tuple[Callable[[Any], Any], Any]] = []
+        self._streams: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
         self._classes: list[tuple[type, str, Any]] = []
         self._slots: list[tuple[object, str, Any]] = []
         self.files: list[Any] = []  # that are open, or were
@@ -68,7 +68,7 @@ class Outside:
         for container, copy in self._containers:
             container.clear()
             container.update(copy) if isinstance(container, (dict, set)) else container.extend(copy)
-        for set_state, state in self._streams:
+        for _, set_state, state in self._streams:
             set_state(state)
         with torch.no_grad():
             for tensor, copy in self._tensors:
@@ -86,6 +86,10 @@ class Outside:
         pairs += [*self._tensors, *self._containers]
         return not all(_alike(*pair) for pair in pairs)
 
+    def drew(self) -> bool:
+        """Has any generator of random numbers moved since this was made?"""
+        return any(repr(state()) != repr(then) for state, _, then in self._streams)
+
     def _look(self, value: object) -> None:
         if isinstance(value, nn.Module):
             self._look_at_module(value)
@@ -95,14 +99,14 @@ class Outside:
             return
         self._seen.add(id(value))
         if isinstance(value, torch.Generator):
-            self._streams.append((value.set_state, value.get_state()))
-        elif isinstance(value, random.Random):
-            self._streams.append((value.setstate, value.getstate()))
+            self._streams.append((value.get_state, value.set_state, value.get_state()))
+        elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+            self._streams.append((value.getstate, value.setstate, value.getstate()))
         elif isinstance(value, numpy.random.RandomState):
-            self._streams.append((value.set_state, value.get_state()))
+            self._streams.append((value.get_state, value.set_state, value.get_state()))
         elif isinstance(value, numpy.random.Generator):
             stream: Any = value.bit_generator
-            self._streams.append((partial(setattr, stream, "state"), stream.state))
+            self._streams.append((lambda: stream.state, partial(setattr, stream, "state"), stream.state))
         else:
             self._look_inside(value)
 

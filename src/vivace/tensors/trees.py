@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import itertools
+import os
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
 
 Digest = tuple[str, ...]  # of each tensor of a batch
+_BESIDE = (bool, int, float, complex, str, bytes, type(None), numpy.ndarray, numpy.generic)
 
 
 def map_tensors(
@@ -177,11 +179,14 @@ def _rows_of(batch: Tree) -> Callable[[object], bool]:
 def split(batch: Tree, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples: tensors, arrays, and lists with an item a sample.
 
-    What has another length stands in every piece. Raises Refused where a packed sequence is among them.
+    What has another length stands in every piece; a batch without samples is one piece. Raises Refused where
+    a packed sequence is among them.
     """
     if _packed(batch):
         raise Refused("a packed sequence cannot be cut into pieces")
     total, whole = batch_size(batch), _rows_of(batch)
+    if not total:
+        return [batch]
 
     def piece(start: int) -> Any:
         def cut(part: Any) -> Any:
@@ -234,6 +239,22 @@ def same_numbers(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 def digest(batch: Tree) -> Digest:
     """A digest of each tensor of a batch: of its dtype, its shape and its bytes."""
     return tuple(_of_tensor(tensor) for tensor in tensors(batch))
+
+
+def digest_beside_tensors(batch: Tree) -> str:
+    """A digest of the numbers, texts and arrays that a batch holds beside tensors.
+
+    Of a text that is an absolute path only the name counts: the same file may lie elsewhere.
+    """
+    found = hashlib.sha256()
+    for part in _parts(batch, lambda part: isinstance(part, _BESIDE)):
+        if isinstance(part, numpy.ndarray | numpy.generic):
+            head = f"{part.dtype} {part.shape} "
+            found.update(head.encode() + (part.tobytes() if part.dtype.kind != "O" else b""))
+        elif not isinstance(part, torch.Tensor):
+            path = isinstance(part, str) and os.path.isabs(part)
+            found.update(f"{type(part).__name__} {os.path.basename(part) if path else part!r} ".encode())
+    return found.hexdigest()[:20]
 
 
 def _of_tensor(tensor: torch.Tensor) -> str:

@@ -11,13 +11,14 @@ from zlib import crc32
 
 from vivace.data.order import tickets
 from vivace.job import Job
-from vivace.tensors.trees import Digest, digest
+from vivace.tensors.trees import Digest, digest, digest_beside_tensors
 from vivace.verifying.feeding import LAST_BATCHES, Loaders, Reach, Read, has_index
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One pass over the data: a digest of every batch; `whole` unless the time was up before its end.
+    """One pass over the data: of every batch a digest of each tensor, and one of all else that it holds;
+    `whole` unless the time was up before its end.
 
     `is_stream`: the data have no index. Where they have one and the time was up, `last` are the digests of
     the last batches, and `order` holds a number for the indices of every batch.
@@ -30,6 +31,10 @@ class Pass:
     order: list[int] = dataclasses.field(default_factory=list)
 
 
+def _digest(batch: Any) -> Digest:
+    return (*digest(batch), digest_beside_tensors(batch))
+
+
 def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
     """One pass, for about `seconds`, and at least `least` batches."""
     found: list[Digest] = []
@@ -37,7 +42,7 @@ def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
     for batch in batches:
         if len(found) >= least and time.perf_counter() > deadline:
             return Pass(found, whole=False)
-        found.append(digest(batch))
+        found.append(_digest(batch))
     return Pass(found, whole=True)
 
 
@@ -61,7 +66,7 @@ def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach) -> list[Pas
 def _unread(job: Job, field: str, epoch: int) -> dict[str, Any]:
     """The end of an epoch and the order of all of it, as fields of its `Pass`."""
     loaders = Loaders(job, field)
-    last = [digest(batch) for batch in loaders.epoch(epoch, LAST_BATCHES)]
+    last = [_digest(batch) for batch in loaders.epoch(epoch, LAST_BATCHES)]
     order = tickets(Loaders(job, field).epoch(epoch))
     return {"last": last, "order": [crc32(repr(ticket).encode()) for ticket in order or ()]}
 
@@ -100,8 +105,11 @@ def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tupl
             if a != b:
                 which = f"batch {number} of epoch {epoch} of the {what}"
                 if len(a) != len(b):
-                    return f"{which} holds {len(a)} tensors, and {len(b)}", number
-                names = [str(i) for i, pair in enumerate(zip(a, b, strict=True), 1) if pair[0] != pair[1]]
+                    return f"{which} holds {len(a) - 1} tensors, and {len(b) - 1}", number
+                both = enumerate(zip(a[:-1], b[:-1], strict=True), 1)
+                names = [str(i) for i, pair in both if pair[0] != pair[1]]
+                if not names:
+                    return f"{which} holds other numbers or texts beside its tensors than", number
                 before = f"s {', '.join(names[:-1])} and" if len(names) > 1 else ""
                 where = f"tensor{before} {names[-1]}"
                 return f"{which} is another one, in its {where}, than", number

@@ -13,6 +13,7 @@ from vivace.verifying.figures import Measure, Quantity
 
 Tensors = dict[str, torch.Tensor]
 CHUNK = 2**18  # numbers of a tensor that are compared at once: in float64 they stay in a core's cache
+FP32_UNIT = 2.0**-23  # in the last place, beside the number
 BATCH_SHARE = 0.1  # of a batch's statistics that BatchNorm's running mean takes in by default (momentum)
 
 
@@ -187,6 +188,8 @@ def output_distance(mine: torch.Tensor, theirs: torch.Tensor, least: float = 0.0
     """
     if mine.shape != theirs.shape:
         return math.inf
+    if not theirs.numel():  # of a batch without samples
+        return 0.0
     return float(moved(mine, theirs).square().mean().sqrt()) / max(spread_of(theirs), least)
 
 
@@ -239,21 +242,23 @@ def _products(mine: torch.Tensor | None, theirs: torch.Tensor) -> tuple[float, f
 
 
 def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
-    """The smallest `scale` and `residual` worth judging: a unit in the last place of each fp32 weight.
+    """The smallest `scale` and `residual` worth judging: a unit in the last place of each weight, of fp32 at
+    least; and of buffers in 16 bits.
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
     gradient is all rounding: a rare event that few shadows show. Its scale has room for two. Its gradient has
     room for a ReLU that flips for one sample: two fifths of one row, which is an output's.
     """
-    found, unit = dict[str, float](), 2.0**-23
+    found = dict[str, float]()
     weights = way = 0.0
     for name, start in before.parameters.items():
-        size = _square_of(start)
+        unit = max(FP32_UNIT, torch.finfo(start.dtype).eps if is_measured(start) else 0.0)
+        size = unit**2 * _square_of(start)
         square = moved_square(reference.after.parameters[name], start)
-        found[name] = unit * math.sqrt(size / square) if square else math.inf
+        found[name] = math.sqrt(size / square) if square else math.inf
         weights, way = weights + size, way + square
-    finest = unit * math.sqrt(weights / way) if way else 0.0
+    finest = math.sqrt(weights / way) if way else 0.0
     layers = {Measure(Quantity.SCALE): finest, Measure(Quantity.RESIDUAL): finest}
     for name, tensor in before.parameters.items():
         num = max(1, tensor.numel())
@@ -262,6 +267,10 @@ def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
         rows = max(1, len(tensor) if tensor.dim() else 1)
         layers[Measure(Quantity.GRADIENT_SCALE, name)] = 0.02 / rows
         layers[Measure(Quantity.GRADIENT_RESIDUAL, name)] = 0.02 / math.sqrt(rows)
+    for name, start in before.buffers.items():
+        if is_measured(start) and (unit := torch.finfo(start.dtype).eps) > FP32_UNIT:
+            way = math.sqrt(moved_square(reference.after.buffers[name], start)) or 1.0
+            layers[Measure(Quantity.BUFFER, name)] = unit * math.sqrt(_square_of(start)) / way
     return layers
 
 

@@ -50,7 +50,7 @@ from vivace.verifying.ruler import (
 from vivace.verifying.runner import AGAIN_STREAM, PAIRS_STREAM, PROBE_STREAM
 from vivace.verifying.schedules import WholeSchedule, whole_schedule
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import Snapshot, clone, parameter_names, restore, state_of
+from vivace.verifying.states import InPython, Snapshot, clone, parameter_names, restore, state_of
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
@@ -223,10 +223,11 @@ class Original(Side):
 
     def _fed(self, found: Answer, document: dict[str, Any]) -> dict[str, Any]:
         """How much of the data was compared and looked at, as a verdict's fields."""
-        fed = {field: compared(found.readings[field], own) for field, own in self.readings.items()}
+        both = {field: own for field, own in self.readings.items() if field in found.readings}
+        fed = {field: compared(found.readings[field], own) for field, own in both.items()}
         left_out = unseen(self.lives)
         notes = [self.metric_note, *left_out.told] if document["kept"] else []
-        for field, own in self.readings.items():
+        for field, own in both.items():
             limit = limit_of(not own[0].is_stream, self.reach.stream if own[0].is_stream else self.reach.each)
             if all(map(in_one_order, found.readings[field], own)):
                 limit += f", and the last {LAST_BATCHES}; the others are in one order, by their indices"
@@ -317,6 +318,8 @@ class Original(Side):
                 text = difference(mine, theirs, only_shared=only_shared, whose=WHOSE)
                 quantity, _, layer = name.partition(" of ")
                 return _fault(text, quantity, layer or None)
+        if gone := [name for name in facts_of_job(self.job) if name not in found.facts]:
+            return _fault(f"it has no {gone[0]}, and {WHOSE} has", gone[0], None)
         for field, reading in self.readings.items():
             text, number = first_other(found.readings[field], reading, field)
             if not text:
@@ -393,13 +396,16 @@ class Edited(Side):
         facts = facts_of_session(session)
         _require_same_parameters(facts, lent)
         beginning = state_of(session)
-        self.evaluation = Evaluation(self.job, session.place(self.batches[-1]))
+        self.evaluation = Evaluation(self.job, session.place(self._last_batch()))
         self.snapshots = [
             Snapshot(state, _as_kept(session, by_name), position, {})
             for state, by_name, position in lent.snapshots
         ]
+        python = InPython.of(session, self.job)
         with compiler.equal_random_numbers():
             kept_otherwise = self._keeps_otherwise(lent)
+            python.put_back(session)
+            self._note_python()
             ran = Ran() if kept_otherwise else self._ran(lent)
             halves = self._halves() if notes_halves else {}
             otherwise = self._resumes_otherwise(ran.life) if ran.life is not None else ""
@@ -508,7 +514,9 @@ def _known_to(mine: Facts, theirs: Facts) -> Facts:
 def facts_of_job(job: Job) -> Facts:
     """What a Job states beside its functions."""
     names = ("epochs", "scheduler_every", "damaged")
-    return {name: getattr(job, name) for name in names} | {"has its own step": job.step is not None}
+    given = [name for name in ("metric", "validation") if getattr(job, name) is not None]
+    facts = {name: getattr(job, name) for name in names} | {"has its own step": job.step is not None}
+    return facts | dict.fromkeys(given, "given")
 
 
 def renamed(thing: object, names: dict[str, str]) -> Any:

@@ -26,6 +26,7 @@ SMALLEST_GAIN = 1e-3  # of the metric: training that gains less has not learnt
 FIRST_LOOK = 3  # pairs of runs before the first test
 MOST_NEEDED = 1000  # seeds; a number above it is not told
 SIGNIFICANCE = 0.05
+TIMEOUT_SECONDS = 24 * 3600.0  # of one training
 TRAINER = "vivace.verifying.equivalence:Trainer"
 
 
@@ -129,6 +130,12 @@ class Pairs:
         return f"not decided{why}: {told}" if len(self.differences) > 1 else f"not decided{why}"
 
 
+def require_metric(source: Source) -> None:
+    """Raises JobError where the job has no metric, before anything is run for it."""
+    with Child(TRAINER, source, environment=ALONE) as child:
+        child.ask("metric_facts", TIMEOUT_SECONDS)
+
+
 def judge_by_metric(
     company: Company,
     plan: Plan,
@@ -151,18 +158,18 @@ def judge_by_metric(
     Ctrl-C ends it with what the finished pairs say, and with `verdict` where there are none; where that says
     nothing either, it raises KeyboardInterrupt. Raises InputError where no margin can be derived.
     """
-    hours, begin, why, interrupted = 24 * 3600.0, time.monotonic(), "", False
+    begin, why, interrupted = time.monotonic(), "", False
     pairs = Pairs(margin or 0.0, seeds)
     own = original or company.source
     with company.child(TRAINER) as mine, Child(TRAINER, own, environment=ALONE) as theirs:
-        metric = theirs.ask("metric_facts", hours)
+        metric = theirs.ask("metric_facts", TIMEOUT_SECONDS)
         try:
             for seed in range(seeds):
-                pairs.reference.append(theirs.ask("train", hours, plan={}, seed=seed))
+                pairs.reference.append(theirs.ask("train", TIMEOUT_SECONDS, plan={}, seed=seed))
                 if margin is None and seed == 0:
-                    untrained = theirs.ask("untrained", hours)
+                    untrained = theirs.ask("untrained", TIMEOUT_SECONDS)
                     pairs.margin = _derived_margin(untrained, pairs.reference[0])
-                pairs.candidate.append(mine.ask("train", hours, plan=plan.to_dict(), seed=seed))
+                pairs.candidate.append(mine.ask("train", TIMEOUT_SECONDS, plan=plan.to_dict(), seed=seed))
                 each = (time.monotonic() - begin) / (seed + 1)
                 tell(
                     "seed",

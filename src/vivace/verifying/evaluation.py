@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from vivace.errors import ran_out_of_memory
 from vivace.job import Batch, Job
+from vivace.session.opening import seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams
 from vivace.tensors.trees import map_tensors, tensors
@@ -17,7 +20,7 @@ from vivace.verifying.displacement import State, output_distance, spread_of
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
-from vivace.verifying.states import clone, load_state, state_of
+from vivace.verifying.states import InPython, clone, load_state, state_of
 
 HELD_OUT, HELD_OUT_FACTOR = "validation batch ", 2.0
 CHANGES = 2  # times what the loss may not read is changed,
@@ -50,7 +53,9 @@ class Evaluation:
         self.batch = batch
         self.held_out: list[Any] = []
         self.way: Way | None = None
+        self.python: InPython | None = None  # with which to evaluate, where steps change that
         self.unread: list[torch.Tensor | None] = []
+        self.called = [""]  # the modules whose outputs are looked at: the model, or what the loss calls of it
 
     def hold_out(self, session: Session, batches: Sequence[Batch]) -> None:
         """Look from now on also at such of these, validation data as they are loaded, as the loss can take,
@@ -104,15 +109,42 @@ class Evaluation:
         if self.way is not None:
             return self._outputs(session, self.way, self.batch)
         for way in WAYS:
+            outputs: list[torch.Tensor] = []
             try:
-                outputs = self._outputs(session, way, self.batch)
+                self._loss(session, way, self.batch, _keep(outputs))
             except Exception as error:
                 if ran_out_of_memory(error) or way == WAYS[-1]:
                     raise
                 continue
             self.way = way
-            return outputs
+            if outputs:
+                return torch.cat(outputs)
+            self.called = self._outermost(session, way)
+            return self._outputs(session, way, self.batch)
         raise AssertionError
+
+    def _outermost(self, session: Session, way: Way) -> list[str]:
+        """The names of the modules that the loss calls by itself, where it does not call the model: one with
+        a method that gives the loss, for example.
+        """
+        (model,), hooks, names, inside = session.build.models, list[Any](), list[str](), list[str]()
+
+        def enter(name: str, *_: object) -> None:
+            names.extend([name] if not inside and name not in names else [])
+            inside.append(name)
+
+        def leave(*_: object) -> None:
+            inside.pop()
+
+        for name, module in model.named_modules():
+            hooks.append(module.register_forward_pre_hook(partial(enter, name)))
+            hooks.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            self._loss(session, way, self.batch, lambda *_: None)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return names
 
     def as_it_is(self, session: Session) -> list[torch.Tensor]:
         """As `everywhere` of the session's weights as they are, under random streams that go on as before."""
@@ -133,21 +165,27 @@ class Evaluation:
         assert self.job.loss is not None
         (model,) = session.build.models
         modes = [(module, module.training) for module in model.modules()]
-        hook = model.register_forward_hook(at_outputs)
+        hooks = [model.get_submodule(name).register_forward_hook(at_outputs) for name in self.called]
+        before = InPython.of(session, self.job, self.python) if self.python is not None else None
         try:
+            if self.python is not None:
+                self.python.put_back(session)
             if way.whole:
                 model.eval()
             else:
                 for module in filter(_of_torch, model.modules()):
                     module.training = False
-            torch.manual_seed(2)
+            seed_everything(2)
             with session.whole(), torch.set_grad_enabled(way.gradients), LogicalDraws():
                 loss: torch.Tensor = self.job.loss(model, clone(batch))
                 return loss
         finally:
             for module, mode in modes:
                 module.training = mode
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
+            if before is not None:
+                before.put_back(session)
 
 
 class _Changed:
@@ -198,7 +236,7 @@ def checks_of(
 
     The least spread of outputs is that of the first ones: few samples of validation data may give all but
     the same. Few of them also round unevenly, so twice the limit holds. What is not finite in the plain model
-    says nothing.
+    says nothing: of the first ones that is told.
     """
     found, least = [], 0.0
     for number, (ours, theirs) in enumerate(zip(mine, plain, strict=False)):
@@ -210,7 +248,8 @@ def checks_of(
         apart = output_distance(ours, theirs, least)
         least = spread_of(theirs) if not number else least
         measure, limit = Measure(Quantity.EVALUATION_UNDER_PLAN), LIMIT * (HELD_OUT_FACTOR if number else 1)
-        figure = check(measure, 0, apart, 0.0, roundoff, floor=roundoff / 4, limit=limit)
+        known = math.nan if theirs.isnan().any() else 0.0
+        figure = check(measure, 0, apart, known, roundoff, floor=roundoff / 4, limit=limit)
         name = f"{measure}, {HELD_OUT}{number}" if number else f"{measure}"
         found.append(figure | {"name": f"{name}, {when or 'from step 0'}"})
     return found

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from vivace.job import Batch, Job
+from vivace.session.opening import seed_everything
 from vivace.session.session import Session
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
@@ -122,7 +123,7 @@ def rehearse(
     learning rate, which a plan must follow as it follows a scheduler.
     """
     restore(session, start)
-    torch.manual_seed(1)
+    seed_everything(1)
     schedule = _Epochs(job, session)
     found = Rehearsal([], [], _groups(session), {}, {})
     tap.dictated, tap.asked, dictate.shards = dictate, False, session.build.shards
@@ -226,8 +227,12 @@ def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple
 
 
 def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
-    """One number between 0.5 and 1.5 for each sample, from all finite numbers that the batch holds of it."""
+    """One number between 0.5 and 1.5 for each sample, from all finite numbers that the batch holds of it; a
+    single 1 where it holds none.
+    """
     count = batch_size(batch)
+    if not count:
+        return torch.ones(1, device=device)
     total = torch.zeros(count, dtype=torch.float64, device=device)
     for index, tensor in enumerate(tensors(batch)):
         if tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count and tensor.numel():

@@ -14,6 +14,7 @@ import torch
 
 from vivace.errors import CheckpointError, FolderError
 from vivace.session.session import Session
+from vivace.tensors.outside import assign, attributes
 from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.resuming import load_into
@@ -51,7 +52,7 @@ def resume(session: Session, opened: Callable[[], Session], own: Session | None 
                 raise
             return _through_memory(session, opened)
     if own is not None:
-        _hand_over_unsaved(session, again)
+        _hand_over_unsaved(session, again, own)
     return again
 
 
@@ -86,8 +87,11 @@ def _can_save(session: Session) -> bool:
     return True
 
 
-def _hand_over_unsaved(session: Session, again: Session) -> None:
-    """Copy the buffers that no `state_dict` holds."""
+def _hand_over_unsaved(session: Session, again: Session, own: Session) -> None:
+    """Copy the buffers that no `state_dict` holds, and the attributes of modules that are the job's `own`."""
+    models = session.build.models
+    known = attributes(again.build.models).keys() & attributes(own.build.models).keys()
+    assign(again.build.models, {key: value for key, value in attributes(models).items() if key in known})
     with torch.no_grad():
         for mine, new in zip(session.build.models, again.build.models, strict=True):
             saved, buffers = mine.state_dict().keys(), dict(mine.named_buffers())

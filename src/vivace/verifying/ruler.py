@@ -22,11 +22,9 @@ from vivace.verifying.bias import FEWEST, estimates, spread_of
 from vivace.verifying.bias import checks_of as bias_checks
 from vivace.verifying.displacement import (
     Outcome,
-    State,
     different_states,
     distances,
     identical,
-    moved_square,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
@@ -50,6 +48,7 @@ from vivace.verifying.judgement import (
     root_mean_square,
     spread_check,
     summary,
+    unknown,
     widened,
 )
 from vivace.verifying.life import WHEN, unseen
@@ -62,12 +61,16 @@ from vivace.verifying.rehearsal import (
     slopes_like,
 )
 from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
-from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import Snapshot, clone, decay_of, optimizer_states, repeatable, state_of
-from vivace.verifying.tap import Tap, random_state
+from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Products, Rounding
+from vivace.verifying.states import InPython, Snapshot, clone, moving_only, repeatable, state_of
+from vivace.verifying.tap import Tap, every_random_state
 
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
 OTHER_PAIRS_STREAM = 700
+UNLIKE_ITSELF = (
+    "the job itself comes out otherwise when it is run again from the same weights on the same batches: its "
+    "steps change something that it keeps outside of its model's weights and buffers"
+)
 COURSE_NAME = f"{Quantity.COURSE}, from step 0"
 STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
 
@@ -95,28 +98,32 @@ class Ruler(Runner):
         self.batches = self._load(seconds)
         self._require_same_batches()
         with start(self.job, plan, self.machine) as trial:
-            before = random_state()
-            checked_step(trial, clone(self.batches[0]))
-            self.ordered = self.draws_numbers = not torch.equal(before, random_state())
+            before, python = every_random_state(), InPython.of(trial, self.job)
+            with (products := Products()):
+                checked_step(trial, clone(self.batches[0]))
+            self.own_roundoff = products.roundoff
+            self.ordered = self.draws_numbers = not torch.equal(before, every_random_state())
             since = time.perf_counter()
             self._step(trial, 0)
             (self.step_seconds,) = self.ranks.largest(time.perf_counter() - since)
             self.effort = effort = Effort.within(seconds, self.step_seconds)
+            python.put_back(trial)
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
-        self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
+        self.evaluation = Evaluation(self.job, self.session.place(self._last_batch()))
         self.lives = self._course_of_lives()
         self._agree_on_shapes()
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
-        torch.manual_seed(1)
+        seed_everything(1)
         curve = []
         for position in range(effort.course):
             if position in marks:
-                states, decay = optimizer_states(self.session), decay_of(self.session)
-                self.snapshots.append(Snapshot(state_of(self.session), states, position, decay))
+                self.snapshots.append(Snapshot.of(self.session, self.job, position))
             curve.append(self._step(self.session, position))
         end = state_of(self.session)
+        self.snapshots = moving_only(self.snapshots, self.session)
+        self.evaluation.python = self.snapshots[0].python
         self._spread_snapshots()
         self.standing = Standing(self._locksteps(self.session), curve, end)
         self.standings[self.repeats, self.ordered] = self.standing
@@ -440,10 +447,13 @@ class Ruler(Runner):
         high = [a + LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
         steps = list(range(len(curve)))
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
-        return {**summary(checks, note), "curves": curves}
+        found = summary(checks, note)
+        if found["kept"] is False and self._is_unlike_itself(self.standing.references[0]):
+            found = unknown(UNLIKE_ITSELF)
+        return {**found, "curves": curves}
 
     def _evaluation_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
-        seen = [(ran.end, ran.evaluated, "")]
+        seen, roundoff = [(ran.end, ran.evaluated, "")], max(roundoff, self.own_roundoff)
         seen += [(state, outputs, WHEN) for state, outputs in (ran.life.evaluated if ran.life else [])]
         found = []
         for state, outputs, when in seen:
@@ -568,16 +578,6 @@ class Ruler(Runner):
             for seed in range(effort.life_seeds)
         ]
         return spread_of(shadows)
-
-    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
-        return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
-
-    def _apart(self, end: State, reference: State) -> float:
-        """The distance between two ends of the course, as a fraction of the reference's way."""
-        begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
-        gap = sum(moved_square(mine[name], t) for name, t in theirs.items())
-        way = sum(moved_square(t, begin[name]) for name, t in theirs.items())
-        return math.sqrt(gap / way) if way else math.inf if gap else 0.0
 
 
 def _in_other_order(mine: Session, theirs: Session) -> bool:

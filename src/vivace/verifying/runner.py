@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,25 +18,28 @@ from vivace.errors import JobError, Refused
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.session.opening import call, first_batches, readable, start
+from vivace.session.opening import call, first_batches, readable, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics
-from vivace.tensors.randomness import derive
+from vivace.tensors.randomness import derive, host_state, same_host_state
 from vivace.tensors.trees import batch_size, bytes_of, digest, split, tensors
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
-from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
+from vivace.verifying.displacement import Outcome, State, Tensors, distances, mean_outcome, moved_square
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
+from vivace.verifying.figures import Measure, Quantity
+from vivace.verifying.judgement import LIMIT
 from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
 from vivace.verifying.masks import Counted, Handed, Kept, Unlike, fault_of, shared_by_samples
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.resumed import resume
+from vivace.verifying.shadow import FINEST_ROUNDOFF
 from vivace.verifying.skipping import num_skipped, overflow_fault
-from vivace.verifying.states import Snapshot, clone, restore, state_of
-from vivace.verifying.tap import Tap, random_state
+from vivace.verifying.states import InPython, Snapshot, clone, moving_only, restore, state_of
+from vivace.verifying.tap import Tap, every_random_state
 
 FEEDING_SECONDS, FEEDING_SHARE = 10.0, 0.02  # at most, of the seconds given
 STREAM_SECONDS, STREAM_SHARE = (
@@ -77,6 +81,7 @@ class Runner:
         self.evaluates: Callable[[Session], object] | None = None  # after an epoch of any life, where said
         self.slopes: Tensors = {}
         self.draws_numbers = False  # does a step of the job?
+        self.own_roundoff = 0.0  # of matrix products that the job itself has in 16 bits
         self.step_seconds = self.rehearsed_seconds = 0.0  # of one step
 
     def _load(self, seconds: float | None) -> list[Any]:
@@ -98,6 +103,10 @@ class Runner:
 
         batches = first_batches(limited(), MOST_REHEARSED)
         return batches[: min(self.ranks.gather(len(batches)))]
+
+    def _last_batch(self) -> Any:
+        """The last one that holds samples."""
+        return next((b for b in reversed(self.batches) if batch_size(b)), self.batches[-1])
 
     def _require_same_batches(self) -> None:
         """Raises JobError where ranks read other batches than rank 0."""
@@ -129,7 +138,7 @@ class Runner:
     def _seed(self, session: Session, stream: int) -> None:
         """Begin a random stream; that of another rank is as independent of rank 0's as in training."""
         own = self.draws_numbers and (session.build.facts.ranks or 1) > 1 and self.ranks.rank
-        torch.manual_seed(derive(stream, "rank", self.ranks.rank) if own else stream)
+        seed_everything(derive(stream, "rank", self.ranks.rank) if own else stream)
 
     def _agreed(self, fault: str) -> str:
         """What the first rank that found a fault found."""
@@ -158,6 +167,21 @@ class Runner:
             "exact_seconds": runs * self.effort.plan_seconds(*steps),
             "feeding_seconds": feeding,
         }
+
+    def _note_python(self) -> None:
+        """Let each snapshot hold what the job's own steps up to there make of its Python state."""
+        restore(self.session, self.snapshots[0])
+        seed_everything(1)
+        waiting, position = [*self.snapshots], 0
+        self.snapshots = []
+        while waiting:
+            if waiting[0].position == position:
+                python = InPython.of(self.session, self.job)
+                self.snapshots.append(dataclasses.replace(waiting.pop(0), python=python))
+            self._step(self.session, position)
+            position += 1
+        self.snapshots = moving_only(self.snapshots, self.session)
+        self.evaluation.python = self.snapshots[0].python
 
     def _hold_out(self) -> None:
         """Let evaluations look at validation data too; on all ranks at the same."""
@@ -212,10 +236,10 @@ class Runner:
         """Pairs in which the reference's step gets the masks that the session's drew, be these of streams or
         pieces of its own. Raises Unlike where they do not fit.
         """
-        kept = Kept()
+        kept, host = Kept(), dict[str, Any]()
 
         def mine(number: int) -> Gradient:
-            nonlocal kept
+            nonlocal kept, host
             kept = Kept()
 
             def forward(following: Callable[[Any], Any], batch: Batch) -> Any:
@@ -223,13 +247,17 @@ class Runner:
                 return following(batch)
 
             with session.seams.observed(forward=forward):
-                return self._gradient(session, PAIRS_STREAM, number, kept)
+                found = self._gradient(session, PAIRS_STREAM, number, kept)
+            host = host_state()
+            return found
 
         def theirs(number: int) -> Gradient:
             handed = Handed(kept.pieces)
             found = self._gradient(self.session, PAIRS_STREAM, number, handed)
             if handed.num_drawn != len(kept.pieces[0]):
                 raise Unlike("the plan draws more random numbers than the job")
+            if not same_host_state(host, host_state()):
+                raise Unlike("the plan draws other random numbers from Python or NumPy")
             return found
 
         return pairs_of(mine, theirs, None, count)
@@ -373,13 +401,13 @@ class Runner:
     ) -> Outcome:
         restore(session, snapshot)
         self._seed(session, stream)
-        before, tap = random_state(), self.taps[session]
+        before, tap = every_random_state(), self.taps[session]
         tap.watch()
         with noise or nullcontext():
             losses = [self._step(session, snapshot.position)]
             tap.watching = False
             losses += [self._step(session, snapshot.position + i) for i in range(1, self.effort.lockstep)]
-        drawn, after = random_state(), state_of(session)
+        drawn, after = every_random_state(), state_of(session)
         outputs = self.evaluation(session, after) if session is self.session else torch.empty(0)
         drew = not torch.equal(before, drawn)
         return Outcome(losses, after, outputs, drawn, drew, tap.gradients, list(tap.streams))
@@ -413,7 +441,7 @@ class Runner:
     def _long_curve(self, session: Session, seconds: float, most: int = MOST_LONG) -> list[float]:
         """The losses of up to `most` steps of the course: it is gone on with as far as `seconds` allow."""
         restore(session, self.snapshots[0])
-        torch.manual_seed(1)
+        seed_everything(1)
         deadline, curve = time.perf_counter() + seconds, list[float]()
         while len(curve) < most and time.perf_counter() < deadline:
             curve.append(self._step(session, len(curve)))
@@ -423,3 +451,20 @@ class Runner:
         runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
         curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
         return curve, State.mean([run[1] for run in runs])
+
+    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
+        return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
+
+    def _apart(self, end: State, reference: State) -> float:
+        """The distance between two ends of the course, as a fraction of the reference's way."""
+        begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
+        gap = sum(moved_square(mine[name], t) for name, t in theirs.items())
+        way = sum(moved_square(t, begin[name]) for name, t in theirs.items())
+        return math.sqrt(gap / way) if way else math.inf if gap else 0.0
+
+    def _is_unlike_itself(self, before: Outcome) -> bool:
+        """Do the reference's first steps, which ended as `before`, end elsewhere when they are run again?"""
+        again = self._lockstep(self.session, self.snapshots[0], stream=0)
+        found = self._distances(again, self.snapshots[0], before)
+        most = LIMIT * max(FINEST_ROUNDOFF, self.own_roundoff)
+        return any(found[Measure(quantity)] > most for quantity in (Quantity.LOSS, Quantity.EVALUATION))

@@ -13,6 +13,7 @@ import torch
 
 from vivace.job import Batch
 from vivace.session.session import Session
+from vivace.tensors.trees import same_numbers
 from vivace.verifying.displacement import different_states
 from vivace.verifying.rehearsal import DictatedLoss
 from vivace.verifying.states import Snapshot, clone, optimizer_states, restore, state_of
@@ -61,8 +62,7 @@ def overflow_fault(session: Session, tap: Tap, start: Snapshot, batch: Batch, di
 def same_values(mine: Any, theirs: Any) -> bool:
     """Are two states equal, in numbers, tensors, words, and what mappings and sequences hold of them?"""
     if isinstance(mine, ARRAYS) and isinstance(theirs, ARRAYS):
-        a, b = torch.as_tensor(mine).cpu(), torch.as_tensor(theirs).cpu()
-        return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+        return same_numbers(torch.as_tensor(mine).cpu(), torch.as_tensor(theirs).cpu())
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(same_values(mine[key], theirs[key]) for key in theirs)
     if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):

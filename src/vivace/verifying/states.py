@@ -5,28 +5,81 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from vivace.job import Batch
+from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state
+from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed
 from vivace.tensors.shards import whole
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import State, Tensors
 
 
 @dataclasses.dataclass(frozen=True)
+class InPython:
+    """What a job keeps in Python beside weights and buffers, such as counters and generators of random
+    numbers: `attributes` of modules, and what its functions reach `outside` of these.
+    """
+
+    attributes: Attributes
+    outside: Outside | None
+
+    @classmethod
+    def of(cls, session: Session, job: Job, like: InPython | None = None) -> InPython:
+        """As it is now; only as much as `like` holds."""
+        models = session.build.models
+        found, outside = attributes(models), None
+        if like is not None:
+            found = {key: value for key, value in found.items() if key in like.attributes}
+        if like is None or like.outside is not None:
+            with suppress(Exception):  # whatever a person's objects do when they are looked at
+                outside = Outside((job.loss, job.on_gradients, job.step), models)
+        return cls(found, outside)
+
+    def put_back(self, session: Session) -> None:
+        """Let it be so again for the steps of a session."""
+        assign(session.build.models, self.attributes)
+        if self.outside is not None:
+            self.outside.put_back()
+
+
+@dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A point along the reference's run: state, optimizers, next batch, and weight decay by name."""
+    """A point along the reference's run: state, optimizers, next batch, and weight decay by name. `python`:
+    what the job keeps there, where steps change that.
+    """
 
     state: State
     optimizers: list[dict[str, Any]]
     position: int
     decay: dict[str, float]
+    python: InPython | None = None
+
+    @classmethod
+    def of(cls, session: Session, job: Job, position: int) -> Snapshot:
+        """Copies of what a session holds now."""
+        held = state_of(session), optimizer_states(session), position, decay_of(session)
+        return cls(*held, InPython.of(session, job))
+
+
+def moving_only(snapshots: list[Snapshot], session: Session) -> list[Snapshot]:
+    """The same with what has changed of `python` since the first of them; None where nothing has."""
+    kept = [snapshot.python for snapshot in snapshots if snapshot.python is not None]
+    now, moving = attributes(session.build.models), set[tuple[int, str, str]]()
+    for python in kept:
+        moving |= set(changed(now, python.attributes))
+    outside = any(p.outside is not None and (p.outside.moved() or p.outside.drew()) for p in kept)
+    found = []
+    for snapshot, python in zip(snapshots, kept, strict=True):
+        own = {key: value for key, value in python.attributes.items() if key in moving}
+        part = InPython(own, python.outside if outside else None)
+        found.append(dataclasses.replace(snapshot, python=part if own or outside else None))
+    return found
 
 
 @contextmanager
@@ -113,6 +166,8 @@ def load_state(session: Session, state: State) -> None:
 def restore(session: Session, snapshot: Snapshot) -> None:
     """Put a session back to a snapshot; a technique's choice of optimizer implementation stays."""
     load_state(session, snapshot.state)
+    if snapshot.python is not None:
+        snapshot.python.put_back(session)
     for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
         state = copy.deepcopy(saved)
         for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):

@@ -11,6 +11,7 @@ from torch import nn
 
 from vivace.job import Batch, Job
 from vivace.session.session import Session
+from vivace.tensors.randomness import derive, host_state
 from vivace.tensors.shards import whole
 from vivace.tensors.trees import batch_size, map_tensors, tensors
 from vivace.torch_internals.tensors import in_backward
@@ -68,7 +69,7 @@ class Tap:
             return self.person.loss(model, batch)
         self.modules = self.modules or facts_of_modules([model])
         loss = self.person.loss(model, batch)
-        self.streams.append(hash(random_state().numpy().tobytes()))
+        self.streams.append(derive(*every_random_state().tolist()))
         return loss
 
     def _step(self, models: object, optimizer: torch.optim.Optimizer, batch: Batch) -> Any:
@@ -113,6 +114,14 @@ def random_state() -> torch.Tensor:
     if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state())
     return torch.cat(states)
+
+
+def every_random_state() -> torch.Tensor:
+    """The states of torch's random streams, and a digest of Python's and NumPy's."""
+    state = host_state()
+    name, keys, *rest = state["numpy"]
+    digest = derive(state["python"], name, keys.tobytes(), rest).to_bytes(8, "big")
+    return torch.cat([random_state(), torch.tensor(list(digest), dtype=torch.uint8)])
 
 
 def same_data(pieces: list[Any], batch: Batch, roundoff: float) -> bool:

@@ -19,7 +19,7 @@ from vivace.processes.launch import Source, enough_memory_to, plan_of
 from vivace.technique import UNIT_ROUNDOFF, Numerics
 from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.verifying.against import judge_edit
-from vivace.verifying.equivalence import judge_by_metric
+from vivace.verifying.equivalence import judge_by_metric, require_metric
 from vivace.verifying.verdict import Verdict
 from vivace.verifying.verifier import Verifier
 from vivace.words import SECONDS, amount
@@ -124,6 +124,8 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     original = Source(asked.against) if asked.against is not None else source
+    if asked.metric or plan.promise == Numerics.SEMANTICS:
+        require_metric(original)
     if asked.against is not None:
         precision = asked.precision
         roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0

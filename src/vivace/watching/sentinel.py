@@ -214,7 +214,7 @@ class Sentinel:
 
     def to_dict(self) -> dict[str, Any] | None:
         """What was seen in the whole run; None where there was no plan to watch."""
-        if self.why_not == NO_PLAN and self.tally.kept is None:
+        if self.why_not == NO_PLAN and self.tally.is_empty:
             return None
         whole = self.tally.with_process(self.schedule)
         return {
@@ -234,7 +234,7 @@ class Sentinel:
 
     def sentence(self) -> str:
         """What was seen, for a person."""
-        if self.tally.kept is None:
+        if self.tally.is_empty:
             return f"not watched: {self.why_not or self.unseen}"
         return self.tally.with_process(self.schedule).sentence(self.schedule.share, self.why_not)
 

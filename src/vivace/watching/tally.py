@@ -67,9 +67,18 @@ class Tally:
         return self.seconds / max(1e-9, self.run_seconds)
 
     @property
+    def is_empty(self) -> bool:
+        """Was no step watched?"""
+        return not (self.steps or self.broken_steps)
+
+    @property
     def kept(self) -> bool | None:
-        """Was every watched step the same? None where none was watched."""
-        return not self.broken_steps if self.steps or self.broken_steps else None
+        """Was every watched step the same? None where none was watched, or the last one was off and no other
+        came that could confirm it.
+        """
+        if self.broken_steps:
+            return False
+        return True if self.steps and self.last_kept == self.last_step else None
 
     def to_dict(self) -> dict[str, Any]:
         """For a manifest."""
@@ -86,6 +95,9 @@ class Tally:
             listed = ", ".join(map(str, self.broken_steps[:3]))
             more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
             found = f"not the same model at {listed}{more}"
+        elif self.kept is None:
+            off = f"step {self.last_step} was off, and no step after it was watched that could confirm it"
+            found = f"not decided: {off}; worst {self.worst:.1f} of {STEP_LIMIT:.0f}"
         else:
             found = f"same model; worst {self.worst:.1f} of {STEP_LIMIT:.0f}"
             found += ", in single steps" if self.worst > STEP_LIMIT else ""
