@@ -23,6 +23,7 @@ from vivace.inspection import store
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.machine import Machine
 from vivace.plan import Plan
+from vivace.profiling import judge
 from vivace.testing import TINY_JOBS
 
 CEILINGS = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
@@ -443,3 +444,11 @@ def test_a_step_that_is_bound_is_not_called_healthy_above_its_bound(tmp_path):
     healthy = told(tmp_path, [{"cause": "healthy", **HEALTHY}], [])
     assert healthy.startswith("Nothing is wrong: it runs.")
     assert healthy.endswith("Next: vivace tune train.py:job")
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [(1, "mend what ended it"), (130, "run for longer"), (143, "run for longer"), (137, "memory was full")],
+)
+def test_what_ended_a_script_is_mended_where_it_is_its_own(code, advice):
+    assert advice in judge._ended(code).next

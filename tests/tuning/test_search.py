@@ -803,6 +803,8 @@ def test_the_best_that_the_ledger_knows_is_tried_first_unless_it_is_ruled_out():
     assert known_best([], offered, Numerics.ROUNDING) is None
     gone = dataclasses.replace(trials[0], techniques={"bf16_autocast": {"a_setting_of_old": 1}})
     assert known_best([gone, *trials[1:]], offered, Numerics.ROUNDING) == FUSED
+    unknown = dataclasses.replace(trials[0], promise="of a later version")
+    assert known_best([unknown, *trials[1:]], offered, Numerics.ROUNDING) == FUSED
     player, _ = play(multiplied(dict.fromkeys(NAMES, 1.0)), first=FUSED)
     assert player.measured[0] == FUSED
 

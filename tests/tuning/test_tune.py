@@ -25,7 +25,7 @@ from vivace.tuning.budget import parse_memory
 from vivace.tuning.requests import Done, Verify
 from vivace.tuning.search import Search, Setting
 from vivace.tuning.times import Times
-from vivace.tuning.tuner import _Tuning
+from vivace.tuning.tuner import _Tuning, as_called
 from vivace.verifying.verdict import Verdict
 
 STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
@@ -395,3 +395,10 @@ def test_two_searches_in_one_folder_are_refused(tmp_path):
 
 def _deaf(kind, payload):
     """Listen to nothing."""
+
+
+def test_a_call_in_python_is_told_with_what_is_not_its_default():
+    assert as_called("auto", 1, None, None, "rounding", Path("runs/tune")) == "vivace.tune(job)"
+    told = as_called("5m", "auto", 100, "2GiB", "exact", Path("other"))
+    given = "budget='5m', runs='auto', steps=100, memory='2GiB', allow='exact', out='other'"
+    assert told == f"vivace.tune(job, {given})"

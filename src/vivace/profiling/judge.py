@@ -112,8 +112,13 @@ def _cpu_name(machine: Machine) -> str:
 
 
 def _ended(exit_code: int) -> Verdict:
+    ended = f"the script was ended from outside (exit code {exit_code})"
     if exit_code == 130:
         evidence, advice = "the script was interrupted (exit code 130)", "let it run for longer"
+    elif exit_code in (129, 143):  # SIGHUP, SIGTERM
+        evidence, advice = ended, "let it run for longer"
+    elif exit_code == 137:  # SIGKILL
+        evidence, advice = ended, "see whether the memory was full, else let it run for longer"
     else:
         evidence, advice = f"the script ended with exit code {exit_code}", "mend what ended it"
     evidence += "; what stands here was recorded until then"

@@ -118,7 +118,8 @@ def tune(
         check_length(steps, runs)
         if company.world_size > 1:
             require_searchable(company.world_size, allowed)
-        asked = _Asked(given, limit, allowed, runs, steps, output_folder(Path(out), OWN), command)
+        call = command or as_called(budget, runs, steps, memory, allow, out)
+        asked = _Asked(given, limit, allowed, runs, steps, output_folder(Path(out), OWN), call)
         found.append(_tuned(asked, company, teller(listening(on_event)), begin))
         return found[0].to_dict()
 
@@ -138,7 +139,7 @@ class _Asked:
     runs: int
     steps: int | None
     folder: Path
-    command: str | None
+    command: str
 
 
 def _of_rank_0(document: dict[str, Any], source: Source) -> Result:
@@ -543,6 +544,17 @@ def job_steps(facts: dict[str, Any]) -> int | None:
     return facts.get("steps") or facts["epochs"] * (facts["steps_per_epoch"] or 0) or None
 
 
+def as_called(
+    budget: str | float, runs: int, steps: int | None, memory: str | int | None, allow: str, out: str | Path
+) -> str:
+    """The call of `tune` in Python, with what is not its default."""
+    given = {"budget": budget, "runs": runs, "steps": steps, "memory": memory, "allow": allow}
+    given["out"] = str(out)
+    usual = tune.__kwdefaults__ or {}
+    told = [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]
+    return f"vivace.tune({', '.join(['job', *told])})"
+
+
 def parse_allow(allow: str) -> Numerics:
     """The promise of a word. Raises InputError."""
     if allow.upper() not in Numerics.__members__:
@@ -551,10 +563,10 @@ def parse_allow(allow: str) -> Numerics:
 
 
 def _run_document(
-    bench: Bench, machine: Machine, seconds: float, allow: Numerics, memory: int | None, command: str | None
+    bench: Bench, machine: Machine, seconds: float, allow: Numerics, memory: int | None, command: str
 ) -> dict[str, Any]:
     return {
-        "command": command or f"vivace.tune(job, budget={seconds:.0f}, allow='{allow.name.lower()}')",
+        "command": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "version": vivace.__version__,
         "machine": machine.to_dict(),
