@@ -182,12 +182,17 @@ def several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def _wraps_for_all(root: nn.Module) -> bool:
+    """Does it average the gradients of one model over all processes?"""
+    return type(root) is DistributedDataParallel and root.process_group.size() == dist.get_world_size()
+
+
 def joined(seen: Seen) -> Ranks | None:
     """The processes that train together, where DistributedDataParallel wraps each model that the loop calls;
     `seen` holds what it wraps from then on. None where it does not, or where this is not torch's own store.
     """
     roots = list(seen.roots.values())
-    if not several() or not roots or not all(type(root) is DistributedDataParallel for root in roots):
+    if not several() or not roots or not all(map(_wraps_for_all, roots)):
         return None
     from vivace.torch_internals.groups import default_store
 
