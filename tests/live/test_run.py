@@ -244,6 +244,12 @@ def test_json_is_one_document(tmp_path):
     assert "out" in done.stderr
 
 
+def test_of_ranks_one_prints_the_document(tmp_path):
+    for rank in ("1", "0"):
+        done = vivace_run("--json", "--", "true", cwd=tmp_path, environment={"RANK": rank}, code=0)
+        assert bool(done.stdout) == (rank == "0")
+
+
 def test_bad_input_is_one_sentence(tmp_path):
     for words, text in (
         (["--", "no-such-program"], "no-such-program"),

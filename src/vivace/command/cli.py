@@ -409,7 +409,8 @@ def run(
                 quiet=quiet,
                 details=details,
             )
-            shown.document(result.to_dict())
+            if os.environ.get("RANK", "0") == "0":  # of ranks, whose document is one
+                shown.document(result.to_dict())
             shown.exit_code = result.exit_code
             return
         shown.give_back()
