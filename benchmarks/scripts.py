@@ -40,7 +40,7 @@ What is run (benchmarks/scripts.toml holds the whole commands):
     trainer_language_model  huggingface/transformers run_clm.py, a small Llama, 150,000 words
     trainer_images          huggingface/transformers run_image_classification.py, a small ViT, four epochs
     accelerate_nlp          huggingface/accelerate nlp_example.py, a small BERT
-    accelerate_nlp_two      huggingface/accelerate nlp_example.py, two processes by torchrun
+    accelerate_nlp_two      huggingface/accelerate -m torch.distributed.run nlp_example.py, two processes
     accelerate_accumulation huggingface/accelerate by_feature/gradient_accumulation.py, a small BERT
     lightning               Lightning-AI/pytorch-lightning basics/autoencoder.py through LightningCLI
     fabric                  Lightning-AI/pytorch-lightning image_classifier/train_fabric.py --epochs 3
