@@ -510,13 +510,38 @@ def proof_of(name, turned):
     """Of a kept step of a training in `HIDING`."""
     torch.manual_seed(0)
     model = runpy.run_path(str(HIDING))[name]().model()
-    optimizer, values = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 8)
+    return proof_of_model(model, torch.randn(16, 8), turned)
+
+
+def proof_of_model(model, values, turned):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     kept = KeptCall(model, [optimizer], (values,), {})
     outputs = model(values)
     kept.returned(outputs)
     outputs.sum().backward()
     kept.end()
     return course.Proof(kept, course.inspect(), turned().clock)
+
+
+class Attending(nn.Module):
+    """Attention that leaves nothing out, whose operators are tagged as if they drew."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(16, 48), nn.Linear(16, 4)
+
+    def forward(self, inputs):
+        heads = self.into(inputs).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(*heads)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+def test_attention_without_dropout_may_be_in_16_bits(turned):
+    torch.manual_seed(0)
+    verdict = proof_of_model(Attending(), torch.randn(4, 12, 16), turned).judge(
+        Plan.from_dict({"bf16_autocast": {}})
+    )
+    assert verdict.kept, verdict.reason
 
 
 def test_where_kernels_draw_masks_of_their_own_no_step_is_held_against_another(turned):

@@ -61,3 +61,14 @@ def test_contiguous_tensors_draw_as_ever():
         found = torch.randn_like(torch.zeros(3, 4)), functional.dropout(torch.ones(5, 5))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     assert not draws.rearranged
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_attention_that_leaves_nothing_out_draws_nothing(attention):
+    """Torch tags its operators as drawing."""
+    heads = torch.randn(2, 2, 8, 8, requires_grad=True)
+    before = torch.get_rng_state()
+    with LogicalDraws(attention=attention) as draws:
+        functional.scaled_dot_product_attention(heads, heads, heads).sum().backward()
+    assert not draws.inside
+    assert torch.equal(before, torch.get_rng_state())

@@ -36,9 +36,13 @@ class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
 
     def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; one that draws, on plain stand-ins of its tensors."""
-        if not self.attention and (given := _without_dropout(func, args, kwargs)) is not None:
-            self.rearranged = True
-            return func(*given[0], **given[1])
+        if (place := _place_of_share(func)) is not None:
+            share, given = _share(args, kwargs, place)
+            if not share:
+                return func(*args, **kwargs)  # which draws nothing, though it is tagged so
+            if not self.attention:
+                self.rearranged = True
+                return func(*given[0], **given[1])
         if torch.Tag.nondeterministic_seeded not in func.tags or "out" in kwargs:
             return func(*args, **kwargs)
         first, name = args[0] if args else None, schema_of(func).name.removeprefix("aten::")
@@ -64,18 +68,19 @@ class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
         return map_tensors(drawn, lambda tensor: _like(tensor, like, below_one))
 
 
-def _without_dropout(
-    func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]] | None:
-    """The arguments of an operator of attention, but for its dropout; None where it has none."""
+def _place_of_share(func: Operator) -> int | None:
+    """Where an operator of attention takes what it leaves out; None of any other."""
     names = [argument.name for argument in schema_of(func).arguments]
-    if ATTENTIONS_SHARE not in names:
-        return None
-    place, given = names.index(ATTENTIONS_SHARE), list(args)
-    if place < len(given):
-        share, given[place] = given[place], 0.0
-        return (given, kwargs) if share else None
-    return (given, {**kwargs, ATTENTIONS_SHARE: 0.0}) if kwargs.get(ATTENTIONS_SHARE) else None
+    return names.index(ATTENTIONS_SHARE) if ATTENTIONS_SHARE in names else None
+
+
+def _share(
+    args: tuple[Any, ...], kwargs: dict[str, Any], place: int
+) -> tuple[float, tuple[list[Any], dict[str, Any]]]:
+    """What attention leaves out, and its arguments with nothing left out."""
+    if place < len(args):
+        return float(args[place]), ([*args[:place], 0.0, *args[place + 1 :]], kwargs)
+    return float(kwargs.get(ATTENTIONS_SHARE, 0.0)), (list(args), {**kwargs, ATTENTIONS_SHARE: 0.0})
 
 
 def inside_of(func: Operator, args: tuple[Any, ...]) -> str:
