@@ -71,7 +71,10 @@ def run(odd="", favoured=("channels_last",), plan=None, steps=120, led=True, pat
     conductor.Timing, conductor.Hosted = timing, hosted
     torch.manual_seed(0)
     model = Net(odd)
-    wrapped = DistributedDataParallel(model, broadcast_buffers=odd != "uneven")
+    groups = [dist.new_group([rank]) for rank in range(2)] if odd == "apart" else [None, None]
+    wrapped = DistributedDataParallel(
+        model, broadcast_buffers=odd != "uneven", process_group=groups[RANK]
+    )
     optimizer = torch.optim.AdamW(wrapped.parameters(), 1e-3)
     data = torch.Generator().manual_seed(RANK)
     torch.manual_seed(RANK)
@@ -117,6 +120,7 @@ found = {
     "compiles": run(plan={"compile": {}}),
     "waits": run(patience=1e9),
     "alone": run(favoured=(), led=False),
+    "apart": run("apart"),
     "missing": run("missing"),
 }
 """
@@ -183,6 +187,12 @@ def test_a_process_that_vivace_did_not_start_is_missed(found):
     first, second = both(found, "missing")
     assert "1 of 2 processes" in first["document"]["reason"]
     assert set(first["acted"]) == set(second["acted"]) == {()}
+
+
+def test_processes_that_train_models_of_their_own_are_left_alone(found):
+    for each in found:
+        assert set(each["apart"]["acted"]) == {()}
+        assert "without DistributedDataParallel around it" in each["apart"]["left_alone"]
 
 
 def test_a_given_plan_acts_on_all(found):
