@@ -29,7 +29,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.length import Length
-from vivace.live.refusals import Seen, is_training, why_left_alone, why_only_the_rest
+from vivace.live.refusals import Seen, is_training, several, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
@@ -349,7 +349,8 @@ class Loop:
             self.is_in_hook = False
             self.spending.working_since = None
         budget = self.errand.search_seconds
-        if budget is not None and self.spending.elapsed > budget:
+        leads = self.ranks is None or self.ranks.leads  # the others end when it has
+        if budget is not None and leads and self.spending.elapsed > budget:
             self.step_aside()
         spent = self.clock.wall() - begin
         self.spending.waited += spent
@@ -417,8 +418,7 @@ class Loop:
     def _join(self) -> None:
         """Meet the other processes that train the same model, where the script has any."""
         self.ranks = None
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and self.total_steps is None:
+        if several() and self.total_steps is None:
             from vivace.live.ranks import joined
 
             self.ranks = joined(self.seen)

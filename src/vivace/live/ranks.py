@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vivace import words
 from vivace.errors import Refused
 from vivace.live.kept import CannotKeep
-from vivace.live.refusals import Seen
+from vivace.live.refusals import Seen, several
 from vivace.plan import Plan
 from vivace.torch_internals.tensors import Operator, OperatorMode
 
@@ -175,11 +175,6 @@ class _Alone(OperatorMode):  # type: ignore[no-untyped-call]
 def alone() -> AbstractContextManager[object]:
     """Inside, what exchanges tensors with other processes raises CannotKeep: none of them would answer."""
     return _Alone() if several() else nullcontext()  # type: ignore[no-untyped-call]
-
-
-def several() -> bool:
-    """Has this process met others that train the same model?"""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _wraps_for_all(root: nn.Module) -> bool:

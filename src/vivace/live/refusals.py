@@ -124,13 +124,18 @@ def why_only_the_rest(seen: Seen) -> str:
     return why or why_of_model(seen.root)
 
 
+def several() -> bool:
+    """Has this process met others that train the same model?"""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 def _of_process(together: bool) -> str:
     if multiprocessing.parent_process() is not None:
         return "it trains in processes that it starts itself"
     if together:
         return ""
-    initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (initialized and torch.distributed.get_world_size() > 1):
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or several():
         return "several processes train one model together, without DistributedDataParallel around it"
     return ""
 
