@@ -1,6 +1,7 @@
 """Processes that meet through one store, in which those of earlier attempts have left their names."""
 
 import json
+import os
 import socket
 import threading
 
@@ -82,3 +83,22 @@ def test_connections_end_whoever_holds_them_and_listeners_stay():
         assert there.recv(1) == b""
         with socket.create_connection(listener.getsockname(), timeout=60):
             listener.accept()[0].close()
+
+
+def test_those_that_reach_the_store_of_this_rank_stay(monkeypatch):
+    """Another rank may open one while this rank counts those of its process group."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    before = open_sockets()
+    other = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+    other.set("said", "before")  # answered: the store has accepted it
+    accepted = {one for one in open_sockets() - before if local_port(one[0]) == store.port}
+    assert len(accepted) == 1
+    ranks._break(accepted)
+    other.set("said", "after")
+    assert store.get("said") == b"after"
+
+
+def local_port(descriptor):
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        return connection.getsockname()[1]

@@ -317,12 +317,15 @@ def _break(connections: set[tuple[int, int]]) -> None:
     """End these connections for both sides, whoever still holds the object that opened them.
 
     A process group closes its own only when its last reference goes, and default arguments of functions
-    (``group=group.WORLD`` in torch.distributed.nn and elsewhere) keep one for ever.
+    (``group=group.WORLD`` in torch.distributed.nn and elsewhere) keep one for ever. Where this rank keeps the
+    store of the launch, those of others to it stay: one may have come while this rank's own were counted.
     """
+    store = int(os.environ.get("MASTER_PORT", "0"))
     for descriptor, _ in connections & open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if not listens:  # gloo aborts the process where its listener ends
+            to_store = connection.getsockname()[1:2] == (store,)
+            if not listens and not to_store:  # gloo aborts the process where its listener ends
                 connection.shutdown(socket.SHUT_RDWR)
 
 
