@@ -46,6 +46,13 @@ def test_a_training_is_foretold_with_its_interval():
     assert Length(None, 0.010).foretold(TWICE, 1.0) == {}
 
 
+def test_of_a_wide_interval_the_estimate_is_foretold_and_the_lower_end_decides():
+    length, wide = Length(1000, 0.010), Ratio(2.0, 1.2, 3.3)
+    found = length.foretold(wide, 1.0)
+    assert found["plan"] == pytest.approx(1 + 5.05)
+    assert found["plan_low"] < found["plan"] < found["plan_high"] == pytest.approx(length.seconds(wide, 2.0))
+
+
 BESIDE = Beside(start=4.0, warmup=0.5, evaluation=2.0, evaluations=10, checkpoint=1.0, end=0.5)
 
 

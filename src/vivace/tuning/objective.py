@@ -133,12 +133,13 @@ class Length:
     def foretold(self, ratio: Ratio, warmup_seconds: float, evaluating: float = 1.0) -> dict[str, float]:
         """Seconds of one whole training under the ``reference`` and under the ``plan``.
 
-        By the interval of its speed they are between ``plan_low`` and ``plan_high``. Empty where the length
-        of a training is not known.
+        By the interval of its speed they are between ``plan_low`` and ``plan_high``, which a wide one moves
+        apart: of that its lower end counts where plans are chosen, and its estimate here. Empty where the
+        length of a training is not known.
         """
         if self.steps is None:
             return {}
-        counted = {"plan": ratio.counts, "plan_low": ratio.high, "plan_high": ratio.low}
+        counted = {"plan": ratio.estimate, "plan_low": ratio.high, "plan_high": ratio.low}
         plans = {key: self.under(fast, warmup_seconds, evaluating).seconds for key, fast in counted.items()}
         return {"reference": self.reference().seconds, **plans}
 

@@ -457,7 +457,7 @@ class _Tuning:
         else:
             beside = self.search.warmup(trial), trial.evaluating
             totals = length.foretold(speedup, *beside)
-            parts["plan"] = length.under(speedup.counts, *beside)
+            parts["plan"] = length.under(speedup.estimate, *beside)
         told = {name: dataclasses.asdict(part) for name, part in parts.items()}
         return {"training_seconds": totals, "training_parts": told}
 
