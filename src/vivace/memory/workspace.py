@@ -132,7 +132,8 @@ def workspace_bytes(function: Operator, arguments: tuple[Any, ...], result: Any)
         copies = _bytes(gradient) + _copied(inputs) + 2 * _bytes(weight)
         wanted = arguments[-1]
         own = _bytes(inputs) if wanted[0] else 0
-        return max(_bytes(gradient) + _bytes(weight) + own, own + copies)
+        in_order = 0 if gradient.is_contiguous() else _bytes(gradient)  # such as that of a mean, or of NHWC
+        return in_order + max(_bytes(gradient) + _bytes(weight) + own, own + copies)
     return 0
 
 
