@@ -217,11 +217,15 @@ def test_a_tensor_that_is_no_buffer_and_changed_in_place_is_refused():
     assert str(refused.value) == "checkpoint: '0' changes a tensor in place that is none of its buffers"
 
 
-@pytest.mark.parametrize("version", [False, True])
-def test_weights_that_a_block_writes_itself_are_refused(version):
+@pytest.mark.parametrize("way", ["in place", "its data in place", "other data"])
+def test_weights_that_a_block_writes_itself_are_refused(way):
     def shrunk(part, y):
+        weight = part.first.weight
         with torch.no_grad():
-            (part.first.weight if version else part.first.weight.data).mul_(0.9)
+            if way == "other data":
+                weight.data = weight.data.clone()
+            else:
+                (weight if way == "in place" else weight.data).mul_(0.9)
         return y
 
     with pytest.raises(

@@ -187,7 +187,7 @@ class _Frame:
         self.given = Beside(objects((arguments, keywords), set()))
         inputs = (*tensors((arguments, keywords)), *self.given.tensors())
         self.inputs, self.kept = _versions(inputs), _versions(self.own.tensors())
-        self.trained = _versions(self.weights)
+        self.trained, self.places = _versions(self.weights), storage_ids(self.weights)
         self.fixed: list[tuple[torch.Tensor, int]] = []
         self.streams = self._streams()
         self.autocast = autocasts(owner.device)
@@ -264,7 +264,8 @@ class _Frame:
         self._require(_same(self.inputs), f"'{name}' changes its input in place")
         self._require(_same(self.kept), f"'{name}' changes a tensor in place that is none of its buffers")
         self._require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
-        self._require(_same(self.trained), f"'{name}' changes its weights in its forward pass")
+        same = _same(self.trained) and storage_ids(self.weights) == self.places
+        self._require(same, f"'{name}' changes its weights in its forward pass")
         fixed = [*self.weights]
         fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
         self.fixed = [*self.kept, *_versions(fixed)]
@@ -357,9 +358,9 @@ class _Frame:
             torch.cuda.set_rng_state(state, self.owner.device)
 
     def _sums(self) -> list[torch.Tensor]:
-        """Of all weights' numbers; a copy would take as much memory again."""
+        """Of all weights' numbers on a CPU; a copy would take as much memory again."""
         plain = [w for w in self.weights if type(w) in (torch.Tensor, nn.Parameter) and w.element_size() > 1]
-        return [] if self.fake else [weight.detach().sum() for weight in plain]
+        return [] if self.fake else [weight.detach().sum() for weight in plain if weight.device.type == "cpu"]
 
     def _buffers(self) -> _Buffers:
         return {
