@@ -294,6 +294,22 @@ def test_a_gradient_that_a_convolution_copies_in_order_counts():
     assert predict(job).peak_bytes == pytest.approx(measured, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv3d])
+def test_convolutions_of_all_dimensions_copy_on_a_cpu(kind):
+    inputs, between, results, size = (64, 128, 64, (512,)) if kind is nn.Conv1d else (1, 32, 32, (16, 20, 20))
+    job = vivace.Job(
+        model=lambda: nn.Sequential(
+            kind(inputs, between, 3), nn.ReLU(), kind(between, results, 3), nn.ReLU()
+        ),
+        data=lambda: [torch.ones(8, inputs, *size)] * 2,
+        loss=lambda model, batch: model(batch).mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), vivace.inspect()) as session:
+        measured = observe(session, job.data()).peak_bytes
+    assert predict(job).peak_bytes == pytest.approx(measured, rel=0.08)
+
+
 @pytest.mark.parametrize("where", ["batch", "gradient"])
 def test_sparse_tensors_are_refused_by_name(where):
     class Rows(nn.Module):

@@ -138,7 +138,7 @@ def workspace_bytes(function: Operator, arguments: tuple[Any, ...], result: Any)
 
 
 def _blocked(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dim() == 4 and tensor.is_contiguous()
+    return tensor.device.type == "cpu" and tensor.dim() in (3, 4, 5) and tensor.is_contiguous()
 
 
 def _copied(tensor: torch.Tensor) -> int:
