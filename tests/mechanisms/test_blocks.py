@@ -5,6 +5,8 @@ from torch import nn
 import vivace
 from vivace.mechanisms.blocks import find_blocks
 
+PLANS = [{"checkpoint": {}}, {"compress_activations": {}}]
+
 
 class Inner(nn.Module):
     def __init__(self, width=4):
@@ -88,6 +90,104 @@ def test_runs_compute_what_the_sequential_does():
         assert torch.equal(session.step(inputs), wanted.mean())
         assert session.build.notes["recomputed_blocks"] == 3
     assert "forward" not in vars(model[0])
+
+
+def test_a_block_inside_of_another_one_is_the_others():
+    class Around(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.more = inner, nn.Linear(4, 4)
+
+    model = nn.Module()
+    model.parts = nn.ModuleList(Inner() for _ in range(6))
+    model.arounds = nn.ModuleList(map(Around, model.parts))
+    assert names(model) == [f"arounds.{n}" for n in range(6)]
+
+
+def step(model, plan, batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = vivace.Plan.from_dict(plan)
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()) as session:
+        return session.step(batch)
+
+
+class Tapped(nn.Module):
+    """Reads what comes between the modules of its Sequential."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.net = way, nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+
+    def forward(self, x):
+        if self.way == "loop":
+            seen = []
+            for layer in self.net:
+                seen.append(x)
+                x = layer(x)
+            return x + sum(seen)
+        if self.way == "slices":
+            first = self.net[:2](x)
+            return self.net[2:](first) + first
+        return self.net(x) + self.net[4](x)
+
+
+@pytest.mark.parametrize("way", ["loop", "slices", "one"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_sequential_whose_modules_are_called_one_by_one_is_not_cut_into_runs(way, plan):
+    with pytest.raises(vivace.Refused) as refused:
+        step(Tapped(way), plan, torch.randn(3, 4))
+    run = "net.3-5" if way == "one" else "net.0-2"
+    assert str(refused.value) == (
+        f"{next(iter(plan))}: '{run}' cannot be one block: the model calls its modules by themselves, "
+        "and not their nn.Sequential"
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_hook_on_a_module_of_a_sequential_sees_that_modules_numbers(plan):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    batch, seen = torch.randn(3, 64), []
+    model[4].register_forward_hook(
+        lambda _, inputs, output: seen.append((inputs[0].detach(), output.detach()))
+    )
+    assert names(model) == ["0-2", "3-3", "4-4", "5-7"]
+    step(model, plan, batch)
+    model(batch)
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert torch.equal(seen[0][1], seen[1][1])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_hook_that_comes_later_is_refused_by_name(plan):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    of = vivace.Plan.from_dict(plan)
+    with vivace.attach(of, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()) as session:
+        session.step(torch.randn(3, 64))
+        model[4].register_forward_hook(lambda *_: None)
+        with pytest.raises(vivace.Refused, match="'3-5' cannot be one block: the Linear in it has a hook"):
+            session.step(torch.randn(3, 64))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("plan", PLANS[:1])
+def test_weights_that_a_hook_makes_are_those_of_this_step(plan):
+    torch.manual_seed(0)
+    found = []
+    original = [(nn.utils.weight_norm(nn.Linear(8, 8)), nn.Tanh()) for _ in range(4)]
+    state = nn.Sequential(*(m for pair in original for m in pair)).state_dict()
+    for each in ({}, plan):
+        model = nn.Sequential(
+            *(m for _ in range(4) for m in (nn.utils.weight_norm(nn.Linear(8, 8)), nn.Tanh()))
+        )
+        model.load_state_dict(state)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        of = vivace.Plan.from_dict(each)
+        with vivace.attach(of, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()) as session:
+            for _ in range(3):
+                session.step(torch.ones(3, 8))
+        found.append(list(model.state_dict().values()))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import tarfile
@@ -125,6 +126,30 @@ def test_what_cannot_be_decoded_raises_as_ever_and_is_not_kept(kept, path):
         ImageFile.LOAD_TRUNCATED_IMAGES = False
     with kept, pytest.raises(OSError, match="truncated"):
         pixels(path)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_left_of_a_broken_picture_is_there_as_ever(kept, beside):
+    buffer = io.BytesIO()
+    picture().save(buffer, "JPEG")
+    data = buffer.getvalue()
+    size = data[data.index(b"\xff\xc0") :][:19]  # stands a second time amid the pixels
+
+    def accepted():
+        image = Image.open(io.BytesIO(data[:-60] + size + b"\xff\xd9"))
+        with pytest.raises(OSError, match="broken data stream"):
+            image.load()
+        return numpy.asarray(image.convert("RGB"))
+
+    wanted = accepted()
+    with contextlib.ExitStack() as entered:
+        if beside:
+            entered.enter_context(OtherDecoder(simplejpeg_decode))
+        entered.enter_context(kept)
+        for _ in range(2):
+            found = accepted()
+            assert kept.store.put(bytes(range(16)), bytes(10_000))  # where its pixels lay
+            assert numpy.array_equal(found, wanted)
 
 
 def test_other_formats_and_files_without_identity_are_left_alone(kept, tmp_path):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, Subset
 from torchvision import transforms
 from torchvision.transforms import v2
@@ -48,6 +49,24 @@ def test_bytes_finished_on_the_device_are_the_same_floats_bit_for_bit(name):
     wanted = torch.stack([torch.as_tensor(dataset[10 * n][0]) for n in range(25)])
     assert torch.equal(found.finish(sent), wanted)
     assert dataset[0][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["first generation", "mixed"])
+def test_bytes_are_divided_by_a_tensor(name):
+    """Of a number a GPU takes the reciprocal, which is another float for half of all bytes."""
+
+    class Divisors(TorchDispatchMode):
+        seen = None
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_) and self.seen is None:
+                self.seen = args[1]
+            return func(*args, **(kwargs or {}))
+
+    found = cut(Gradients(transforms.CenterCrop(8), *ENDINGS[name]))
+    with Divisors() as divisors:
+        found.finish(torch.as_tensor(found.dataset[0][0])[None])
+    assert isinstance(divisors.seen, torch.Tensor)
 
 
 def test_a_dataset_that_is_told_the_epoch_is_not_copied():

@@ -98,6 +98,26 @@ def test_blocks_that_hold_sparse_tensors_are_measured():
     assert all(part.options[0].held_bytes < 512 * 512 for part in parts)  # the matrix is held anyway
 
 
+def test_blocks_that_call_themselves_are_measured():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.relu = nn.Linear(16, 16), nn.ReLU()
+
+        def forward(self, x, depth=2):
+            x = self.relu(self.layer(x))
+            return self(x, depth - 1) if depth else x
+
+    changed = {
+        "model": lambda: nn.Sequential(nn.Linear(8, 16), *(Again() for _ in range(3)), nn.Linear(16, 3))
+    }
+    own = vivace.Job(**{**vars(job()), **changed})
+    with start(own, Plan(), vivace.inspect()) as session:
+        parts = measure(session, own.data()[0], Numerics.EXACT)
+    assert [part.name for part in parts] == ["", "1", "", "2", "", "3", ""]
+    assert len({part.options[0].held_bytes for part in parts[1::2]}) == 1
+
+
 @pytest.mark.parametrize("plan", [{}, {"optimizer_in_backward": {}}, {"micro_batches": {"num": 2}}])
 def test_the_blocks_own_runs_change_nothing(plan):
     """Beside the one step that is followed: weights, the optimizer's state, buffers, random streams."""

@@ -246,6 +246,92 @@ def test_what_looks_at_numbers_is_refused():
         predict(jobs.lstm())
 
 
+class Tied(nn.Module):
+    """Its table is read at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.middle = nn.Embedding(4000, 256), nn.Linear(256, 256)
+
+    def forward(self, x):
+        return torch.tanh(self.middle(self.table(x))) @ self.table.weight.t()
+
+
+def test_the_gradients_of_a_weight_that_is_used_twice_are_added_up_beside_them():
+    job = vivace.Job(
+        model=Tied,
+        data=lambda: [(torch.ones(4, 16, dtype=torch.long), torch.ones(64, dtype=torch.long))] * 2,
+        loss=lambda model, batch: functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), vivace.inspect()) as session:
+        measured = observe(session, job.data()).peak_bytes
+    assert predict(job).peak_bytes == pytest.approx(measured, rel=0.01)
+
+
+class ChannelsAtTheEnd(nn.Module):
+    """Normalises over channels, so that a convolution gets its gradient in another order than it wants."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.inner = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3, padding=1)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.norm((x + self.inner(x)).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+def test_a_gradient_that_a_convolution_copies_in_order_counts():
+    job = vivace.Job(
+        model=ChannelsAtTheEnd,
+        data=lambda: [(torch.ones(16, 3, 40, 40), torch.ones(16, dtype=torch.long))] * 2,
+        loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), vivace.inspect()) as session:
+        measured = observe(session, job.data()).peak_bytes
+    assert predict(job).peak_bytes == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv3d])
+def test_convolutions_of_all_dimensions_copy_on_a_cpu(kind):
+    inputs, between, results, size = (64, 128, 64, (512,)) if kind is nn.Conv1d else (1, 32, 32, (16, 20, 20))
+    job = vivace.Job(
+        model=lambda: nn.Sequential(
+            kind(inputs, between, 3), nn.ReLU(), kind(between, results, 3), nn.ReLU()
+        ),
+        data=lambda: [torch.ones(8, inputs, *size)] * 2,
+        loss=lambda model, batch: model(batch).mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), vivace.inspect()) as session:
+        measured = observe(session, job.data()).peak_bytes
+    assert predict(job).peak_bytes == pytest.approx(measured, rel=0.08)
+
+
+@pytest.mark.parametrize("where", ["batch", "gradient"])
+def test_sparse_tensors_are_refused_by_name(where):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Embedding(50, 8, sparse=where == "gradient")
+
+        def forward(self, x):
+            found = self.rows(torch.arange(8))
+            return torch.sparse.mm(x, found) if where == "batch" else x @ found
+
+    batch = torch.eye(8).to_sparse() if where == "batch" else torch.eye(8)
+    job = vivace.Job(
+        model=Rows,
+        data=lambda: [batch],
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with pytest.raises(vivace.Refused, match=r"^what a sparse tensor takes depends on its numbers"):
+        predict(job)
+
+
 def test_the_largest_batch_is_what_must_fit():
     sizes = (8, 8, 4096, 8)
     job = wide()

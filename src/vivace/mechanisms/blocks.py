@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.technique import Build, Seam
 from vivace.tensors.modules import patched
-from vivace.torch_internals.modules import forward_hooks, own_tensors
+from vivace.torch_internals.modules import all_hooks, forward_hooks, own_tensors
 
 FEW = 6  # fewer blocks than this are cut into the repeated parts inside of them
 
@@ -31,12 +33,13 @@ Around = Callable[["Block", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 class Block:
     """One module that others of its class stand beside, or a run of consecutive ones of a plain Sequential.
 
-    `kind` is equal for blocks that are built alike.
+    `kind` is equal for blocks that are built alike; `whole` is the Sequential of which it is a run.
     """
 
     name: str
     kind: str
     modules: tuple[nn.Module, ...]
+    whole: nn.Sequential | None = None
 
     def tree(self) -> list[nn.Module]:
         """All modules of the block, inner ones too."""
@@ -54,7 +57,15 @@ def find_blocks(models: Sequence[nn.Module]) -> list[Block]:
     for number, model in enumerate(models):
         prefix = f"{number}." if len(models) > 1 else ""
         found += repeated_blocks(model, prefix) or _runs(model, prefix)
-    return list({id(block.modules[0]): block for block in reversed(found)}.values())[::-1]
+    inside = {  # of a block that stands in a list of its own, too
+        id(inner)
+        for block in found
+        for module in block.modules
+        for inner in module.modules()
+        if inner is not module
+    }
+    once = {id(block.modules[0]): block for block in reversed(found)}
+    return [block for first, block in once.items() if first not in inside][::-1]
 
 
 def blocks_of(build: Build) -> list[Block]:
@@ -144,22 +155,86 @@ _BLOCKS: weakref.WeakKeyDictionary[Build, list[Block]] = weakref.WeakKeyDictiona
 
 def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
     """What the modules do instead: the first runs the whole block, the others hand on what they are given."""
-    own = [module.forward for module in block.modules]
+    if block.whole is not None:
+        return _Run(block, block.whole, around).forwards()
+    own = block.modules[0].forward
 
-    def call(*arguments: object, **keywords: object) -> Any:
-        result = own[0](*arguments, **keywords)
-        for function in own[1:]:
+    def forward(*arguments: object, **keywords: object) -> Any:
+        return around(block, own, arguments, keywords)
+
+    return [forward]
+
+
+class _Run:
+    """A run of a Sequential's modules, for as long as it is the Sequential that calls them.
+
+    A loop of the person's over them, a part that is cut out, and a hook would see the block's result where
+    they ask for what comes between: Refused is raised, and without gradients each module does its own.
+    """
+
+    def __init__(self, block: Block, whole: nn.Sequential, around: Around) -> None:
+        self.block, self.whole, self.around = block, whole, around
+        self.own = [module.forward for module in block.modules]
+        self.next = 0  # of the modules, to which `result` is handed on
+        self.result: Any = None
+
+    def forwards(self) -> list[Callable[..., Any]]:
+        """What the modules do instead."""
+
+        def later(number: int) -> Callable[..., Any]:
+            return lambda *arguments, **keywords: self.later(number, arguments, keywords)
+
+        return [self.first, *map(later, range(1, len(self.own)))]
+
+    def call(self, *arguments: object, **keywords: object) -> Any:
+        """What the modules do, one after the other."""
+        result = self.own[0](*arguments, **keywords)
+        for function in self.own[1:]:
             result = function(result)
         return result
 
-    def forward(*arguments: object, **keywords: object) -> Any:
-        return around(block, call, arguments, keywords)
+    def first(self, *arguments: object, **keywords: object) -> Any:
+        """The whole block."""
+        if torch.compiler.is_compiling():
+            return self.around(self.block, self.call, arguments, keywords)
+        hooked = next(filter(_is_hooked, self.block.modules), None)
+        if hooked is not None:
+            return self._alone(0, arguments, keywords, f"the {type(hooked).__name__} in it has a hook")
+        if not _calls(self.whole):
+            return self._alone(0, arguments, keywords)
+        self.result = self.around(self.block, self.call, arguments, keywords)
+        self.next = 1
+        return self.result
 
-    return [forward, *(_hand_on for _ in own[1:])]
+    def later(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, object]) -> Any:
+        """The block's result, which has been through this module."""
+        if torch.compiler.is_compiling():
+            return arguments[0]
+        if self.next != number or len(arguments) != 1 or arguments[0] is not self.result:
+            return self._alone(number, arguments, keywords)
+        self.next = (number + 1) % len(self.own)
+        if not self.next:
+            self.result = None
+        return arguments[0]
+
+    def _alone(
+        self,
+        number: int,
+        arguments: tuple[object, ...],
+        keywords: dict[str, object],
+        reason: str = "the model calls its modules by themselves, and not their nn.Sequential",
+    ) -> Any:
+        if torch.is_grad_enabled():
+            raise Refused(f"'{self.block.name}' cannot be one block: {reason}")
+        return self.own[number](*arguments, **keywords)
 
 
-def _hand_on(value: object) -> Any:
-    return value
+def _calls(whole: nn.Sequential) -> bool:
+    """Is it this Sequential that calls the module whose forward asks?"""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") == nn.Module.__module__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code is nn.Sequential.forward.__code__ and frame.f_locals.get("self") is whole
 
 
 def _repeated(root: nn.Module, prefix: str, kinds: Counter[Any]) -> list[tuple[str, nn.Module]]:
@@ -207,7 +282,9 @@ def _class(module: nn.Module) -> Any:
 
 
 def _runs(model: nn.Module, prefix: str) -> list[Block]:
-    """Runs of the longest plain Sequential whose modules stand in it alone and once."""
+    """Runs of the longest plain Sequential whose modules stand in it alone and once; one that somebody has
+    hooked is a run by itself, around which the hook stands.
+    """
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     plain = [
         (name, module)
@@ -217,13 +294,25 @@ def _runs(model: nn.Module, prefix: str) -> list[Block]:
     name, longest = max(plain, key=lambda item: len(item[1]), default=("", nn.Sequential()))
     if len(longest) < 2:
         return []
-    modules, size = list(longest), math.ceil(len(longest) / math.ceil(math.sqrt(len(longest))))
-    found = []
-    for start in range(0, len(modules), size):
-        part = tuple(modules[start : start + size])
+    parts: list[list[nn.Module]] = []
+    size = math.ceil(len(longest) / math.ceil(math.sqrt(len(longest))))
+    for module in longest:
+        if parts and len(parts[-1]) < size and not any(map(_is_hooked, (module, parts[-1][-1]))):
+            parts[-1].append(module)
+        else:
+            parts.append([module])
+    found, start = list[Block](), 0
+    for part in parts:
         where = f"{prefix}{name}{'.' if name else ''}{start}-{start + len(part) - 1}"
-        found.append(Block(where, _kind(part), part))
+        found.append(Block(where, _kind(tuple(part)), tuple(part), longest if len(part) > 1 else None))
+        start += len(part)
     return found
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Does a hook of the person's stand around this module? Others gather its weights from other ranks."""
+    homes = [getattr(hook, "__module__", None) or "" for hook in all_hooks(module)]
+    return not all(home.startswith(("torch.distributed.fsdp", "vivace.")) for home in homes)
 
 
 def _kind(modules: tuple[nn.Module, ...]) -> str:

@@ -112,7 +112,7 @@ class KeptDecoding(_InPlaceOfLoad):
             try:
                 self._decode(original, image, room.view)
             except BaseException:
-                image.im = None  # type: ignore[assignment]  # another record will lie there
+                image.im = image.im.copy()  # where it was, another record will lie
                 self.store.give_back(room)
                 raise
             self.store.publish(key, room)

@@ -97,9 +97,9 @@ class _Finish:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         for step in self.steps:
             name = type(step).__name__
-            if name == "ToTensor":
+            if (wanted := _divides(step, pixels)) is not None:
                 # Of a number a GPU would take the reciprocal, which rounds otherwise than dividing.
-                floats = pixels.to(torch.get_default_dtype())
+                floats = pixels.to(wanted)
                 pixels = floats.div_(torch.tensor(255.0, dtype=floats.dtype, device=floats.device))
             elif name in FLIPS:
                 chosen = (torch.rand(len(pixels)) < step.p).to(pixels.device, non_blocking=True)
@@ -145,7 +145,7 @@ def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
     build.require(len(wanted) == len(sent), "its batches come out with other tensors")
     pairs = list(zip(wanted, sent, strict=True))
     places = frozenset(n for n, (a, b) in enumerate(pairs) if a.dtype != b.dtype)
-    done = [(a, found.finish(b.clone()) if n in places else b) for n, (a, b) in enumerate(pairs)]
+    done = [(a, _finished(b, found, build.device) if n in places else b) for n, (a, b) in enumerate(pairs)]
     alike = places and all(_alike(a, b, bits=not augment) for a, b in done)
     build.require(alike, "its batches come out with other numbers")
     return _Sending(other, places, found)
@@ -205,6 +205,24 @@ class Sender:
 
     def _note(self, num_bytes: int) -> None:
         self.build.notes[self.name]["bytes"] += num_bytes
+
+
+def _divides(step: object, pixels: torch.Tensor) -> torch.dtype | None:
+    """The floats into which a step turns bytes by dividing; None of any other step.
+
+    The later generation of torchvision multiplies by the reciprocal, on every device.
+    """
+    if _is(step, "ToTensor"):
+        return torch.get_default_dtype()
+    first = getattr(sys.modules.get("torchvision.transforms"), "ConvertImageDtype", None)
+    wanted = getattr(step, "dtype", None)
+    divides = type(step) is first and pixels.dtype == torch.uint8
+    return wanted if divides and isinstance(wanted, torch.dtype) and wanted.is_floating_point else None
+
+
+def _finished(pixels: torch.Tensor, found: Cut, device: torch.device) -> torch.Tensor:
+    """As it is done later: a GPU may round otherwise."""
+    return found.finish(pixels.to(device, copy=True)).cpu()
 
 
 def _alike(wanted: torch.Tensor, found: torch.Tensor, bits: bool) -> bool:

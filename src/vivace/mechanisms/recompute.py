@@ -1,9 +1,9 @@
 """Recomputation: a block forgets what it saved for the backward pass, and runs again when that is needed.
 
 Only the saved tensors are made again; the graph of the first pass stays, so that its hooks, custom autograd
-functions and accumulation act once. The second pass sees the weights, buffers, random numbers and autocast
-that the first one saw; what could make it differ is refused by name. It ends with the last tensor that is
-needed, and where only cheap operators run again it gets the results of the others handed back.
+functions and accumulation act once. The second pass sees the weights, buffers, attributes, random numbers
+and autocast that the first one saw; what could make it differ is refused by name. It ends with the last
+tensor that is needed, and where only cheap operators run again it gets the results of the others handed back.
 
 `torch.utils.checkpoint` without reentry serves compiled blocks here. On eager ones it would lose something:
 its second pass moves BatchNorm's statistics once more, takes the weights as they are by then, makes again
@@ -15,22 +15,23 @@ Source: https://arxiv.org/abs/1604.06174, https://arxiv.org/abs/2205.05198 (sele
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vivace.errors import Refused
+from vivace.mechanisms.beside import OF_MODULES, Beside, as_it_is, objects
 from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
-from vivace.tensors.trees import map_tensors, tensors
+from vivace.tensors.trees import map_tensors, same_numbers, tensors
 from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
 from vivace.torch_internals.tensors import (
     Operator,
@@ -83,11 +84,11 @@ class Recomputer:
         return result
 
 
-class _Enough(Exception):
-    """The second pass has made every tensor that is needed."""
+class _Enough(BaseException):
+    """The second pass has made every tensor that is needed. A block's ``except Exception`` is not meant."""
 
 
-class _Differs(Exception):
+class _Differs(BaseException):
     """The second pass calls other operators than the first one did."""
 
 
@@ -108,6 +109,7 @@ class _Saved(NamedTuple):
     place: weakref.ref[_Place]
     kind: tuple[torch.Size, torch.dtype]
     layout: tuple[tuple[int, ...], int]
+    lazy: bool
     storage: int
     version: int
     num_products: int
@@ -132,11 +134,13 @@ class _Products(OperatorMode):  # type: ignore[misc]
             self.kept.append((function, kept, [version_of(t) for t in tensors(kept)]))
             return result
         record: tuple[Any, Any, list[int]] = (None, None, [])
-        known, kept, _ = self.kept[self.at] if self.at < len(self.kept) else record
+        known, kept, versions = self.kept[self.at] if self.at < len(self.kept) else record
         self.at += 1
         if known is not function:
             raise _Differs
-        return function(*arguments, **keywords) if kept is None else map_tensors(kept, torch.Tensor.detach)
+        if kept is None or [version_of(t) for t in tensors(kept)] != versions:
+            return function(*arguments, **keywords)
+        return map_tensors(kept, torch.Tensor.detach)
 
     def close(self, needed: int) -> None:
         """Forget all but the first `needed` results, and those that were changed in place."""
@@ -159,11 +163,6 @@ def _drops(function: Operator, arguments: tuple[Any, ...], keywords: dict[str, A
     return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
 
 
-def _as_it_is(argument: object) -> object:
-    """A list or dictionary of its own: the model may add to the one it gave, as a DenseNet's blocks do."""
-    return copy.copy(argument) if type(argument) in (list, dict) else argument
-
-
 class _Frame:
     """One call of one block: what its second pass needs, and where the tensors go that it makes."""
 
@@ -176,15 +175,19 @@ class _Frame:
         keywords: dict[str, Any],
     ) -> None:
         self.owner, self.block, self.call = owner, block, call
-        self.arguments = tuple(map(_as_it_is, arguments))
-        self.keywords = {name: _as_it_is(value) for name, value in keywords.items()}
+        self.arguments, self.keywords = as_it_is(arguments), as_it_is(keywords)  # a list may grow later
         self.saved: list[_Saved] = []
         self.needed = 0  # of the saved tensors, up to the last one that a second pass must make
         self.products = _Products() if block.name in owner.cheap else None
         self.modules = block.tree()
         self.held = held(self.modules)
-        self.fake = any(is_fake(p) for parameters, _ in self.held for p in parameters.values())
-        self.inputs = [(tensor, version_of(tensor)) for tensor in tensors((arguments, keywords))]
+        self.weights = [p for parameters, _ in self.held for p in parameters.values() if p is not None]
+        self.fake = any(map(is_fake, self.weights))
+        self.own = Beside(map(vars, self.modules), OF_MODULES)
+        self.given = Beside(objects((arguments, keywords), set()))
+        inputs = (*tensors((arguments, keywords)), *self.given.tensors())
+        self.inputs, self.kept = _versions(inputs), _versions(self.own.tensors())
+        self.trained, self.places = _versions(self.weights), storage_ids(self.weights)
         self.fixed: list[tuple[torch.Tensor, int]] = []
         self.streams = self._streams()
         self.autocast = autocasts(owner.device)
@@ -193,9 +196,9 @@ class _Frame:
         if self.changing is None:
             reason = foreign_hook(block)
             self._require(not reason, f"{reason}, which would run twice")
-            self.python = _python_streams()
+            self.python, self.sums = _python_streams(), self._sums()
         still = self._buffers() - self.changing if self.changing is not None else set()
-        self.still = [(b, version_of(b)) for b in (self.held[i][1][name] for i, name in still)]
+        self.still = _versions(self.held[i][1][name] for i, name in still)
         for index, name in self._buffers() - still:
             buffers = self.held[index][1]
             if buffers[name].layout == torch.strided:  # a sparse one is compared by what it is
@@ -207,11 +210,13 @@ class _Frame:
         if tensor.layout != torch.strided:  # it has no storage of its own, and stays
             place.tensor = tensor.detach()
             place.version = version_of(place.tensor)
-            self.saved.append(_Saved(weakref.ref(place), kind, ((), 0), 0, place.version, num_products))
+            sparse = ((), 0), False, 0, place.version
+            self.saved.append(_Saved(weakref.ref(place), kind, *sparse, num_products))
             return place
         storage = tensor.untyped_storage()
         key, layout = storage_id(storage), (tensor.stride(), int(tensor.storage_offset()))
-        self.saved.append(_Saved(weakref.ref(place), kind, layout, key, version_of(tensor), num_products))
+        dense = layout, _is_lazy(tensor), key, version_of(tensor)
+        self.saved.append(_Saved(weakref.ref(place), kind, *dense, num_products))
         if key not in self.storages:
             alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self.storages[key] = alive, storage.nbytes()
@@ -233,12 +238,12 @@ class _Frame:
 
     def _point(self, results: list[torch.Tensor]) -> None:
         """What the block saved and returned is there anyway; a second pass serves the rest."""
-        dense = (t for t in results if t.layout == torch.strided)
+        dense = (t for t in results if t.layout == torch.strided and not _is_lazy(t))
         returned = {storage_id(t.untyped_storage()): t.detach() for t in dense}
         for number, saved in enumerate(self.saved):
             tensor, place = returned.get(saved.storage), saved.place()
             same = tensor is not None and (version_of(tensor), tensor.dtype) == (saved.version, saved.kind[1])
-            if place is not None and tensor is not None and same:
+            if place is not None and tensor is not None and same and not saved.lazy:
                 place.tensor = tensor.as_strided(saved.kind[0], *saved.layout)
                 place.version = version_of(place.tensor)
             elif place is not None and place.tensor is None:
@@ -251,12 +256,19 @@ class _Frame:
             self._require(
                 _python_streams() == self.python, f"'{name}' draws random numbers from Python or NumPy itself"
             )
+            same = all(
+                map(same_numbers, self.sums, self._sums())
+            )  # written by ``.data`` they keep their version
+            self._require(same, f"'{name}' changes its weights in its forward pass")
             self.changing = self.owner.changing[name] = self._changed()
         self._require(_same(self.inputs), f"'{name}' changes its input in place")
+        self._require(_same(self.kept), f"'{name}' changes a tensor in place that is none of its buffers")
         self._require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
-        fixed = [t for parameters, _ in self.held for t in parameters.values() if t is not None]
+        same = _same(self.trained) and storage_ids(self.weights) == self.places
+        self._require(same, f"'{name}' changes its weights in its forward pass")
+        fixed = [*self.weights]
         fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
-        self.fixed = [(tensor, version_of(tensor)) for tensor in fixed]
+        self.fixed = [*self.kept, *_versions(fixed)]
         if all(map(torch.equal, self.streams, self._streams())):
             self.streams = []
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -314,7 +326,9 @@ class _Frame:
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Weights, buffers, random numbers and autocast of the first pass; what the second writes is lost."""
+        """Weights, buffers, attributes, random numbers and autocast of the first pass; what the second one
+        writes is lost.
+        """
         own = [(parameters, dict(buffers)) for parameters, buffers in self.held]
         for index, name in self.changing or ():
             own[index][1][name] = own[index][1][name].clone()  # there may be a third pass
@@ -323,6 +337,8 @@ class _Frame:
             stack.enter_context(torch.enable_grad())
             for settings in self.autocast:
                 stack.enter_context(torch.autocast(**settings))
+            stack.enter_context(self.own.again())
+            stack.enter_context(self.given.again())
             stack.enter_context(holding(self.modules, own))
             stack.callback(self._set_streams, now)
             self._set_streams(self.streams)
@@ -340,6 +356,11 @@ class _Frame:
             torch.set_rng_state(states[0])
         for state in states[1:]:
             torch.cuda.set_rng_state(state, self.owner.device)
+
+    def _sums(self) -> list[torch.Tensor]:
+        """Of all weights' numbers on a CPU; a copy would take as much memory again."""
+        plain = [w for w in self.weights if type(w) in (torch.Tensor, nn.Parameter) and w.element_size() > 1]
+        return [] if self.fake else [weight.detach().sum() for weight in plain if weight.device.type == "cpu"]
 
     def _buffers(self) -> _Buffers:
         return {
@@ -374,8 +395,18 @@ class _Frame:
             raise Refused(reason).by(self.owner.technique)
 
 
+def _versions(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """Each with its version; those of inference mode have none."""
+    return [(tensor, version_of(tensor)) for tensor in tensors if not tensor.is_inference()]
+
+
 def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
     return all(version_of(tensor) == version for tensor, version in tensors)
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Do its numbers lie in memory with another sign?"""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def autocasts(device: torch.device) -> list[dict[str, Any]]:

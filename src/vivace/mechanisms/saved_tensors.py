@@ -111,6 +111,8 @@ class Visit:
         """What the graph holds instead of a tensor that it saves."""
         if tensor.layout != torch.strided:  # it has no storage, and stays
             return tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():  # its storage holds other numbers
+            return tensor.detach()
         storage = tensor.untyped_storage()
         small = storage.nbytes() < max(1, self.smallest_bytes)
         if small or storage_id(storage) in self.alive or not self.store.suits(tensor):

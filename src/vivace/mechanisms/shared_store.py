@@ -20,7 +20,8 @@ import numpy
 
 from vivace.errors import Refused
 
-_MAGIC = b"vivace-store-1\0\0"
+_KIND = b"vivace-store-"
+_MAGIC = _KIND + b"1\0\0"
 _HEADER = struct.Struct("<16sQQ")  # magic, slots, bytes of records
 _COUNTERS = ("records", "bytes", "hits", "misses", "damaged", "full", "unknown")
 _COUNTER = struct.Struct("<Q")
@@ -186,10 +187,10 @@ def _opened(path: str | Path | None, header: bytes, records_at: int, size: int) 
         found = os.memfd_create("vivace-store", os.MFD_CLOEXEC)
         os.ftruncate(found, size)
         return found
-    if str(path).startswith("/proc/"):
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _opened_on_disk(Path(path), header, records_at, size)
+        if str(path).startswith("/proc/"):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return _opened_on_disk(Path(path).expanduser(), header, records_at, size)
     except OSError as error:
         raise Refused(f"'{path}' cannot be used: {error.strerror}") from None
 
@@ -201,12 +202,15 @@ def _opened_on_disk(path: Path, header: bytes, records_at: int, size: int) -> in
         try:
             fcntl.lockf(found, fcntl.LOCK_EX)
             if os.fstat(found).st_size == 0:
+                os.pwrite(found, header, 0)
                 os.posix_fallocate(found, 0, records_at)
                 os.ftruncate(found, size)
-                os.pwrite(found, header, 0)
-            if os.fstat(found).st_size == size and os.pread(found, len(header), 0) == header:
+            before = os.pread(found, len(header), 0)
+            if os.fstat(found).st_size == size and before == header:
                 fcntl.lockf(found, fcntl.LOCK_UN)
                 return found
+            if not before.startswith(_KIND):
+                raise Refused(f"'{path}' is no store of Vivace's: name a file that is not there yet")
             path.unlink(missing_ok=True)
         except BaseException:
             os.close(found)  # and with it the lock, for which others wait

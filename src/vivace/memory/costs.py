@@ -134,7 +134,8 @@ class _Tape:
     def _around(
         self, block: Block, own: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        if self.over or not torch.is_grad_enabled():
+        called_by_itself = self.inside is not None
+        if self.over or called_by_itself or not torch.is_grad_enabled():
             return own(*arguments, **keywords)
         for tensor in tensors((arguments, keywords)):
             self._save(tensor)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vivace import words
 from vivace.errors import AnswerIsNo
 
 STATES = 4_000  # above this many states, bytes are rounded up to a grid
-POINTS = 20  # of the curve of memory against time
+POINTS, POINTS_STATES = 20, 500  # of the curve of memory against time
 
 
 class Choice(NamedTuple):
@@ -56,20 +56,27 @@ class Decision:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     held: int
     peak: int
     seconds: float
-    names: tuple[Choice, ...]
+    chain: tuple[Any, ...]  # the last choice and the chain before it: a list would be copied for each state
+
+    def decision(self) -> Decision:
+        """What was decided, in the order of the blocks."""
+        names, chain = list[Choice](), self.chain
+        while chain:
+            name, chain = chain
+            names.append(name)
+        return Decision(tuple(reversed(names)), self.peak, self.seconds)
 
 
 def decide(blocks: Sequence[Sequence[Option]], budget_bytes: int) -> Decision:
-    """The cheapest decisions whose peak is within `budget_bytes`; among equally cheap ones the smallest peak.
+    """The cheapest decisions whose peak is within `budget_bytes`.
 
     Raises AnswerIsNo with the smallest peak that is possible.
     """
-    best = _search(blocks, budget_bytes, 1) or smallest(blocks)  # the grid may have missed it
+    best = _search(blocks, budget_bytes, 1, STATES) or smallest(blocks)  # the grid may have missed it
     if best.peak_bytes > budget_bytes:
         raise AnswerIsNo(
             f"no plan for the blocks fits into {words.size(budget_bytes)} of activations; the smallest "
@@ -85,7 +92,7 @@ def smallest(blocks: Sequence[Sequence[Option]]) -> Decision:
         grown = [_after(state, option, 1) for state in states for option in options]
         states = _undominated(grown, lambda state: state.peak)
     least = min(states, key=lambda state: (state.peak, state.seconds))
-    return _search(blocks, least.peak, 1) or Decision(least.names, least.peak, least.seconds)
+    return _search(blocks, least.peak, 1, STATES) or least.decision()
 
 
 def pareto(blocks: Sequence[Sequence[Option]]) -> list[Decision]:
@@ -94,9 +101,10 @@ def pareto(blocks: Sequence[Sequence[Option]]) -> list[Decision]:
     everything = sum(max(o.working_bytes for o in options) for options in blocks)
     fastest = decide(blocks, everything)
     found = [first]
-    for number in range(1, POINTS):
+    for number in range(1, POINTS - 1):
         budget = first.peak_bytes + (fastest.peak_bytes - first.peak_bytes) * number // (POINTS - 1)
-        found.append(decide(blocks, budget))
+        found.append(_search(blocks, budget, 1, POINTS_STATES) or first)
+    found.append(decide(blocks, fastest.peak_bytes))
     curve: list[Decision] = []
     for decision in found:
         if not curve or decision.seconds < curve[-1].seconds:
@@ -104,8 +112,10 @@ def pareto(blocks: Sequence[Sequence[Option]]) -> list[Decision]:
     return curve
 
 
-def _search(blocks: Sequence[Sequence[Option]], budget: int, unit: int) -> Decision | None:
-    """The best decision, with held bytes rounded up to `unit`; None where nothing fits."""
+def _search(blocks: Sequence[Sequence[Option]], budget: int, unit: int, most: int) -> Decision | None:
+    """The best decision, with held bytes rounded up to `unit` or, above so many states, to more; None where
+    nothing fits.
+    """
     states = [_State(0, 0, 0.0, ())]
     for options in blocks:
         grown = [
@@ -115,12 +125,11 @@ def _search(blocks: Sequence[Sequence[Option]], budget: int, unit: int) -> Decis
             if state.held + option.working_bytes <= budget
         ]
         states = _undominated(grown, lambda state: state.seconds)
-        if len(states) > STATES:
-            return _search(blocks, budget, max(2 * unit, budget // STATES))
+        if len(states) > most:
+            return _search(blocks, budget, max(2 * unit, budget // most), most)
     if not states:
         return None
-    best = min(states, key=lambda state: (state.seconds, state.peak))
-    return Decision(best.names, best.peak, best.seconds)
+    return min(states, key=lambda state: (state.seconds, state.peak)).decision()
 
 
 def _after(state: _State, option: Option, unit: int) -> _State:
@@ -128,7 +137,7 @@ def _after(state: _State, option: Option, unit: int) -> _State:
         -(-(state.held + option.held_bytes) // unit) * unit,
         max(state.peak, state.held + option.working_bytes),
         state.seconds + option.seconds,
-        (*state.names, option.name),
+        (option.name, state.chain),
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from vivace.errors import Refused
 from vivace.memory.workspace import GpuWorkspaces, Workspace, workspace_bytes
-from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of, storage_id, tree_leaves
+from vivace.torch_internals.tensors import Operator, OperatorMode, base_of, schema_of, storage_id, tree_leaves
 
 WORKSPACE = "workspace"  # the phase of what operators hold for themselves
 
@@ -52,7 +53,11 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
         return result
 
     def note(self, tensor: torch.Tensor) -> int:
-        """The key of a tensor's storage; the storage is noted if it is new."""
+        """The key of a tensor's storage, which is noted if it is new. Raises Refused of a sparse one."""
+        if tensor.layout != torch.strided:
+            raise Refused(
+                "what a sparse tensor takes depends on its numbers, which a prediction does not have"
+            )
         storage = tensor.untyped_storage()
         address = storage_id(storage)
         if address not in self._keys:
@@ -73,7 +78,8 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
 
 
 def _adds_gradients(function: Operator, arguments: tuple[Any, ...]) -> bool:
-    """Is it autograd's sum of two gradients? In the first one's place, where nobody else has its memory.
+    """Is it autograd's sum of two gradients? In the first one's place, where nobody else has its memory, also
+    not what it is a view of, as a transposed gradient of a weight that is used twice.
 
     Of fake tensors autograd makes a new one (torch/csrc/autograd/input_buffer.cpp).
     """
@@ -83,6 +89,7 @@ def _adds_gradients(function: Operator, arguments: tuple[Any, ...]) -> bool:
     return (
         isinstance(other, torch.Tensor)
         and one is not other
+        and base_of(one) is None
         and (one.shape, one.dtype) == (other.shape, other.dtype)
         and one.untyped_storage().nbytes() == one.nbytes
     )

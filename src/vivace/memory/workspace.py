@@ -132,12 +132,13 @@ def workspace_bytes(function: Operator, arguments: tuple[Any, ...], result: Any)
         copies = _bytes(gradient) + _copied(inputs) + 2 * _bytes(weight)
         wanted = arguments[-1]
         own = _bytes(inputs) if wanted[0] else 0
-        return max(_bytes(gradient) + _bytes(weight) + own, own + copies)
+        in_order = 0 if gradient.is_contiguous() else _bytes(gradient)  # such as that of a mean, or of NHWC
+        return in_order + max(_bytes(gradient) + _bytes(weight) + own, own + copies)
     return 0
 
 
 def _blocked(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dim() == 4 and tensor.is_contiguous()
+    return tensor.device.type == "cpu" and tensor.dim() in (3, 4, 5) and tensor.is_contiguous()
 
 
 def _copied(tensor: torch.Tensor) -> int:

@@ -98,7 +98,8 @@ def hears_epochs(dataset: Dataset[Any]) -> bool:
 def small_batch(loader: DataLoader[Any]) -> Any:
     """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
 
-    Collated, with equal random numbers in each call; the random streams are given back.
+    Collated, with equal random numbers in each call; the random streams are given back. Raises Refused where
+    no sample has a number for its key.
     """
     dataset: Any = loader.dataset
     own = isinstance(dataset, CollatingDataset)
@@ -106,14 +107,16 @@ def small_batch(loader: DataLoader[Any]) -> Any:
     single = dataset.single if own else loader.batch_sampler is None
     samples = list[Any]()
     with _streams_given_back():
-        for index in range(min(16, len(dataset))):
+        for index in range(16 if (length := known_length(dataset)) is None else min(16, length)):
             random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
-            with contextlib.suppress(OSError, RuntimeError, ValueError):
+            with contextlib.suppress(OSError, LookupError, RuntimeError, TypeError, ValueError):
                 samples.append(dataset[index])
             if samples and single:
                 return collate(samples[0])
             if len(samples) == 2:
                 break
+        if not samples:
+            raise Refused(f"no sample of your {type(dataset).__name__} can be read by its number")
         return collate(samples)
 
 
