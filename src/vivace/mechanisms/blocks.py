@@ -19,7 +19,7 @@ from torch import nn
 
 from vivace.job import Batch
 from vivace.technique import Build, Seam
-from vivace.tensors.modules import patched
+from vivace.tensors.modules import Lent, patched
 from vivace.torch_internals.modules import forward_hooks, own_tensors
 
 FEW = 6  # fewer blocks than this are cut into the repeated parts inside of them
@@ -155,7 +155,8 @@ def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
     def forward(*arguments: object, **keywords: object) -> Any:
         return around(block, call, arguments, keywords)
 
-    return [forward, *(_hand_on for _ in own[1:])]
+    functions = [forward, *(_hand_on for _ in own[1:])]
+    return [Lent(module, function) for module, function in zip(block.modules, functions, strict=True)]
 
 
 def _hand_on(value: object) -> Any:
