@@ -76,7 +76,7 @@ def test_a_model_that_changes_its_own_buffer_is_refused():
     session = vivace.attach(
         vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()
     )
-    with pytest.raises(vivace.Refused, match=r"changes the buffers \[.model.mean.\]"):
+    with pytest.raises(vivace.Refused, match=r"the model writes to \[.mean.\] as it runs"):
         session.step(torch.randn(4, 3))
     session.close()
 
@@ -213,7 +213,10 @@ def test_a_model_that_puts_another_buffer_in_place_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = vivace.Plan.from_dict(PLAN)
     attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
-    with attached as session, pytest.raises(vivace.Refused, match=r"changes the buffers \[.model.mean.\]"):
+    with (
+        attached as session,
+        pytest.raises(vivace.Refused, match=r"the model writes to \[.mean.\] as it runs"),
+    ):
         session.step(torch.randn(4, 3))
 
 
@@ -273,3 +276,36 @@ def test_buffers_of_a_functional_call_are_those_that_are_used():
     plan = vivace.Plan.from_dict({"bf16_weights": {}})
     with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
         assert float(session.step(inputs)) == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("way", ["in place", "other memory"])
+def test_a_model_that_writes_to_its_weights_is_refused(way):
+    """Such as layers that bound their weights as they run: those that are kept would grow."""
+
+    class Bounded(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                if way == "in place":
+                    self.weight.clamp_(-0.1, 0.1)
+                else:
+                    self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.1)
+            return super().forward(x)
+
+    model = nn.Sequential(Bounded(4, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict(PLAN)
+    attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
+    with (
+        attached as session,
+        pytest.raises(vivace.Refused, match=r"the model writes to \['0.weight'\] as it"),
+    ):
+        session.step(torch.randn(4, 4))
+
+
+def test_sums_of_embeddings_that_would_be_in_sixteen_bits_are_refused():
+    model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused, match=r"^bf16_weights: an EmbeddingBag .* use bf16_autocast"):
+        vivace.attach(
+            vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
+        )

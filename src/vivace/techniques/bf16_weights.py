@@ -13,6 +13,7 @@ from vivace.mechanisms.half_precision import bfloat16_gain, require_bfloat16, sh
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -41,7 +42,7 @@ class Bf16Weights(Technique):
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
         from torch import nn
 
-        from vivace.tensors.modules import modules_of, patched
+        from vivace.tensors.modules import Lent, modules_of, patched
         from vivace.tensors.precision import sum_in_float32
 
         require_bfloat16(build)
@@ -51,16 +52,19 @@ class Bf16Weights(Technique):
         tables = [table for model in build.models for table in modules_of(model, nn.Embedding)]
         own = {type(t).__name__ for t in tables if type(t).forward is not nn.Embedding.forward}
         build.require(not own, f"your {' and '.join(own)} looks rows up in its own way: use bf16_autocast")
+        bags = any(modules_of(model, nn.EmbeddingBag) for model in build.models)
+        build.require(not bags, "an EmbeddingBag would add up its gradients in bfloat16: use bf16_autocast")
         sum_in_float32(build)
         halves = [_Half(model, build.device.type) for model in build.models]
+        lent = [Lent(half.model, half.forward) for half in halves]
 
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             for half in halves:
                 half.refresh()
-            with patched(build.models, "forward", [half.forward for half in halves]):
+            with patched(build.models, "forward", lent):
                 result = following(batch)
             changed = [name for half in halves for name in half.changed()]
-            build.require(not changed, f"training changes the buffers {changed}: use bf16_autocast")
+            build.require(not changed, f"the model writes to {changed} as it runs: use bf16_autocast")
             return result
 
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
@@ -100,15 +104,16 @@ class _Half:
         self.weights, self.buffers = places(model.named_parameters()), places(model.named_buffers())
 
     def refresh(self) -> None:
-        self.assigned: list[str] = []
+        self.written: list[str] = []
         self.own = {name: getattr(*place) for name, place in self.buffers.items()}
         self.constants = {name: buffer.bfloat16() for name, buffer in self.own.items()}
 
     def changed(self) -> list[str]:
-        """The buffers whose copies the model wrote to, or put another tensor in the place of."""
+        """The weights and buffers whose copies the model wrote to, or put another tensor in the place of."""
         from vivace.torch_internals.tensors import version_of
 
-        return self.assigned + [name for name, copy in self.constants.items() if version_of(copy)]
+        found = self.written + [name for name, copy in self.constants.items() if version_of(copy)]
+        return [name.removeprefix("model.") for name in dict.fromkeys(found)]
 
     def call(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         from vivace.tensors.modules import patched
@@ -132,6 +137,19 @@ class _Half:
         lent = {name: buffer for name, buffer in now.items() if buffer is not self.own[name]}
         copies |= {name: buffer.bfloat16() for name, buffer in lent.items()}
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
+        # Compiled code is not asked: it would have to hand the copies out.
+        asked = () if torch.compiler.is_compiling() else self.weights
+        before = {name: (copies[name], _memory_of(copies[name])) for name in asked}
         outputs = torch.func.functional_call(self.shell, copies, (inputs,))
-        self.assigned += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
+        self.written += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
+        self.written += [
+            n for n, (own, memory) in before.items() if copies[n] is not own or _memory_of(own) != memory
+        ]
         return cast(outputs, torch.bfloat16, torch.float32)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """What changes when a tensor is written to, or given other memory by ``tensor.data = ...``."""
+    from vivace.torch_internals.tensors import storage_id, version_of
+
+    return version_of(tensor), storage_id(tensor.untyped_storage())
