@@ -1,9 +1,10 @@
 """Recomputation: a block forgets what it saved for the backward pass, and runs again when that is needed.
 
 Only the saved tensors are made again; the graph of the first pass stays, so that its hooks, custom autograd
-functions and accumulation act once. The second pass sees the weights, buffers, random numbers and autocast
-that the first one saw; what could make it differ is refused by name. It ends with the last tensor that is
-needed, and where only cheap operators run again it gets the results of the others handed back.
+functions and accumulation act once. The second pass sees the weights, buffers, random numbers, autocast, and
+the modules' numbers and switches that the first one saw; what could make it differ is refused by name. It
+ends with the last tensor that is needed, and where only cheap operators run again it gets the results of the
+others handed back.
 
 `torch.utils.checkpoint` without reentry serves compiled blocks here. On eager ones it would lose something:
 its second pass moves BatchNorm's statistics once more, takes the weights as they are by then, makes again
@@ -24,12 +25,14 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
+from vivace.tensors.modules import facts_of
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
 from vivace.torch_internals.tensors import (
@@ -183,6 +186,7 @@ class _Frame:
         self.products = _Products() if block.name in owner.cheap else None
         self.modules = block.tree()
         self.held = held(self.modules)
+        self.facts = list(map(facts_of, self.modules))
         self.fake = any(is_fake(p) for parameters, _ in self.held for p in parameters.values())
         self.inputs = [(tensor, version_of(tensor)) for tensor in tensors((arguments, keywords))]
         self.fixed: list[tuple[torch.Tensor, int]] = []
@@ -314,7 +318,9 @@ class _Frame:
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Weights, buffers, random numbers and autocast of the first pass; what the second writes is lost."""
+        """Weights, buffers, numbers and switches of modules, random numbers and autocast of the first pass;
+        what the second writes is lost.
+        """
         own = [(parameters, dict(buffers)) for parameters, buffers in self.held]
         for index, name in self.changing or ():
             own[index][1][name] = own[index][1][name].clone()  # there may be a third pass
@@ -324,6 +330,7 @@ class _Frame:
             for settings in self.autocast:
                 stack.enter_context(torch.autocast(**settings))
             stack.enter_context(holding(self.modules, own))
+            stack.enter_context(_with_facts(self.modules, self.facts))
             stack.callback(self._set_streams, now)
             self._set_streams(self.streams)
             yield
@@ -372,6 +379,23 @@ class _Frame:
     def _require(self, condition: object, reason: str) -> None:
         if not condition:
             raise Refused(reason).by(self.owner.technique)
+
+
+@contextlib.contextmanager
+def _with_facts(modules: list[nn.Module], facts: list[dict[str, Any]]) -> Iterator[None]:
+    """Let modules have these numbers and switches inside the block, and their own attributes afterwards."""
+    before = [dict(vars(module)) for module in modules]
+    lists = [(one, list(one)) for own in before for one in own.values() if type(one) is list]
+    for module, own in zip(modules, facts, strict=True):
+        vars(module).update(own)
+    try:
+        yield
+    finally:
+        for module, own in zip(modules, before, strict=True):
+            vars(module).clear()
+            vars(module).update(own)
+        for one, items in lists:
+            one[:] = items
 
 
 def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
