@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from vivace.tensors.loaders import small_batch
+from vivace.errors import Refused
+from vivace.tensors.loaders import lengths_of, small_batch
 
 
 class WithNamesOfItsOwn(Dataset):
@@ -21,3 +23,27 @@ class WithNamesOfItsOwn(Dataset):
 
 def test_a_small_batch_is_made_by_the_loader_whatever_the_datasets_methods_are_called():
     assert small_batch(DataLoader(WithNamesOfItsOwn(), batch_size=3)).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+class ByName(Dataset):
+    """Has no length, and its keys are texts."""
+
+    def __getitem__(self, name):
+        return {"a": torch.zeros(2), "b": torch.ones(3)}[name]
+
+
+def test_samples_that_have_no_number_are_refused_in_words():
+    loader = DataLoader(ByName(), batch_sampler=[["a"], ["b"]])
+    for read in (lambda: small_batch(loader), lambda: lengths_of(ByName(), 1.0)):
+        with pytest.raises(Refused, match="no sample of your dataset can be read by its number"):
+            read()
+
+
+def test_a_sample_that_cannot_be_read_has_no_length():
+    class Damaged(WithNamesOfItsOwn):
+        def __getitem__(self, index):
+            if index == 1:
+                raise OSError("truncated")
+            return super().__getitem__(index)
+
+    assert lengths_of(Damaged(), 1.0) == [2, 0, 2, 2]
