@@ -140,8 +140,9 @@ def _held_by_others(models: Iterable[nn.Module], convolutions: Iterable[nn.Modul
     holders = Counter(storage_id(p.untyped_storage()) for _, p in named.values())
     laid = {id(weight) for module in convolutions for weight in module.parameters() if weight.dim() == 4}
     for name, weight in (found for key, found in named.items() if key in laid):
-        processes = not is_fake(weight) and weight.device.type == "cpu" and weight.is_shared()
-        if processes or holders[storage_id(weight.untyped_storage())] > 1:
+        storage = weight.untyped_storage()
+        processes = not is_fake(weight) and weight.device.type == "cpu" and storage.is_shared()
+        if processes or holders[storage_id(storage)] > 1:
             return name
     return ""
 
