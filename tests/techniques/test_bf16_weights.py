@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -45,6 +46,29 @@ def test_tied_weights_receive_both_gradients(tiny):
     expected, found = gradients
     assert found.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0) > 0.999
+
+
+def test_a_layer_that_has_several_names_is_trained_and_keeps_its_weights():
+    """torch's functional_call puts the copy in the place of a weight that it swaps by two names."""
+
+    def course(plan):
+        torch.manual_seed(0)
+        shared = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        model = nn.Sequential(shared, shared, nn.Linear(4, 1))
+        weights = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attached = vivace.attach(
+            vivace.Plan.from_dict(plan),
+            model=model,
+            optimizer=optimizer,
+            loss=lambda m, b: (m(b) - 1).square().mean(),
+        )
+        with attached as session:
+            losses = [float(session.step(torch.ones(2, 4))) for _ in range(4)]
+            assert all(map(operator.is_, model.parameters(), weights))
+        return losses
+
+    assert course(PLAN) == pytest.approx(course({}), rel=0.03)
 
 
 def test_floating_targets_keep_their_precision():

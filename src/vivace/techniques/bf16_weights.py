@@ -96,12 +96,19 @@ class _Half:
         self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
         self.shell = Shell(model, self.call)
 
+        # Of a module that has several names, one: functional_call would not give it its own tensors back.
         def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[nn.Module, str]]:
-            found = [n for n, t in named if t.dtype == torch.float32 and id(t) not in kept]
-            parts = {name: name.rpartition(".") for name in found}
-            return {f"model.{n}": (model.get_submodule(owner), own) for n, (owner, _, own) in parts.items()}
+            found: dict[tuple[nn.Module, str], str] = {}
+            for name, tensor in named:
+                owner, _, own = name.rpartition(".")
+                if tensor.dtype == torch.float32 and id(tensor) not in kept:
+                    found.setdefault((model.get_submodule(owner), own), f"model.{name}")
+            return {name: place for place, name in found.items()}
 
-        self.weights, self.buffers = places(model.named_parameters()), places(model.named_buffers())
+        self.weights = places(model.named_parameters(remove_duplicate=False))
+        self.buffers = places(model.named_buffers(remove_duplicate=False))
+        first: dict[int, str] = {}
+        self.tied = {name: first.setdefault(id(getattr(*at)), name) for name, at in self.weights.items()}
 
     def refresh(self) -> None:
         self.written: list[str] = []
@@ -132,7 +139,12 @@ class _Half:
 
         # As they are now: the loss may call the model with other weights (torch.func.functional_call).
         self.lookups = [lookup(module, torch.bfloat16) for module in self.embeddings]
-        copies = {name: getattr(*place).bfloat16() for name, place in self.weights.items()} | self.constants
+        copies: dict[str, torch.Tensor] = {}
+        for name, place in self.weights.items():
+            weight, first = getattr(*place), self.tied[name]
+            again = first in copies and weight is getattr(*self.weights[first])
+            copies[name] = copies[first] if again else weight.bfloat16()
+        copies |= self.constants
         now = {name: getattr(*place) for name, place in self.buffers.items()}
         lent = {name: buffer for name, buffer in now.items() if buffer is not self.own[name]}
         copies |= {name: buffer.bfloat16() for name, buffer in lent.items()}
@@ -140,7 +152,7 @@ class _Half:
         # Compiled code is not asked: it would have to hand the copies out.
         asked = () if torch.compiler.is_compiling() else self.weights
         before = {name: (copies[name], _memory_of(copies[name])) for name in asked}
-        outputs = torch.func.functional_call(self.shell, copies, (inputs,))
+        outputs = torch.func.functional_call(self.shell, copies, (inputs,), tie_weights=False)
         self.written += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
         self.written += [
             n for n, (own, memory) in before.items() if copies[n] is not own or _memory_of(own) != memory
