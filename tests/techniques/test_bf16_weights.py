@@ -71,6 +71,26 @@ def test_a_layer_that_has_several_names_is_trained_and_keeps_its_weights():
     assert course(PLAN) == pytest.approx(course({}), rel=0.03)
 
 
+def test_a_layer_that_is_put_in_the_place_of_another_is_trained():
+    def course(plan):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attached = vivace.attach(
+            vivace.Plan.from_dict(plan),
+            model=model,
+            optimizer=optimizer,
+            loss=lambda m, b: (m(b) - 1).square().mean(),
+        )
+        with attached as session:
+            session.step(torch.ones(2, 4))
+            model[2] = nn.Linear(4, 1)
+            optimizer.add_param_group({"params": list(model[2].parameters())})
+            return [float(session.step(torch.ones(2, 4))) for _ in range(4)]
+
+    assert course(PLAN) == pytest.approx(course({}), rel=0.03, abs=0.005)
+
+
 def test_floating_targets_keep_their_precision():
     model = torch.nn.Linear(3, 1)
     dtypes = []

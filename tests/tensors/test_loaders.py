@@ -34,9 +34,11 @@ class ByName(Dataset):
 
 def test_samples_that_have_no_number_are_refused_in_words():
     loader = DataLoader(ByName(), batch_sampler=[["a"], ["b"]])
-    for read in (lambda: small_batch(loader), lambda: lengths_of(ByName(), 1.0)):
+    for read in (lambda: small_batch(loader), lambda: lengths_of({"a": 1, "b": 2}, 1.0)):
         with pytest.raises(Refused, match="no sample of your dataset can be read by its number"):
             read()
+    with pytest.raises(Refused, match="your dataset has no length"):
+        lengths_of(ByName(), 1.0)
 
 
 def test_a_sample_that_cannot_be_read_has_no_length():

@@ -83,18 +83,25 @@ class _Half:
     """A model's forward on bfloat16 copies of its weights and constants; tied weights share one copy."""
 
     def __init__(self, model: nn.Module, device: str) -> None:
+        from vivace.tensors.modules import Shell
+
+        self.model, self.original, self.device = model, model.forward, device
+        self.shell = Shell(model, self.call)
+        self.look()
+
+    def look(self) -> None:
+        """Find what is copied, in the modules that the model has now."""
         import torch
         from torch import nn
 
-        from vivace.tensors.modules import Shell, modules_of
+        from vivace.tensors.modules import modules_of
         from vivace.torch_internals.modules import RunningNorm
 
-        norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if device == "cpu" else []))
+        model, self.modules = self.model, list(self.model.modules())
+        norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if self.device == "cpu" else []))
         kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
-        self.model, self.original = model, model.forward
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
         self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
-        self.shell = Shell(model, self.call)
 
         # Of a module that has several names, one: functional_call would not give it its own tensors back.
         def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[nn.Module, str]]:
@@ -111,6 +118,8 @@ class _Half:
         self.tied = {name: first.setdefault(id(getattr(*at)), name) for name, at in self.weights.items()}
 
     def refresh(self) -> None:
+        if list(self.model.modules()) != self.modules:  # another head was put in place, for example
+            self.look()
         self.written: list[str] = []
         self.own = {name: getattr(*place) for name, place in self.buffers.items()}
         self.constants = {name: buffer.bfloat16() for name, buffer in self.own.items()}

@@ -194,17 +194,20 @@ def lengths_of(dataset: Any, seconds: float) -> list[int]:
     """The length of every sample: of its first tensor or list that has one. Reads them all once.
 
     One that cannot be read has none, and is met again in training. The random streams are given back. Raises
-    Refused where no sample can be read by its number, or that would take more than `seconds`.
+    Refused where the dataset has no length, no sample can be read by its number, or that would take more than
+    `seconds`.
     """
     found, begin, total = list[int](), time.monotonic(), known_length(dataset)
+    if total is None:
+        raise Refused("your dataset has no length")
     with _streams_given_back():
-        for index in range(total or 0):
+        for index in range(total):
             found.append(0)
             with contextlib.suppress(*_UNREADABLE):
                 found[-1] = _length_of(dataset[index])
             spent = time.monotonic() - begin
-            if index == 63 and spent / 64 * len(dataset) > seconds:
-                raise Refused(f"reading the lengths of {len(dataset):,} samples would take too long")
+            if index == 63 and spent / 64 * total > seconds:
+                raise Refused(f"reading the lengths of {total:,} samples would take too long")
     if not any(found):
         raise Refused(_BY_NUMBER)
     return found
