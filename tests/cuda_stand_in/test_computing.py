@@ -26,6 +26,19 @@ def trained(shown, settings):
             found[name] = [str(session.build.device), losses, session.build.facts.replays or 0]
     return found
 
+def set_free(shown, settings):
+    os.environ["CUDA_VISIBLE_DEVICES"] = shown
+    job = jobs.TINY_JOBS["mlp"]()
+    with start(job, Plan.from_dict(settings), inspect()) as session:
+        first, last = list(session.build.model.parameters())[:2], list(session.build.model.parameters())[-1]
+        losses = []
+        for number, batch in enumerate([*job.data(), *job.data(), *job.data()]):
+            for weight in first:
+                weight.requires_grad_(number >= 5)
+            last.requires_grad_(number < 8)
+            losses.append(float(session.step(batch)))
+        return losses, session.build.facts.replays or 0
+
 def masks():
     ones = torch.ones(1000, device="cuda")
     torch.cuda.manual_seed(1)
@@ -47,7 +60,8 @@ def ask(function, *arguments):
         return pool.apply(function, arguments)
 graph = {"fused_optimizer": {}, "cuda_graph_step": {}}
 asked = [("", {}), ("0", {}), ("0", graph)]
-print(json.dumps([*(ask(trained, *each) for each in asked), ask(masks)]))
+free = [ask(set_free, *each) for each in asked[::2]]
+print(json.dumps([*(ask(trained, *each) for each in asked), ask(masks), free]))
 """
 
 
@@ -65,6 +79,12 @@ def test_losses_are_the_processors(found, job):
     assert losses[0] != losses[-1]
     assert seen == (pytest.approx(losses, rel=1e-5) if job == "lstm" else losses)
     assert captured == pytest.approx(losses, rel=1e-4)
+
+
+def test_weights_that_are_frozen_or_set_free_get_a_graph_of_their_own(found):
+    (losses, _), (captured, replays) = found[4]
+    assert captured == pytest.approx(losses, rel=1e-4)
+    assert replays > 4
 
 
 def test_masks_of_dropout_follow_the_gpus_stream_also_in_graphs(found):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -134,3 +136,57 @@ def test_layers_of_ones_own_may_take_and_return_what_they_like(name):
         with attached as session:
             losses.append([float(session.step(torch.ones(3, 4))) for _ in range(2)])
     assert losses[1] == pytest.approx(losses[0], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [PLAN, {"bf16_weights": {}}, {"checkpoint": {}}, {"compress_activations": {}}],
+    ids=lambda p: next(iter(p)),
+)
+def test_a_copy_that_is_made_inside_of_a_step_has_its_own_weights(plan):
+    """Such as a target network, which an own step copies from the trained one from time to time."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(6)))
+    optimizer, copies = torch.optim.SGD(model.parameters(), lr=0.5), []
+    inputs = torch.randn(3, 4)
+
+    def step(batch):
+        copies.append(copy.deepcopy(model))
+        loss = (model(batch) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    before = model(inputs)
+    with vivace.attach(Plan.from_dict(plan), step=step, models=[model]) as session:
+        for _ in range(3):
+            session.step(inputs)
+    assert torch.equal(copies[0](inputs), before)
+    assert not torch.allclose(model(inputs), before, rtol=0.05)
+
+
+def test_a_norm_in_float64_stays_so_and_may_be_given_its_input_by_name():
+    class Norm(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Linear(4, 8), Norm(8)
+            self.exact, self.last = nn.LayerNorm(8, dtype=torch.float64), nn.Linear(8, 1, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.last(self.exact(self.norm(x=self.first(x)).double()))
+
+    losses = []
+    for plan in ({}, PLAN, {"bf16_weights": {}}):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attached = vivace.attach(
+            Plan.from_dict(plan), model=model, optimizer=optimizer, loss=lambda m, b: m(b).square().mean()
+        )
+        with attached as session:
+            losses.append(float(session.step(torch.ones(3, 4))))
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -47,6 +48,49 @@ def test_tied_weights_receive_both_gradients(tiny):
     assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0) > 0.999
 
 
+def test_a_layer_that_has_several_names_is_trained_and_keeps_its_weights():
+    """torch's functional_call puts the copy in the place of a weight that it swaps by two names."""
+
+    def course(plan):
+        torch.manual_seed(0)
+        shared = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        model = nn.Sequential(shared, shared, nn.Linear(4, 1))
+        weights = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attached = vivace.attach(
+            vivace.Plan.from_dict(plan),
+            model=model,
+            optimizer=optimizer,
+            loss=lambda m, b: (m(b) - 1).square().mean(),
+        )
+        with attached as session:
+            losses = [float(session.step(torch.ones(2, 4))) for _ in range(4)]
+            assert all(map(operator.is_, model.parameters(), weights))
+        return losses
+
+    assert course(PLAN) == pytest.approx(course({}), rel=0.03)
+
+
+def test_a_layer_that_is_put_in_the_place_of_another_is_trained():
+    def course(plan):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attached = vivace.attach(
+            vivace.Plan.from_dict(plan),
+            model=model,
+            optimizer=optimizer,
+            loss=lambda m, b: (m(b) - 1).square().mean(),
+        )
+        with attached as session:
+            session.step(torch.ones(2, 4))
+            model[2] = nn.Linear(4, 1)
+            optimizer.add_param_group({"params": list(model[2].parameters())})
+            return [float(session.step(torch.ones(2, 4))) for _ in range(4)]
+
+    assert course(PLAN) == pytest.approx(course({}), rel=0.03, abs=0.005)
+
+
 def test_floating_targets_keep_their_precision():
     model = torch.nn.Linear(3, 1)
     dtypes = []
@@ -76,7 +120,7 @@ def test_a_model_that_changes_its_own_buffer_is_refused():
     session = vivace.attach(
         vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()
     )
-    with pytest.raises(vivace.Refused, match=r"changes the buffers \[.model.mean.\]"):
+    with pytest.raises(vivace.Refused, match=r"the model writes to \[.mean.\] as it runs"):
         session.step(torch.randn(4, 3))
     session.close()
 
@@ -213,7 +257,10 @@ def test_a_model_that_puts_another_buffer_in_place_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = vivace.Plan.from_dict(PLAN)
     attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
-    with attached as session, pytest.raises(vivace.Refused, match=r"changes the buffers \[.model.mean.\]"):
+    with (
+        attached as session,
+        pytest.raises(vivace.Refused, match=r"the model writes to \[.mean.\] as it runs"),
+    ):
         session.step(torch.randn(4, 3))
 
 
@@ -273,3 +320,36 @@ def test_buffers_of_a_functional_call_are_those_that_are_used():
     plan = vivace.Plan.from_dict({"bf16_weights": {}})
     with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
         assert float(session.step(inputs)) == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("way", ["in place", "other memory"])
+def test_a_model_that_writes_to_its_weights_is_refused(way):
+    """Such as layers that bound their weights as they run: those that are kept would grow."""
+
+    class Bounded(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                if way == "in place":
+                    self.weight.clamp_(-0.1, 0.1)
+                else:
+                    self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.1)
+            return super().forward(x)
+
+    model = nn.Sequential(Bounded(4, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict(PLAN)
+    attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
+    with (
+        attached as session,
+        pytest.raises(vivace.Refused, match=r"the model writes to \['0.weight'\] as it"),
+    ):
+        session.step(torch.randn(4, 4))
+
+
+def test_sums_of_embeddings_that_would_be_in_sixteen_bits_are_refused():
+    model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused, match=r"^bf16_weights: an EmbeddingBag .* use bf16_autocast"):
+        vivace.attach(
+            vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
+        )

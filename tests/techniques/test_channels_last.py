@@ -6,6 +6,7 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
+from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import attach, start
 from vivace.technique import registry
@@ -204,3 +205,83 @@ def test_a_weight_that_is_computed_is_not_computed_once_more():
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
         assert value.stride() == before[name].stride()
+
+
+def trained_with(plan, model, batch, loss):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss) as session:
+        return float(session.step(batch))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("settings", [{}, {"weights": False}])
+def test_batches_that_have_no_memory_order_stay_as_they_are(settings):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    images = torch.randn(2, 1, 5, 5).relu()
+    nested = torch.nested.nested_tensor([images[0], images[1, :, :4]])
+
+    def loss(model, batch):
+        ragged = sum(model(image[None]).square().mean() for image in batch[1].unbind())
+        return model(batch[0].to_dense()).square().mean() + ragged
+
+    wanted = float(loss(model, (images, nested)).detach())
+    found = trained_with({"channels_last": settings}, model, (images.to_sparse(), nested), loss)
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("shared", ["with another weight", "with processes"])
+def test_weights_in_memory_that_others_hold_are_refused(shared):
+    """In an order of its own a weight has other memory: what holds the old one would see no update."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Conv2d(3, 4, 3))
+    if shared == "with processes":
+        model.share_memory()
+    else:
+        whole = nn.utils.parameters_to_vector(model.parameters()).detach()
+        nn.utils.vector_to_parameters(whole, model.parameters())  # each weight is a view of it
+    before = model[1].weight.data_ptr()
+    with pytest.raises(Refused, match=r"^channels_last: the weight '1.weight' .* set weights = false"):
+        trained_with({"channels_last": {}}, model, None, lambda m, b: m(b))
+    assert model[1].weight.data_ptr() == before
+    trained_with(
+        {"channels_last": {"weights": False}}, model[1], torch.randn(1, 3, 5, 5), lambda m, b: m(b).mean()
+    )
+    assert model[1].weight.data_ptr() == before
+
+
+@pytest.mark.parametrize("beside", ["conv_gemm", "padded_stem"])
+def test_without_weights_what_other_techniques_put_in_place_runs(beside):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Flatten())
+    images, wanted = torch.randn(2, 3, 8, 8), [copy.deepcopy(model) for _ in range(2)]
+    plan = {"channels_last": {"weights": False}, beside: {}}
+    seen = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mean = lambda m, b: m(b).square().mean()  # noqa: E731
+    with attach(Plan.from_dict(plan), model=model, optimizer=optimizer, loss=mean) as session:
+        seen = observe(session, [images]).operators
+    plain = trained_with({beside: {}}, wanted[0], images, mean)
+    assert plain == pytest.approx(trained_with({}, wanted[1], images, mean), rel=1e-5)
+    name = {"conv_gemm": "aten::addmm", "padded_stem": "aten::constant_pad_nd"}[beside]
+    assert seen.get(name, 0) > 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"weights": False}])
+def test_a_convolution_may_call_its_input_by_another_name(settings):
+    class Named(nn.Conv2d):
+        def forward(self, image):
+            return super().forward(image)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Named(3, 4, 3)
+
+        def forward(self, x):
+            return self.inner(image=x).mean()
+
+    trained_with({"channels_last": settings}, Model(), torch.randn(2, 3, 5, 5), lambda m, b: m(b))
+
+
+def test_a_model_of_complex_convolutions_is_refused():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, dtype=torch.complex64))
+    with pytest.raises(Refused, match="convolutions are of complex numbers"):
+        trained_with({"channels_last": {}}, model, None, lambda m, b: m(b))

@@ -302,3 +302,41 @@ def test_confirmation_names_blocks_and_bytes():
     )
     with pytest.raises(vivace.Refused, match="changed nothing"):
         Checkpoint().confirm(Observation({}, {}, 0, 0.0, notes={"recomputed_blocks": 2}), seen)
+
+
+@pytest.mark.parametrize(
+    "plan", [{"checkpoint": {}}, {"checkpoint": {"cheap": ("*",)}}], ids=["whole", "cheap"]
+)
+def test_numbers_lists_and_modes_of_modules_are_those_of_the_first_pass(plan):
+    """A temperature that falls with each call, notes, and a mode that is left before the backward pass."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.drop = torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)
+            self.temperature, self.calls, self.noted = 1.0, 0, []
+
+        def forward(self, x):
+            self.temperature *= 0.5
+            self.calls += 1
+            self.noted.append(self.calls)
+            return x + torch.tanh(self.drop(self.inner(x)) * self.temperature)
+
+    original = torch.nn.Sequential(*(Block() for _ in range(6)))
+
+    def loss(model, batch):
+        model.eval()
+        found = model(batch)
+        model.train()
+        return found.square().mean()
+
+    weights = []
+    for each in ({}, plan):
+        model = copy.deepcopy(original)
+        with blocky.opened(each, model, loss=loss) as session:
+            for _ in range(2):
+                session.step(torch.ones(4, 8))
+        assert [(b.temperature, b.calls, b.noted) for b in model] == [(0.25, 2, [1, 2])] * 6
+        assert model.training
+        weights.append(list(model.parameters()))
+    assert all(map(torch.equal, *weights))

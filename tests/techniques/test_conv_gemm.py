@@ -200,3 +200,10 @@ def test_a_convolution_may_be_given_its_input_by_name(name):
     plan = Plan.from_dict({name: more})
     with attach(plan, step=lambda batch: None, models=[model]):
         torch.testing.assert_close(model(images), wanted)
+
+
+def test_windows_of_complex_convolutions_stay_the_librarys():
+    made = nn.Conv2d(16, 16, 3, dtype=torch.complex64), nn.Conv2d(16, 16, 3)
+    with opened(nn.Sequential(*made), window_pixels=100) as session:
+        assert session.build.notes["convolutions_as_products"] == 1
+        assert ["forward" in vars(one) for one in made] == [False, True]

@@ -33,7 +33,26 @@ def train(plan, rank, ranks):
     return {"weights": model.state_dict(), "losses": losses, "norms": norms}
 
 
+def set_free():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    session = vivace.attach(
+        vivace.Plan.from_dict({"ddp": {}}),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda m, b: m(b).mean(),
+    )
+    with session:
+        session.step(torch.ones(2, 4))
+        model[0].requires_grad_(True)
+        try:
+            session.step(torch.ones(2, 4) * RANK)
+        except vivace.Refused as refused:
+            return str(refused)
+
+
 found = {
+    "set free": set_free(),
     "plain": train({"ddp": {}}, RANK, 2),
     "pieces": train({"ddp": {}, "micro_batches": {"num": 2}}, RANK, 2),
     "bf16": train({"ddp": {}, "bf16_weights": {}}, RANK, 2),
@@ -45,6 +64,7 @@ found = {
 def test_two_ranks_train_as_one_process_with_the_global_batch(on_two_ranks, tmp_path):
     first, second = on_two_ranks(SCENE, tmp_path)
     single = first["single"]
+    assert first["set free"].startswith("ddp: other weights are trained now than when the session was opened")
     for name, tolerance in (("plain", 1e-5), ("pieces", 1e-5), ("bf16", 0.02)):
         assert first[name]["losses"] == second[name]["losses"]
         assert first[name]["losses"] == pytest.approx(single["losses"], rel=tolerance)

@@ -116,3 +116,15 @@ def test_a_step_that_failed_behind_its_gradients_stops_no_later_one(tiny):
         session.step(job.batches[1])
     assert calls[1] == pytest.approx(calls[0], rel=1e-3)
     assert session.build.facts.skipped_steps == 0
+
+
+def test_weights_that_are_trained_in_float16_are_refused():
+    """torch would raise at the first step: their gradients are not unscaled."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1).half())
+    with pytest.raises(vivace.Refused, match=r"^fp16_autocast: the weight '1.weight' is in float16"):
+        vivace.attach(
+            vivace.Plan.from_dict(PLAN),
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=lambda m, b: m(b).mean(),
+        )

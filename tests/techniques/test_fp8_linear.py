@@ -149,3 +149,12 @@ def test_its_words_in_plain_pytorch_do_the_same():
         own(x).sum().backward()
     for mine, theirs in zip(own.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_a_layer_that_gets_no_rows_is_passed(recipe):
+    """Such as an expert that nothing was sent to."""
+    model = nn.Linear(16, 16)
+    with opened(model, recipe=recipe):
+        model(torch.zeros(0, 16)).sum().backward()
+        assert not model.weight.grad.any()

@@ -58,6 +58,18 @@ def test_refusals(tiny, make, reason):
         job.open({"fused_optimizer": {}})
 
 
+def test_an_optimizer_that_is_made_from_more_than_its_settings_is_fused_too(tiny):
+    class Wider(torch.optim.AdamW):
+        def __init__(self, parameters, width, **settings):
+            super().__init__(parameters, lr=0.1 / width, **settings)
+
+    job = tiny("mlp")
+    job.make_optimizer = lambda p: Wider(p, 16, eps=1e-7)
+    of_losses, of_weights = job.errors({"fused_optimizer": {}})
+    assert of_losses < 1e-5
+    assert of_weights < 1e-4
+
+
 def test_a_lack_of_memory_is_no_refusal(tiny):
     class Hungry(torch.optim.SGD):
         def step(self, closure=None):

@@ -99,6 +99,20 @@ def test_batches_that_cannot_be_joined_are_refused():
             list(session.batches(ragged))
 
 
+@pytest.mark.parametrize("beside", [0.5, torch.tensor(0.5), torch.tensor([0.5]), "task"])
+def test_what_a_batch_holds_for_all_of_its_samples_is_no_other_ones(beside):
+    """Such as the weight by which its pictures are mixed: the first batch's would count for the others."""
+
+    def batch(value):
+        return {"x": torch.randn(4, 6), "ids": ["a", "b", "c", str(value)], "beside": value}
+
+    with start(job(), Plan([LargerBatch()]), inspect()) as session:
+        (joined,) = session.batches([batch(beside), batch(beside)])
+        assert (len(joined["x"]), len(joined["ids"])) == (8, 8)
+        with pytest.raises(vivace.Refused, match=r"^larger_batch: batches with other numbers or texts"):
+            list(session.batches([batch(beside), batch(beside + beside)]))
+
+
 def test_an_own_step_is_refused():
     with pytest.raises(vivace.Refused, match="own step"):
         start(TINY_JOBS["gan"](), Plan([LargerBatch()]), inspect())
@@ -107,3 +121,26 @@ def test_an_own_step_is_refused():
 def test_its_promise_is_another_training_run():
     with start(job(), Plan([LargerBatch()]), inspect()) as session:
         assert session.promise is vivace.Numerics.SEMANTICS
+
+
+def test_an_optimizer_without_a_rate_keeps_its_own():
+    """Such as Adafactor's relative steps."""
+    model = torch.nn.Linear(6, 5)
+
+    class Relative(torch.optim.SGD):
+        def step(self):
+            for group in self.param_groups:
+                group["lr"] = 0.1
+            super().step()
+            for group in self.param_groups:
+                group["lr"] = None
+
+    optimizer = Relative(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    arguments = {"model": model, "optimizer": optimizer, "loss": lambda m, b: m(b).mean()}
+    with pytest.raises(
+        vivace.Refused, match="has no learning rate to scale: set learning_rate = 'unchanged'"
+    ):
+        vivace.attach(Plan([LargerBatch()]), **arguments)
+    with vivace.attach(Plan([LargerBatch(learning_rate="unchanged")]), **arguments) as session:
+        session.step(torch.ones(2, 6))

@@ -1,6 +1,9 @@
 import dataclasses
+import io
 import multiprocessing
+import zipfile
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
@@ -123,6 +126,31 @@ def test_no_workers_takes_workers_away():
 def test_refuses_where_samples_could_change(settings, loader, reason):
     with session_with(**settings) as session, pytest.raises(Refused, match=f"loader_workers: .*{reason}"):
         session.batches(loader)
+
+
+def test_an_open_file_that_workers_would_share_is_refused(tmp_path):
+    """They would move each other's position in it."""
+    path = tmp_path / "numbers.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "1")
+
+    class InFile(Numbers):
+        def __init__(self, file):
+            super().__init__()
+            self.source = file
+
+    numpy.savez(tmp_path / "numbers.npz", a=numpy.zeros(2))
+    arrays = numpy.load(tmp_path / "numbers.npz")
+    held = [path.open("rb"), zipfile.ZipFile(path), arrays, io.BytesIO(b"1"), None]
+    with session_with() as session:
+        for file in held[:3]:
+            for loader in (DataLoader(InFile(file)), ordered(DataLoader(InFile(file)), seed=0, epoch=0)):
+                with pytest.raises(Refused, match="your dataset's open file 'source'"):
+                    session.batches(loader)
+            session.batches(DataLoader(InFile(file), worker_init_fn=print))
+            file.close()
+        for file in held:
+            session.batches(DataLoader(InFile(file)))
 
 
 def test_refuses_more_workers_than_cores():

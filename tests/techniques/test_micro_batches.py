@@ -30,6 +30,17 @@ def test_batch_norm_raises_the_promise(tiny):
     assert tiny("mlp").open({"micro_batches": {}}).promise is vivace.Numerics.ROUNDING
 
 
+@pytest.mark.parametrize(("tracked", "promise"), [(True, "SEMANTICS"), (False, "ROUNDING")])
+def test_means_that_move_once_a_piece_raise_the_promise(tracked, promise):
+    model = torch.nn.Sequential(
+        torch.nn.Conv1d(1, 2, 1), torch.nn.InstanceNorm1d(2, track_running_stats=tracked)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"micro_batches": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
+        assert session.promise == vivace.Numerics[promise]
+
+
 def test_all_pieces_but_the_last_accumulate(tiny):
     job = tiny("mlp")
     entered = []

@@ -180,3 +180,16 @@ def test_a_backward_pass_between_steps_updates_nothing():
         assert torch.equal(model.weight, before)
         session.step(inputs)
         assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("name", ["optimizer_in_backward", "ddp"])
+def test_a_model_that_exchanges_its_gradients_itself_is_refused(name, tmp_path):
+    """Each rank would update its weights by its own gradients; or exchange them twice."""
+    where = f"file://{tmp_path}/group"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        with pytest.raises(vivace.Refused, match=f"^{name}: .*exchange"):
+            blocky.opened({name: {}}, model, loss=lambda m, b: m(b).mean())
+    finally:
+        torch.distributed.destroy_process_group()

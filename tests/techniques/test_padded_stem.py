@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from vivace.errors import Refused
+from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
@@ -39,7 +40,7 @@ def test_values_and_gradients_are_the_convolutions_own(channels, mode, order):
     plain = copy.deepcopy(model)
     x = torch.randn(2, 3, 7, 6, generator=numbers, dtype=torch.float64).contiguous(memory_format=order)
     with opened(model, channels=channels) as session:
-        assert session.build.notes["padded_convolutions"] == (1 if channels == 4 else 2)
+        assert session.build.notes["padded_convolutions"] == [1 if channels == 4 else 2, 0]
         seen, wanted = model(x), plain(x)
         torch.testing.assert_close(seen, wanted)
         seen.square().sum().backward()
@@ -57,6 +58,19 @@ def test_autocast_rounds_as_the_convolution_would():
         seen, wanted = model(x), plain(x)
         assert seen.dtype == torch.bfloat16
         torch.testing.assert_close(seen, wanted, rtol=0.02, atol=0.02)
+
+
+def test_it_confirms_by_the_convolutions_that_ran_in_training():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with opened(model) as session:
+        model[0].eval()  # such as the frozen beginning of a network
+        model(torch.randn(1, 3, 5, 5))
+        seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+        with pytest.raises(Refused, match="no such convolution ran in training"):
+            PaddedStem().confirm(seen, seen)
+        model[0].train()
+        model(torch.randn(1, 3, 5, 5))
+        assert PaddedStem().confirm(seen, seen) == "1 convolution padded to 8 channels"
 
 
 def test_evaluation_and_copies_use_their_own_weights():

@@ -147,6 +147,19 @@ def test_two_loaders_are_finished_each_in_its_own_way(session, together):
         assert torch.equal(session.place(next(batches))[0], expected)
 
 
+def test_batches_of_two_loaders_may_be_read_together_and_be_one(session):
+    """Such as those with labels and those without."""
+    ways = NORMALIZE, transforms.Normalize((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    data = [FakeData(8, (3, 8, 8), 4, transforms.Compose([transforms.ToTensor(), way])) for way in ways]
+    loaders = [DataLoader(one, batch_size=4) for one in data]
+    wanted = [[images for images, _ in loader] for loader in loaders]
+    pairs = zip(*map(session.batches, loaders), strict=True)
+    for number, ((images, labels), (others, _)) in enumerate(pairs):
+        placed = session.place({"labels": labels, "others": others, "images": images})
+        assert torch.equal(placed["images"], wanted[0][number])
+        assert torch.equal(placed["others"], wanted[1][number])
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 def test_persistent_workers_end_with_the_session():
     loader = DataLoader(dataset(NORMALIZE), batch_size=16, num_workers=1, persistent_workers=True)

@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vivace.errors import Refused
-from vivace.tensors.loaders import small_batch
+from vivace.tensors.loaders import lengths_of, small_batch
 
 
 class WithNamesOfItsOwn(Dataset):
@@ -40,7 +40,27 @@ def test_a_dataset_without_a_length_gives_a_small_batch():
     assert small_batch(loader).tolist() == [[1.0, 1.0], [2.0, 2.0]]
 
 
-def test_samples_without_numbers_are_refused():
-    loader = DataLoader(OfUnknownLength({"cat": 1.0}), batch_size=1, sampler=["cat"])
-    with pytest.raises(Refused, match=r"^no sample of your OfUnknownLength can be read by its number$"):
-        small_batch(loader)
+class ByName(Dataset):
+    """Has no length, and its keys are texts."""
+
+    def __getitem__(self, name):
+        return {"a": torch.zeros(2), "b": torch.ones(3)}[name]
+
+
+def test_samples_that_have_no_number_are_refused_in_words():
+    loader = DataLoader(ByName(), batch_sampler=[["a"], ["b"]])
+    for read in (lambda: small_batch(loader), lambda: lengths_of({"a": 1, "b": 2}, 1.0)):
+        with pytest.raises(Refused, match="no sample of your dataset can be read by its number"):
+            read()
+    with pytest.raises(Refused, match="your dataset has no length"):
+        lengths_of(ByName(), 1.0)
+
+
+def test_a_sample_that_cannot_be_read_has_no_length():
+    class Damaged(WithNamesOfItsOwn):
+        def __getitem__(self, index):
+            if index == 1:
+                raise OSError("truncated")
+            return super().__getitem__(index)
+
+    assert lengths_of(Damaged(), 1.0) == [2, 0, 2, 2]

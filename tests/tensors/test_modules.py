@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from vivace.tensors.modules import named_buffers, named_modules, named_parameters
+from vivace.tensors.modules import has_batch_norm, named_buffers, named_modules, named_parameters
 
 
 @pytest.mark.parametrize(("count", "before"), [(1, [""]), (2, ["0.", "1."])])
@@ -14,6 +14,12 @@ def test_a_number_stands_before_a_name_only_where_there_are_several_models(count
         assert parameters[f"{start}0.weight"] is model[0].weight
         assert buffers[f"{start}1.running_mean"] is model[1].running_mean
     assert (len(parameters), len(buffers)) == (4 * count, 3 * count)
+
+
+def test_only_norms_over_all_ranks_do_not_mix_the_samples_of_one():
+    norms = [nn.SyncBatchNorm(2), nn.BatchNorm2d(2), nn.LayerNorm(2)]
+    assert [has_batch_norm(norm) for norm in norms] == [True, True, False]
+    assert [has_batch_norm(norm, over_ranks=True) for norm in norms] == [False, True, False]
 
 
 def test_a_model_itself_has_a_name_too():

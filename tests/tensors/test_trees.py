@@ -71,6 +71,11 @@ def test_packed_sequences_are_counted_and_neither_cut_nor_joined():
         split(batch, 1)
 
 
+def test_a_sparse_tensor_is_not_cut():
+    with pytest.raises(Refused, match="a sparse tensor cannot be cut into pieces"):
+        split((torch.eye(4).to_sparse(), torch.zeros(4)), 2)
+
+
 def test_a_module_that_two_models_share_is_its_own_again():
     layer = nn.Linear(1, 1)
     with patched([layer, layer], "forward", [abs, abs]):

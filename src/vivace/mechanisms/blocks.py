@@ -21,7 +21,7 @@ from torch import nn
 from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.technique import Build, Seam
-from vivace.tensors.modules import patched
+from vivace.tensors.modules import Lent, patched
 from vivace.torch_internals.modules import all_hooks, forward_hooks, own_tensors
 
 FEW = 6  # fewer blocks than this are cut into the repeated parts inside of them
@@ -162,7 +162,7 @@ def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
     def forward(*arguments: object, **keywords: object) -> Any:
         return around(block, own, arguments, keywords)
 
-    return [forward]
+    return [Lent(block.modules[0], forward)]
 
 
 class _Run:
@@ -184,7 +184,8 @@ class _Run:
         def later(number: int) -> Callable[..., Any]:
             return lambda *arguments, **keywords: self.later(number, arguments, keywords)
 
-        return [self.first, *map(later, range(1, len(self.own)))]
+        functions = [self.first, *map(later, range(1, len(self.own)))]
+        return [Lent(one, function) for one, function in zip(self.block.modules, functions, strict=True)]
 
     def call(self, *arguments: object, **keywords: object) -> Any:
         """What the modules do, one after the other."""
@@ -231,8 +232,8 @@ class _Run:
 
 def _calls(whole: nn.Sequential) -> bool:
     """Is it this Sequential that calls the module whose forward asks?"""
-    frame = sys._getframe(2)
-    while frame.f_globals.get("__name__") == nn.Module.__module__ and frame.f_back is not None:
+    frame, between = sys._getframe(2), (nn.Module.__module__, Lent.__module__)
+    while frame.f_globals.get("__name__") in between and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code is nn.Sequential.forward.__code__ and frame.f_locals.get("self") is whole
 

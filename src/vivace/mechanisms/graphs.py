@@ -25,7 +25,7 @@ import numpy
 import torch
 from torch import fx, nn
 
-from vivace.tensors.modules import patched
+from vivace.tensors.modules import facts_of, patched
 from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
 from vivace.torch_internals.tensors import tree_unflatten
 
@@ -97,7 +97,7 @@ class TracedForward(Replacement):
 
     def learn(self, signature: Signature) -> Rewritten | None:
         """The changed function for arguments of a signature; None where there is none."""
-        key = (signature, *facts_of(self.owner).items())
+        key = (signature, *facts_of(self.owner).items())  # which a trace takes for constants
         if key not in self.known:
             try:
                 self.known[key] = self._rewrite(signature)
@@ -259,11 +259,6 @@ def signature_of(arguments: tuple[Any, ...]) -> Signature | None:
     return tuple(found)
 
 
-def facts_of(module: nn.Module) -> dict[str, Any]:
-    """A module's own numbers, texts and switches, which a trace takes for constants."""
-    return {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))}
-
-
 def is_touched(module: nn.Module) -> bool:
     """Has anybody but Vivace's traces replaced a module's forward, or hooked it?"""
     replaced = vars(module).get("forward")
@@ -271,7 +266,7 @@ def is_touched(module: nn.Module) -> bool:
     return hooked or not (replaced is None or isinstance(replaced, Replacement))
 
 
-class _InPlace(Replacement):
+class InPlace(Replacement):
     """A forward in the place of a module's own; a deep copy of the module takes a copy that is its own."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any], settings: tuple[Any, ...]) -> None:
@@ -279,6 +274,7 @@ class _InPlace(Replacement):
         self.own = module.forward
 
     def __call__(self, *arguments: object, **named: object) -> Any:
+        """What ``function(module, own forward, *settings, *arguments)`` returns."""
         return self.function(self.module, self.own, *self.settings, *arguments, **named)
 
 
@@ -289,7 +285,7 @@ def put_in_place(
     undoes it.
     """
     undo = contextlib.ExitStack()
-    undo.enter_context(patched(modules, "forward", [_InPlace(m, function, settings) for m in modules]))
+    undo.enter_context(patched(modules, "forward", [InPlace(m, function, settings) for m in modules]))
     return undo.close
 
 

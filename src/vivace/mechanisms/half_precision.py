@@ -40,7 +40,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     """
     import torch
 
-    from vivace.tensors.modules import patched
+    from vivace.tensors.modules import Lent, patched
     from vivace.tensors.precision import sum_in_float32
     from vivace.tensors.trees import cast
 
@@ -56,7 +56,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
 
         return forward
 
-    forwards = [wrapped(model.forward) for model in build.models]
+    forwards = [Lent(model, wrapped(model.forward)) for model in build.models]
 
     def run(following: Callable[[Any], Any], batch: Batch) -> Any:
         with around(), patched(build.models, "forward", forwards):

@@ -122,15 +122,23 @@ class _Sending:
 
     def finished(self, batch: Batch, device: torch.device, note: Callable[[int], None]) -> Any:
         """A batch whose bytes have become floats on the device; `note` is told how many bytes."""
-        numbers = itertools.count()
+        return _finished(batch, lambda number: self.cut if number in self.places else None, device, note)
 
-        def finish(tensor: torch.Tensor) -> torch.Tensor:
-            if next(numbers) not in self.places or tensor.dtype != torch.uint8:
-                return tensor
-            note(tensor.numel())
-            return self.cut.finish(tensor.to(device))
 
-        return map_tensors(batch, finish)
+def _finished(
+    batch: Batch, cut_of: Callable[[int], Cut | None], device: torch.device, note: Callable[[int], None]
+) -> Any:
+    """A batch of which the bytes in those tensors that have a cut, by their number, have become floats."""
+    numbers = itertools.count()
+
+    def finish(tensor: torch.Tensor) -> torch.Tensor:
+        own = cut_of(next(numbers))
+        if own is None or tensor.dtype != torch.uint8:
+            return tensor
+        note(tensor.numel())
+        return own.finish(tensor.to(device))
+
+    return map_tensors(batch, finish)
 
 
 def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
@@ -163,6 +171,7 @@ class Sender:
         self.build, self.name, self.augment = build, name, augment
         self.rebuilt: weakref.WeakKeyDictionary[Any, _Sending] = weakref.WeakKeyDictionary()
         self.sending: _Sending | None = None
+        self.underway: dict[int, tuple[weakref.ref[torch.Tensor], Cut]] = {}  # by the identity of a tensor
         build.wrap(Seam.BATCHES, self.batches)
         build.wrap(Seam.PLACE, self.place)
         build.wrap(Seam.VALIDATION, self.validation)
@@ -176,17 +185,28 @@ class Sender:
         return self._sent(following, self.rebuilt[loader])
 
     def _sent(self, following: Callable[[Any], Iterable[Any]], found: _Sending) -> Iterator[Any]:
-        """Batches, with what finishes them at hand: several loaders may be read in turn."""
+        """Batches, with what finishes them at hand: several loaders may be read in turn, or together."""
         for batch in following(found.loader):
             self.sending = found
+            self.underway = {key: own for key, own in self.underway.items() if own[0]() is not None}
+            for number, tensor in enumerate(tensors(batch)):
+                if number in found.places:
+                    self.underway[id(tensor)] = weakref.ref(tensor), found.cut
             yield batch
 
     def place(self, following: Callable[[Any], Any], batch: Batch) -> Any:
-        """The seam `place`. A batch that did not come through the session stays as it is."""
-        placed = following(batch)
-        return (
-            placed if self.sending is None else self.sending.finished(placed, self.build.device, self._note)
-        )
+        """The seam `place`. A batch that did not come through the session stays as it is; a part of one that
+        did is taken for the latest one.
+        """
+        cuts = {number: cut for number, tensor in enumerate(tensors(batch)) if (cut := self._cut_of(tensor))}
+        placed, device = following(batch), self.build.device
+        if cuts:
+            return _finished(placed, cuts.get, device, self._note)
+        return placed if self.sending is None else self.sending.finished(placed, device, self._note)
+
+    def _cut_of(self, tensor: torch.Tensor) -> Cut | None:
+        known, cut = self.underway.get(id(tensor), (None, None))
+        return cut if known is not None and known() is tensor else None
 
     def validation(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `validation`: what is done to bytes is done on the device. Raises Refused as `batches`."""
@@ -201,6 +221,7 @@ class Sender:
     def _let_go(self) -> None:
         """The last references: persistent workers end with their loader."""
         self.rebuilt.clear()
+        self.underway.clear()
         self.sending = None
 
     def _note(self, num_bytes: int) -> None:

@@ -182,7 +182,7 @@ class SharedStore:
 
 
 def _opened(path: str | Path | None, header: bytes, records_at: int, size: int) -> int:
-    """A file of `size` bytes; one of another budget or version is replaced, not cut: others may read it."""
+    """A file of `size` bytes; a store of another size or version is replaced, not cut: others may read it."""
     if path is None:
         found = os.memfd_create("vivace-store", os.MFD_CLOEXEC)
         os.ftruncate(found, size)
@@ -202,15 +202,15 @@ def _opened_on_disk(path: Path, header: bytes, records_at: int, size: int) -> in
         try:
             fcntl.lockf(found, fcntl.LOCK_EX)
             if os.fstat(found).st_size == 0:
-                os.pwrite(found, header, 0)
+                os.pwrite(found, header, 0)  # first, so that it is known for ours whatever comes next
                 os.posix_fallocate(found, 0, records_at)
                 os.ftruncate(found, size)
-            before = os.pread(found, len(header), 0)
-            if os.fstat(found).st_size == size and before == header:
+            head = os.pread(found, len(header), 0)
+            if os.fstat(found).st_size == size and head == header:
                 fcntl.lockf(found, fcntl.LOCK_UN)
                 return found
-            if not before.startswith(_KIND):
-                raise Refused(f"'{path}' is no store of Vivace's: name a file that is not there yet")
+            if not head.startswith(_KIND):
+                raise Refused(f"'{path}' is a file of another kind, which it would replace: name a new one")
             path.unlink(missing_ok=True)
         except BaseException:
             os.close(found)  # and with it the lock, for which others wait

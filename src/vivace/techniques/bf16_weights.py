@@ -13,6 +13,7 @@ from vivace.mechanisms.half_precision import bfloat16_gain, require_bfloat16, sh
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -41,7 +42,7 @@ class Bf16Weights(Technique):
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
         from torch import nn
 
-        from vivace.tensors.modules import modules_of, patched
+        from vivace.tensors.modules import Lent, modules_of, patched
         from vivace.tensors.precision import sum_in_float32
 
         require_bfloat16(build)
@@ -51,16 +52,19 @@ class Bf16Weights(Technique):
         tables = [table for model in build.models for table in modules_of(model, nn.Embedding)]
         own = {type(t).__name__ for t in tables if type(t).forward is not nn.Embedding.forward}
         build.require(not own, f"your {' and '.join(own)} looks rows up in its own way: use bf16_autocast")
+        bags = any(modules_of(model, nn.EmbeddingBag) for model in build.models)
+        build.require(not bags, "an EmbeddingBag would add up its gradients in bfloat16: use bf16_autocast")
         sum_in_float32(build)
         halves = [_Half(model, build.device.type) for model in build.models]
+        lent = [Lent(half.model, half.forward) for half in halves]
 
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             for half in halves:
                 half.refresh()
-            with patched(build.models, "forward", [half.forward for half in halves]):
+            with patched(build.models, "forward", lent):
                 result = following(batch)
             changed = [name for half in halves for name in half.changed()]
-            build.require(not changed, f"training changes the buffers {changed}: use bf16_autocast")
+            build.require(not changed, f"the model writes to {changed} as it runs: use bf16_autocast")
             return result
 
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
@@ -79,36 +83,53 @@ class _Half:
     """A model's forward on bfloat16 copies of its weights and constants; tied weights share one copy."""
 
     def __init__(self, model: nn.Module, device: str) -> None:
+        from vivace.tensors.modules import Shell
+
+        self.model, self.original, self.device = model, model.forward, device
+        self.shell = Shell(model, self.call)
+        self.look()
+
+    def look(self) -> None:
+        """Find what is copied, in the modules that the model has now."""
         import torch
         from torch import nn
 
-        from vivace.tensors.modules import Shell, modules_of
+        from vivace.tensors.modules import modules_of
         from vivace.torch_internals.modules import RunningNorm
 
-        norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if device == "cpu" else []))
+        model, self.modules = self.model, list(self.model.modules())
+        norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if self.device == "cpu" else []))
         kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
-        self.model, self.original = model, model.forward
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
         self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
-        self.shell = Shell(model, self.call)
 
+        # Of a module that has several names, one: functional_call would not give it its own tensors back.
         def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[nn.Module, str]]:
-            found = [n for n, t in named if t.dtype == torch.float32 and id(t) not in kept]
-            parts = {name: name.rpartition(".") for name in found}
-            return {f"model.{n}": (model.get_submodule(owner), own) for n, (owner, _, own) in parts.items()}
+            found: dict[tuple[nn.Module, str], str] = {}
+            for name, tensor in named:
+                owner, _, own = name.rpartition(".")
+                if tensor.dtype == torch.float32 and id(tensor) not in kept:
+                    found.setdefault((model.get_submodule(owner), own), f"model.{name}")
+            return {name: place for place, name in found.items()}
 
-        self.weights, self.buffers = places(model.named_parameters()), places(model.named_buffers())
+        self.weights = places(model.named_parameters(remove_duplicate=False))
+        self.buffers = places(model.named_buffers(remove_duplicate=False))
+        first: dict[int, str] = {}
+        self.tied = {name: first.setdefault(id(getattr(*at)), name) for name, at in self.weights.items()}
 
     def refresh(self) -> None:
-        self.assigned: list[str] = []
+        if list(self.model.modules()) != self.modules:  # another head was put in place, for example
+            self.look()
+        self.written: list[str] = []
         self.own = {name: getattr(*place) for name, place in self.buffers.items()}
         self.constants = {name: buffer.bfloat16() for name, buffer in self.own.items()}
 
     def changed(self) -> list[str]:
-        """The buffers whose copies the model wrote to, or put another tensor in the place of."""
+        """The weights and buffers whose copies the model wrote to, or put another tensor in the place of."""
         from vivace.torch_internals.tensors import version_of
 
-        return self.assigned + [name for name, copy in self.constants.items() if version_of(copy)]
+        found = self.written + [name for name, copy in self.constants.items() if version_of(copy)]
+        return [name.removeprefix("model.") for name in dict.fromkeys(found)]
 
     def call(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         from vivace.tensors.modules import patched
@@ -127,11 +148,29 @@ class _Half:
 
         # As they are now: the loss may call the model with other weights (torch.func.functional_call).
         self.lookups = [lookup(module, torch.bfloat16) for module in self.embeddings]
-        copies = {name: getattr(*place).bfloat16() for name, place in self.weights.items()} | self.constants
+        copies: dict[str, torch.Tensor] = {}
+        for name, place in self.weights.items():
+            weight, first = getattr(*place), self.tied[name]
+            again = first in copies and weight is getattr(*self.weights[first])
+            copies[name] = copies[first] if again else weight.bfloat16()
+        copies |= self.constants
         now = {name: getattr(*place) for name, place in self.buffers.items()}
         lent = {name: buffer for name, buffer in now.items() if buffer is not self.own[name]}
         copies |= {name: buffer.bfloat16() for name, buffer in lent.items()}
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
-        outputs = torch.func.functional_call(self.shell, copies, (inputs,))
-        self.assigned += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
+        # Compiled code is not asked: it would have to hand the copies out.
+        asked = () if torch.compiler.is_compiling() else self.weights
+        before = {name: (copies[name], _memory_of(copies[name])) for name in asked}
+        outputs = torch.func.functional_call(self.shell, copies, (inputs,), tie_weights=False)
+        self.written += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
+        self.written += [
+            n for n, (own, memory) in before.items() if copies[n] is not own or _memory_of(own) != memory
+        ]
         return cast(outputs, torch.bfloat16, torch.float32)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """What changes when a tensor is written to, or given other memory by ``tensor.data = ...``."""
+    from vivace.torch_internals.tensors import storage_id, version_of
+
+    return version_of(tensor), storage_id(tensor.untyped_storage())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,23 +48,34 @@ class ChannelsLast(Technique):
         from vivace.tensors.optimizers import align_state, aligned
         from vivace.tensors.trees import map_tensors
 
-        convolutions = [
+        every = [
             m for model in build.models for m in modules_of(model, torch.nn.Conv2d, torch.nn.ConvTranspose2d)
         ]
-        build.require(convolutions, "the model has no 2-D convolution")
+        build.require(every, "the model has no 2-D convolution")
+        convolutions = [m for m in every if not any(weight.is_complex() for weight in m.parameters())]
+        build.require(
+            convolutions, "the model's 2-D convolutions are of complex numbers, which have one order"
+        )
         build.notes["convolutions"] = len(convolutions)
         if not self.weights:
-            found = [module for module in convolutions if "forward" not in vars(module)]
-            forwards = [MethodType(_reordering, module) for module in found]
+            found: dict[nn.Module, Callable[..., Any]] = {}
 
             def run(following: Callable[[Any], Any], batch: Batch) -> Any:
+                if not found:  # by now all techniques have put their forwards in place
+                    found.update(_reordering_forwards(convolutions))
                 # Not between steps: who evaluates parts of a model, or copies or scripts it, finds its own.
-                with patched(found, "forward", forwards):
+                with patched(list(found), "forward", list(found.values())):
                     result = following(batch)
                 return map_tensors(result, _contiguous) if build.own_step else result
 
             build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
             return
+        shared = _held_by_others(build.models, convolutions)
+        build.require(
+            not shared,
+            f"the weight '{shared}' lies in memory that others hold, too, and would leave it: set "
+            "weights = false",
+        )
         undo = contextlib.ExitStack()
         build.on_close(undo.close)
         undo.enter_context(aligned(build.optimizers))
@@ -94,29 +106,71 @@ class ChannelsLast(Technique):
         return (1 / (1 + 0.5 * share), 1 / (1 - 0.45 * share)) if share else (1.0, 1.0)
 
 
-def _reordering(self: nn.Module, input: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
-    result: torch.Tensor = type(self).forward(self, _channels_last(input), *others, **named)
-    return result
+def _reordering_forwards(convolutions: Iterable[nn.Module]) -> dict[nn.Module, Callable[..., Any]]:
+    """What runs in the place of convolutions whose forward is their class's own, or of another technique."""
+    from vivace.mechanisms.graphs import InPlace, Replacement
+
+    found: dict[nn.Module, Callable[..., Any]] = {}
+    for module in convolutions:
+        own = vars(module).get("forward")
+        if own is None:
+            found[module] = MethodType(_reordering, module)
+        elif isinstance(own, Replacement):
+            found[module] = InPlace(module, _reordered, ())
+    return found
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """An image's or a kernel's values, in NHWC order by its strides as well.
+def _reordering(self: nn.Module, *inputs: object, **named: object) -> Any:
+    """A subclass may call its input by another name."""
+    others = {name: _channels_last(value) for name, value in named.items()}
+    return type(self).forward(self, *map(_channels_last, inputs), **others)
+
+
+def _reordered(_: nn.Module, own: Callable[..., Any], *inputs: object, **named: object) -> Any:
+    return own(*map(_channels_last, inputs), **{name: _channels_last(value) for name, value in named.items()})
+
+
+def _held_by_others(models: Iterable[nn.Module], convolutions: Iterable[nn.Module]) -> str:
+    """The name of a convolution's weight whose memory is another weight's or process's, too; or empty."""
+    from vivace.mechanisms.blocks import is_fake
+    from vivace.tensors.modules import named_parameters
+    from vivace.torch_internals.tensors import storage_id
+
+    named = {id(p): (name, p) for name, p in named_parameters(models) if _has_strides(p)}
+    holders = Counter(storage_id(p.untyped_storage()) for _, p in named.values())
+    laid = {id(weight) for module in convolutions for weight in module.parameters() if weight.dim() == 4}
+    for name, weight in (found for key, found in named.items() if key in laid):
+        storage = weight.untyped_storage()
+        processes = not is_fake(weight) and weight.device.type == "cpu" and storage.is_shared()
+        if processes or holders[storage_id(storage)] > 1:
+            return name
+    return ""
+
+
+def _channels_last(tensor: Any) -> Any:
+    """An image's or a kernel's values, in NHWC order by its strides as well; anything else as it is.
 
     One channel lies in either order, which `Tensor.contiguous` leaves as it is and torch takes for the other
     one: a batch normalisation behind it then mixes both, which is slow.
     """
     import torch
 
-    if tensor.dim() != 4 or not tensor.is_floating_point():
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4 or not tensor.is_floating_point():
+        return tensor
+    if not _has_strides(tensor):
         return tensor
     return tensor.to(memory_format=torch.channels_last)
 
 
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+def _has_strides(tensor: torch.Tensor) -> bool:
+    """Not a sparse or nested one, which has no memory order."""
     import torch
 
-    in_order = tensor.layout != torch.strided or tensor.is_nested or tensor.is_contiguous()
-    return tensor if in_order else tensor.contiguous()
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if not _has_strides(tensor) or tensor.is_contiguous() else tensor.contiguous()
 
 
 def _as_usual(tensor: torch.Tensor) -> torch.Tensor:

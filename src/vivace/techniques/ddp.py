@@ -17,6 +17,7 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, 
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 BUCKETS_MIB = (5, 1, 100, 400)
 
@@ -53,8 +54,9 @@ class DDP(Technique):
 
         model = build.model
         num_ranks = require_ranks(model)
-        build.require(any(p.requires_grad for p in model.parameters()), "no parameter is trained")
-        if has_batch_norm(model):
+        trained = _trained(model)
+        build.require(trained, "no parameter is trained")
+        if has_batch_norm(model, over_ranks=True):
             build.declare(Numerics.SEMANTICS, "BatchNorm takes its statistics over one rank's samples")
         shell = Shell(model, lambda batch: batch)
         parallel = [
@@ -67,6 +69,11 @@ class DDP(Technique):
         ]
 
         def forward(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
+            build.require(
+                _trained(model) == trained,
+                "other weights are trained now than when the session was opened, and the ranks exchange the "
+                "gradients of those alone: open it again after weights were frozen or set free",
+            )
             shell.function = following
             return parallel[0](batch)  # type: ignore[no-any-return]
 
@@ -104,6 +111,10 @@ class DDP(Technique):
         if profile.features.get("ranks", 1) > 1:
             return (0.9, 1 / max(0.05, 1 - profile.shares["communication"]))
         return (0.5, float(len(_alike(machine))))
+
+
+def _trained(model: nn.Module) -> list[int]:
+    return [id(weight) for weight in model.parameters() if weight.requires_grad]
 
 
 def _alike(machine: Machine) -> list[Device]:

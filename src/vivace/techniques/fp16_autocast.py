@@ -49,6 +49,10 @@ class Fp16Autocast(Technique):
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        halved = next((n for n, p in build.model.named_parameters() if _is_trained_in_half(p)), "")
+        build.require(
+            not halved, f"the weight '{halved}' is in float16, whose gradient torch does not unscale"
+        )
         complex_too = any(weight.is_complex() for weight in build.model.parameters())
         build.require(not complex_too, "a weight is complex, whose gradient torch cannot unscale")
         reason = "whose gradients would stay scaled: freeze it (requires_grad_(False)), or use bf16_autocast"
@@ -117,6 +121,12 @@ class Fp16Autocast(Technique):
             return (1 / (1 + 4 * products), 1.0)
         rest = 1 - products
         return (1 / (1 + 0.5 * products + 0.3 * rest), 1 / (products / 8 + rest / 1.9))
+
+
+def _is_trained_in_half(weight: torch.Tensor) -> bool:
+    import torch
+
+    return weight.requires_grad and weight.dtype == torch.float16
 
 
 def _left_out(build: Build) -> str:

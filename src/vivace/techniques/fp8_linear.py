@@ -166,7 +166,7 @@ def _in_float8(
 ) -> torch.Tensor:
     import torch
 
-    if not module.training:
+    if not module.training or not input.numel():  # such as an expert that nothing was sent to
         return own(input)
     if torch.is_autocast_enabled(input.device.type):
         input = input.to(torch.get_autocast_dtype(input.device.type))

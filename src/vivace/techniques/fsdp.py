@@ -62,7 +62,7 @@ class FSDP(Technique):
         groups = [block.modules for block in blocks_of(build) if _weights(block.modules)]
         reason = _unfit(model, groups) or _unfit_optimizer(optimizer, model)
         build.require(not reason, reason)
-        if has_batch_norm(model):
+        if has_batch_norm(model, over_ranks=True):
             build.declare(Numerics.SEMANTICS, "BatchNorm takes its statistics over one rank's samples")
         spread([*model.parameters(), *model.buffers()])
         shell = Shell(model, lambda _: torch.zeros((), device=build.device))

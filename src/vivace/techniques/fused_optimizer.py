@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.errors import Refused, ran_out_of_memory
 from vivace.ledger import Observation, Profile
@@ -70,7 +70,7 @@ class FusedOptimizer(Technique):
         build.on_close(undo.close)
         undo.enter_context(aligned([optimizer]))  # a state may lie otherwise, such as one that was loaded
         build.on_close(switch_optimizer(optimizer, {key: key == self.kind for key in KEYS}))
-        if self.kind == "fused" and type(optimizer) is torch.optim.SGD:
+        if self.kind == "fused" and isinstance(optimizer, torch.optim.SGD):
             build.on_close(optimizer.register_step_pre_hook(_begin_momentum).remove)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
@@ -112,15 +112,25 @@ def _begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 
 def _try(build: Build, optimizer: torch.optim.Optimizer, kind: str) -> None:
-    """Refuse where a copy of the optimizer on one number cannot take a step."""
+    """Refuse where a copy of the optimizer on one number cannot take a step.
+
+    Of a class that wants more than its settings, a copy of the first one that it is derived from and that
+    does not.
+    """
     import torch
 
-    known = inspect.signature(type(optimizer).__init__).parameters
+    def wants_no_more(cls: type) -> bool:
+        own = list(inspect.signature(cls.__init__).parameters.values())[2:]  # type: ignore[misc]
+        many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return all(p.default is not p.empty or p.kind in many or p.name in optimizer.defaults for p in own)
+
+    cls: Any = next(filter(wants_no_more, type(optimizer).__mro__))
+    known = inspect.signature(cls.__init__).parameters
     settings = {key: value for key, value in optimizer.defaults.items() if key in known}
     number = torch.zeros(1, device=build.device, requires_grad=True)
     number.grad = torch.zeros_like(number)
     try:
-        type(optimizer)([number], **{**settings, **{key: key == kind for key in KEYS if key in known}}).step()
+        cls([number], **{**settings, **{key: key == kind for key in KEYS if key in known}}).step()
     except (RuntimeError, TypeError, ValueError) as error:
         if ran_out_of_memory(error):
             raise

@@ -51,6 +51,8 @@ class LargerBatch(Technique):
         optimizer = build.optimizer
         assert optimizer is not None
         rule = self._rule(optimizer)
+        rated = rule == "unchanged" or all(group.get("lr") is not None for group in optimizer.param_groups)
+        build.require(rated, "the optimizer has no learning rate to scale: set learning_rate = 'unchanged'")
         scale = {"linear": float(self.factor), "root": math.sqrt(self.factor), "unchanged": 1.0}[rule]
         build.facts.batches_per_step = self.factor
         build.notes |= {"learning_rate_rule": rule, "joined": 0}
@@ -73,7 +75,8 @@ class LargerBatch(Technique):
                 for group, rate in zip(groups, before, strict=True):
                     group["lr"] = rate
 
-        build.wrap(Seam.STEP, step)
+        if rule != "unchanged":
+            build.wrap(Seam.STEP, step)
 
     def _rule(self, optimizer: torch.optim.Optimizer) -> str:
         if self.learning_rate != "auto":
@@ -87,13 +90,18 @@ class LargerBatch(Technique):
             yield group
 
     def _joined(self, group: list[Any]) -> Any:
-        from vivace.tensors.trees import joined
+        from vivace.tensors.trees import beside_samples, joined
 
         readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
         batch = joined(readable) if readable else None
         if batch is None and readable:
             raise Refused(
                 "batches of different shapes, or of packed sequences, cannot be joined into one"
+            ).by(self.name)
+        if any(beside_samples(other) - beside_samples(readable[0]) for other in readable[1:]):
+            raise Refused(
+                "batches with other numbers or texts beside their samples, such as a weight to mix these, "
+                "cannot be joined into one"
             ).by(self.name)
         return batch
 

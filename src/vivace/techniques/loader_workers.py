@@ -68,7 +68,7 @@ class LoaderWorkers(Technique):
         build.on_close(rebuilt.clear)  # the last reference: the workers end with their loader
 
     def _conditions(self, loader: DataLoader[Any]) -> Iterator[tuple[object, str]]:
-        from vivace.tensors.loaders import hears_epochs
+        from vivace.tensors.loaders import hears_epochs, open_file_of
 
         present = (loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
         wanted = (self.num_workers, self.prefetch_factor, self.persistent)
@@ -77,6 +77,10 @@ class LoaderWorkers(Technique):
         yield self.num_workers or not loader.worker_init_fn, "your worker_init_fn acts in workers only"
         stale = self.num_workers and self.persistent and hears_epochs(loader.dataset)
         yield not stale, "persistent workers would never see your dataset's set_epoch: set persistent = false"
+        begins = self.num_workers and not (loader.num_workers or loader.worker_init_fn)
+        file = open_file_of(loader.dataset) if begins else ""
+        remedy = "open it where a sample is read, once in each process"
+        yield not file, f"workers would share the position in your dataset's open file '{file}': {remedy}"
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The numbers of workers; refused where no DataLoader was read through the session."""

@@ -44,13 +44,16 @@ class MicroBatches(Technique):
 
     def apply(self, build: Build) -> None:
         """Replace the gradients seam by a loop over the pieces."""
-        from vivace.tensors.modules import has_batch_norm
+        from vivace.tensors.modules import has_batch_norm, modules_of
         from vivace.tensors.trees import batch_size, split
+        from vivace.torch_internals.modules import RunningNorm
 
         if has_batch_norm(build.model):
             build.declare(
                 Numerics.SEMANTICS, "BatchNorm takes its statistics over a piece, not over the batch"
             )
+        elif any(norm.running_mean is not None for norm in modules_of(build.model, RunningNorm)):
+            build.declare(Numerics.SEMANTICS, "InstanceNorm moves its running means once a piece")
         build.facts.pieces = 0
 
         def gradients(batch: Batch) -> torch.Tensor:

@@ -113,11 +113,13 @@ class OptimizerInBackward(Technique):
 
 def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer, build: Build) -> list[nn.Parameter]:
     """Those that are trained. Raises Refused where they cannot be updated one by one."""
+    from vivace.tensors.exchange import exchanges_itself
     from vivace.tensors.optimizers import coupled
 
     build.require(build.on_gradients is None, "on_gradients wants to see all gradients before the update")
     build.require(build.facts.skipped_steps is None, "fp16 loss scaling judges all gradients first")
-    build.require(build.facts.ranks is None, "the ranks exchange gradients before the update")
+    exchange = build.facts.ranks is not None or exchanges_itself(model)
+    build.require(not exchange, "the ranks exchange gradients before the update")
     build.require(not coupled(optimizer), coupled(optimizer))
     trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = [p for p in model.parameters() if id(p) in trained]

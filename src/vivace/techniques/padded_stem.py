@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
@@ -49,12 +50,14 @@ class PaddedStem(Technique):
             if type(m) is nn.Conv2d and m.groups == 1 and m.in_channels < self.channels
         ]
         build.require(narrow, f"no 2-D convolution has fewer than {self.channels} input channels")
-        build.on_close(put_in_place(narrow, _padded, self.channels))
-        build.notes["padded_convolutions"] = len(narrow)
+        build.notes["padded_convolutions"] = counts = [len(narrow), 0]
+        build.on_close(put_in_place(narrow, _padded, self.channels, counts))
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The number of convolutions, and what pads them."""
-        count = seen.notes["padded_convolutions"]
+        count, calls = seen.notes["padded_convolutions"]
+        if not calls and not seen.compiled_graphs:
+            raise Refused("it changed nothing: no such convolution ran in training")
         return f"{count} convolution{'s'[: count != 1]} padded to {self.channels} channels"
 
     @classmethod
@@ -71,7 +74,11 @@ class PaddedStem(Technique):
 
 
 def _padded(
-    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], channels: int, input: torch.Tensor
+    module: nn.Conv2d,
+    own: Callable[[torch.Tensor], torch.Tensor],
+    channels: int,
+    counts: list[int],
+    input: torch.Tensor,
 ) -> torch.Tensor:
     import torch
     from torch.nn.functional import pad
@@ -81,6 +88,8 @@ def _padded(
     if not module.training or input.dim() != 4:
         plain: torch.Tensor = own(input)
         return plain
+    if not torch.compiler.is_compiling():
+        counts[1] += 1
     kind = input.device.type
     if torch.is_autocast_enabled(kind):  # the convolution would do it: half the bytes to pad
         input = input.to(torch.get_autocast_dtype(kind))

@@ -12,8 +12,18 @@ from torch import nn
 from vivace.errors import Refused
 
 
+def exchanges_itself(model: nn.Module) -> str:
+    """The class by which a model, or a part of it, exchanges gradients in its backward pass; or empty."""
+    found = (type(m).__name__ for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
+    return next(found, "")
+
+
 def require_ranks(model: nn.Module) -> int:
-    """The number of ranks, which all call this. Raises Refused for one alone, or where models differ."""
+    """The number of ranks, which all call this. Raises Refused for one alone, where models differ, or for one
+    that exchanges its gradients itself.
+    """
+    if own := exchanges_itself(model):
+        raise Refused(f"the model exchanges its gradients by {own} already: hand over the one inside of it")
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         raise Refused("only one process runs: start with torchrun --nproc-per-node N")
     shapes: list[Any] = [None] * dist.get_world_size()

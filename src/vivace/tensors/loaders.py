@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -80,6 +81,11 @@ def with_workers(
     return DataLoader(loader.dataset if dataset is None else dataset, num_workers=num_workers, **same)
 
 
+_FILE_OF = ("fp", "fileobj", "fid")  # of zipfile, tarfile, and NumPy's archives
+_UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError)
+_BY_NUMBER = "no sample of your dataset can be read by its number, from 0 on"
+
+
 class CollatingDataset(Dataset[Any]):
     """A dataset that makes batches itself, in the place of its loader.
 
@@ -88,6 +94,30 @@ class CollatingDataset(Dataset[Any]):
 
     collate: Callable[[Any], Any]
     single: bool
+
+
+def open_file_of(dataset: Any) -> str:
+    """The attribute in which a dataset, or the one inside of it, holds an open file; empty where none does.
+
+    Forked workers would read it from one position that they share, and get each other's bytes.
+    """
+    while dataset is not None:
+        for name, value in getattr(dataset, "__dict__", {}).items():
+            inner = (getattr(value, own, None) for own in _FILE_OF)
+            if any(map(_is_read_from, (value, *inner))):
+                return str(name)
+        outer, dataset = dataset, getattr(dataset, "dataset", None)
+        dataset = None if dataset is outer else dataset
+    return ""
+
+
+def _is_read_from(file: object) -> bool:
+    if type(file).__module__.partition(".")[0] == "h5py":
+        return bool(file)  # not where it is closed
+    try:
+        return isinstance(file, io.IOBase) and not file.closed and file.readable() and file.fileno() >= 0
+    except OSError:  # it is in memory
+        return False
 
 
 def hears_epochs(dataset: Dataset[Any]) -> bool:
@@ -99,24 +129,25 @@ def small_batch(loader: DataLoader[Any]) -> Any:
     """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
 
     Collated, with equal random numbers in each call; the random streams are given back. Raises Refused where
-    no sample has a number for its key.
+    no sample can be read by its number.
     """
     dataset: Any = loader.dataset
+    length = known_length(dataset)
     own = isinstance(dataset, CollatingDataset)
     collate = dataset.collate if own else loader.collate_fn
     single = dataset.single if own else loader.batch_sampler is None
     samples = list[Any]()
     with _streams_given_back():
-        for index in range(16 if (length := known_length(dataset)) is None else min(16, length)):
+        for index in range(16 if length is None else min(16, length)):
             random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
-            with contextlib.suppress(OSError, LookupError, RuntimeError, TypeError, ValueError):
+            with contextlib.suppress(*_UNREADABLE):
                 samples.append(dataset[index])
             if samples and single:
                 return collate(samples[0])
             if len(samples) == 2:
                 break
         if not samples:
-            raise Refused(f"no sample of your {type(dataset).__name__} can be read by its number")
+            raise Refused(_BY_NUMBER)
         return collate(samples)
 
 
@@ -162,15 +193,23 @@ def _comparable(states: tuple[Any, Any, Any]) -> list[Any]:
 def lengths_of(dataset: Any, seconds: float) -> list[int]:
     """The length of every sample: of its first tensor or list that has one. Reads them all once.
 
-    The random streams are given back. Raises Refused where that would take more than `seconds`.
+    One that cannot be read has none, and is met again in training. The random streams are given back. Raises
+    Refused where the dataset has no length, no sample can be read by its number, or that would take more than
+    `seconds`.
     """
-    found, begin = list[int](), time.monotonic()
+    found, begin, total = list[int](), time.monotonic(), known_length(dataset)
+    if total is None:
+        raise Refused("your dataset has no length")
     with _streams_given_back():
-        for index in range(len(dataset)):
-            found.append(_length_of(dataset[index]))
+        for index in range(total):
+            found.append(0)
+            with contextlib.suppress(*_UNREADABLE):
+                found[-1] = _length_of(dataset[index])
             spent = time.monotonic() - begin
-            if index == 63 and spent / 64 * len(dataset) > seconds:
-                raise Refused(f"reading the lengths of {len(dataset):,} samples would take too long")
+            if index == 63 and spent / 64 * total > seconds:
+                raise Refused(f"reading the lengths of {total:,} samples would take too long")
+    if not any(found):
+        raise Refused(_BY_NUMBER)
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,9 +41,13 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
             module.training = mode
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """Does training this model mix the samples of a batch through BatchNorm?"""
-    return bool(modules_of(model, BatchNorm))
+def has_batch_norm(model: nn.Module, over_ranks: bool = False) -> bool:
+    """Does training this model mix the samples of a batch through BatchNorm?
+
+    With `over_ranks`: those of one rank alone, as all but SyncBatchNorm do.
+    """
+    found = modules_of(model, BatchNorm)
+    return any(not (over_ranks and isinstance(norm, nn.SyncBatchNorm)) for norm in found)
 
 
 def kinds_of(modules: Iterable[nn.Module]) -> dict[str, bool]:
@@ -108,6 +114,32 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
+
+
+class Lent:
+    """A function in the place of a module's forward for a while.
+
+    A copy of the module that is made meanwhile, such as a target network, has its own forward, and so has
+    what is read from a pickle.
+    """
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        self.own, self.function = module.forward, function
+
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        """What the function returns."""
+        return self.function(*arguments, **named)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.own, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (self.own,)
+
+
+def facts_of(module: nn.Module) -> dict[str, Any]:
+    """A module's own numbers, texts and switches."""
+    return {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))}
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from vivace.tensors.modules import modules_of, patched
 from vivace.tensors.settings import hold
 from vivace.tensors.trees import cast
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class Workbench(Protocol):
     """What is set here until it closes; `vivace.technique.Build` is one."""
@@ -68,13 +70,19 @@ def _let_go(build: Workbench) -> None:
 def _log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
     if has_torch_function_unary(input):  # a tracer notes this function, and not what it does
         return handle_torch_function(_log_softmax, (input,), input, *others, **named)
-    half = input.dtype in (torch.float16, torch.bfloat16)
-    return _torch_log_softmax(input.float() if half else input, *others, **named)
+    return _torch_log_softmax(input.float() if input.dtype in HALF else input, *others, **named)
 
 
-def _of_float32(self: nn.Module, input: torch.Tensor, *others: object, **named: object) -> Any:
-    """A subclass may take more than the input, and return more than one tensor."""
-    return cast(type(self).forward(self, input.float(), *others, **named), torch.float32, input.dtype)
+def _of_float32(self: nn.Module, *inputs: Any, **named: Any) -> Any:
+    """A subclass may call its input by another name, take more than that, and return more than one tensor."""
+    first, *others = inputs or [next((x for x in named.values() if isinstance(x, torch.Tensor)), None)]
+    if not isinstance(first, torch.Tensor) or first.dtype not in HALF:  # float64 stays as it is
+        return type(self).forward(self, *inputs, **named)
+    if inputs:
+        found = type(self).forward(self, first.float(), *others, **named)
+    else:
+        found = type(self).forward(self, **{k: x.float() if x is first else x for k, x in named.items()})
+    return cast(found, torch.float32, first.dtype)
 
 
 def _of_contiguous(self: nn.Module, *inputs: object, **named: object) -> torch.Tensor:

@@ -180,10 +180,12 @@ def split(batch: Tree, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples: tensors, arrays, and lists with an item a sample.
 
     What has another length stands in every piece; a batch without samples is one piece. Raises Refused where
-    a packed sequence is among them.
+    a packed sequence or a sparse tensor is among them.
     """
     if _packed(batch):
         raise Refused("a packed sequence cannot be cut into pieces")
+    if any(tensor.layout != torch.strided for tensor in tensors(batch)):
+        raise Refused("a sparse tensor cannot be cut into pieces")
     total, whole = batch_size(batch), _rows_of(batch)
     if not total:
         return [batch]
@@ -218,6 +220,16 @@ def joined(batches: Sequence[Any]) -> Any:
         return torch.cat(group) if first.dim() and first.shape[0] == total else first
 
     return map_tensors(batches[0], join, _rows_of(batches[0]))
+
+
+def beside_samples(batch: Tree) -> set[Digest]:
+    """Digests of what a batch holds beside its samples, such as one number for all of them: of several,
+    `joined` keeps the first one's.
+    """
+    total, rows = batch_size(batch), _rows_of(batch)
+    parts = (p for p in _parts(batch, lambda p: rows(p) or isinstance(p, _BESIDE)) if not rows(p))
+    found = (p for p in parts if not (isinstance(p, torch.Tensor) and p.dim() and len(p) == total))
+    return {(*digest(part), digest_beside_tensors(part)) for part in found}
 
 
 def _kind(part: Any) -> tuple[Any, ...]:

@@ -63,6 +63,8 @@ class ConvGemm(Technique):
             if module.kernel_size == (1, 1):
                 return plain and is_product(module)
             wide = min(module.in_channels, module.out_channels) >= NARROWEST
+            # The gradients of a product of columns are written out for real numbers.
+            wide = wide and not module.weight.is_complex()
             return plain and wide and module.dilation == (1, 1) and self.window_pixels > 0
 
         found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if suits(m)]

@@ -22,8 +22,9 @@ class CudaGraphStep(Technique):
     """Forward, backward and update recorded once and replayed.
 
     The first steps train on a side stream as warm-up. A second shape of batches (the last of an epoch) gets a
-    graph of its own when it comes again; more than `num_shapes` run uncaptured. Learning rates are copied
-    into the graph at each replay; other optimizer settings are frozen in it, so a change of them is refused.
+    graph of its own when it comes again; more than `num_shapes` run uncaptured. Once weights are frozen or
+    set free, or modules are in another mode, graphs are recorded afresh. Learning rates are copied into the
+    graph at each replay; other optimizer settings are frozen in it, so a change of them is refused.
     SGD runs in its fused implementation, the only one that reads its rate on the device; so does every
     optimizer under fp16 loss scaling, where it skips a step on the device. The loss returned is a copy that
     later replays leave alone. Code that waits for the device is refused with its line.
@@ -65,7 +66,7 @@ class CudaGraphStep(Technique):
         if scaled:
             build.facts.skipped_steps = torch.zeros((), device=build.device)
         build.facts.replays = 0
-        captured = StepGraph(optimizer, build.facts, build.notes, self.num_shapes)
+        captured = StepGraph(optimizer, build.facts, build.notes, self.num_shapes, build.model)
         build.wrap(Seam.STEP, captured.step)
         build.on_close(optimizer.register_load_state_dict_post_hook(captured.take_over).remove)
         build.on_forget(captured.forget)

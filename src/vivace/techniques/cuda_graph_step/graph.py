@@ -45,13 +45,23 @@ class StepGraph:
         facts: ``replays`` counts the steps that ran from a graph.
         notes: ``graphs`` counts the shapes that have one.
         num_shapes: so many shapes of a batch are captured, as they come; others run uncaptured.
+        model: what is trained. Once other weights of it are, or its modules are in other modes, all is
+            captured afresh.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, facts: Facts, notes: dict[str, Any], num_shapes: int = 1
+        self,
+        optimizer: torch.optim.Optimizer,
+        facts: Facts,
+        notes: dict[str, Any],
+        num_shapes: int = 1,
+        model: torch.nn.Module | None = None,
     ) -> None:
         self.optimizer, self.facts, self.notes, self.num_shapes = optimizer, facts, notes, num_shapes
         self.rates: list[torch.Tensor] = []
+        self.weights = [] if model is None else list(model.parameters())
+        self.modules = [] if model is None else list(model.modules())
+        self.switches: list[bool] = []
         self.forget()
 
     def forget(self) -> None:
@@ -65,6 +75,11 @@ class StepGraph:
     def step(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """Take one training step: replay the graph of the batch's shapes, or record it first."""
         shapes = outline(batch)
+        switches = [weight.requires_grad for weight in self.weights]
+        switches += [module.training for module in self.modules]
+        if switches != self.switches:
+            self.forget()
+            self.switches = switches
         with self.rates_on_device():
             if shapes not in self.recorded:
                 if shapes not in self.waiting and len(self.waiting) >= self.num_shapes:
