@@ -153,7 +153,7 @@ def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
     build.require(len(wanted) == len(sent), "its batches come out with other tensors")
     pairs = list(zip(wanted, sent, strict=True))
     places = frozenset(n for n, (a, b) in enumerate(pairs) if a.dtype != b.dtype)
-    done = [(a, _finished(b, found, build.device) if n in places else b) for n, (a, b) in enumerate(pairs)]
+    done = [(a, _there(b, found, build.device) if n in places else b) for n, (a, b) in enumerate(pairs)]
     alike = places and all(_alike(a, b, bits=not augment) for a, b in done)
     build.require(alike, "its batches come out with other numbers")
     return _Sending(other, places, found)
@@ -241,7 +241,7 @@ def _divides(step: object, pixels: torch.Tensor) -> torch.dtype | None:
     return wanted if divides and isinstance(wanted, torch.dtype) and wanted.is_floating_point else None
 
 
-def _finished(pixels: torch.Tensor, found: Cut, device: torch.device) -> torch.Tensor:
+def _there(pixels: torch.Tensor, found: Cut, device: torch.device) -> torch.Tensor:
     """As it is done later: a GPU may round otherwise."""
     return found.finish(pixels.to(device, copy=True)).cpu()
 
