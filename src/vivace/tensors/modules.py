@@ -125,6 +125,7 @@ class Lent:
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         self.own, self.function = module.forward, function
+        self.__name__ = str(getattr(function, "__name__", "forward"))  # which a model may read
 
     def __call__(self, *arguments: object, **named: object) -> Any:
         """What the function returns."""
