@@ -253,9 +253,11 @@ def test_without_weights_what_other_techniques_put_in_place_runs(beside):
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Flatten())
     images, wanted = torch.randn(2, 3, 8, 8), [copy.deepcopy(model) for _ in range(2)]
     plan = {"channels_last": {"weights": False}, beside: {}}
-    seen = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mean = lambda m, b: m(b).square().mean()  # noqa: E731
+
+    def mean(model, batch):
+        return model(batch).square().mean()
+
     with attach(Plan.from_dict(plan), model=model, optimizer=optimizer, loss=mean) as session:
         seen = observe(session, [images]).operators
     plain = trained_with({beside: {}}, wanted[0], images, mean)

@@ -25,7 +25,7 @@ import numpy
 import torch
 from torch import fx, nn
 
-from vivace.tensors.modules import facts_of, patched
+from vivace.tensors.modules import patched
 from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
 from vivace.torch_internals.tensors import tree_unflatten
 
@@ -97,7 +97,7 @@ class TracedForward(Replacement):
 
     def learn(self, signature: Signature) -> Rewritten | None:
         """The changed function for arguments of a signature; None where there is none."""
-        key = (signature, *facts_of(self.owner).items())  # which a trace takes for constants
+        key = (signature, *facts_of(self.owner).items())
         if key not in self.known:
             try:
                 self.known[key] = self._rewrite(signature)
@@ -257,6 +257,11 @@ def signature_of(arguments: tuple[Any, ...]) -> Signature | None:
         else:
             return None
     return tuple(found)
+
+
+def facts_of(module: nn.Module) -> dict[str, Any]:
+    """A module's own numbers, texts and switches, which a trace takes for constants."""
+    return {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))}
 
 
 def is_touched(module: nn.Module) -> bool:

@@ -256,9 +256,7 @@ class _Frame:
             self._require(
                 _python_streams() == self.python, f"'{name}' draws random numbers from Python or NumPy itself"
             )
-            same = all(
-                map(same_numbers, self.sums, self._sums())
-            )  # written by ``.data`` they keep their version
+            same = all(map(same_numbers, self.sums, self._sums()))  # by ``.data`` the version stays
             self._require(same, f"'{name}' changes its weights in its forward pass")
             self.changing = self.owner.changing[name] = self._changed()
         self._require(_same(self.inputs), f"'{name}' changes its input in place")

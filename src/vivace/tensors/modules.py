@@ -138,11 +138,6 @@ class Lent:
         return functools.partial, (self.own,)
 
 
-def facts_of(module: nn.Module) -> dict[str, Any]:
-    """A module's own numbers, texts and switches."""
-    return {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))}
-
-
 @contextlib.contextmanager
 def untouched(root: nn.Module) -> Iterator[None]:
     """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back."""
