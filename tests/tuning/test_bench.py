@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import vivace
-from vivace.errors import JobError, Refused, Unsteady, VivaceError
+from vivace.errors import Code, JobError, Refused, Unsteady, VivaceError
 from vivace.job import load
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.measuring.paired import Comparison, compare_in_turns
@@ -209,6 +209,10 @@ def test_what_says_nothing_of_a_plan_does_not_hide_that_it_was_faster(tmp_path, 
         ([1.3, 1.2, 1.25, 1.2], 3),  # above 1
         ([0.8, 1.1, 0.9, 1.2], 3),  # not faster on the whole
         ([1.01, 1.0, 1.01, 1.2], 3),  # known well, and next to nothing
+        ([None, 1.2, 1.25, 1.2], 2),  # None: too unsteady
+        ([1.2, None, None, 1.2], 1),
+        ([None, None, None, 1.2, None, 1.25, 1.2], 2),
+        ([None] * 7, 0),
     ],
 )
 def test_a_confirmation_that_says_neither_yes_nor_no_goes_on_once(tmp_path, monkeypatch, ratios, wanted):
@@ -219,9 +223,12 @@ def test_a_confirmation_that_says_neither_yes_nor_no_goes_on_once(tmp_path, monk
     )
     made.facts = {"signature": "", "batch_size": 1}
     monkeypatch.setattr(bench_module, "MOST_ROUNDS", 3)
+    coming = iter(ratios)
 
     def once(plan, earlier, *, seconds):
-        ratio = ratios[len(earlier)]
+        ratio = next(coming)
+        if ratio is None:
+            raise Unsteady("the machine was too unsteady to conclude", foreign_share=0.6)
         comparison = Comparison(Ratio(ratio, ratio, ratio), ((ratio, 1.0),) * 6)
         found = {"status": "measured", "ratio": bench_module.across([*earlier, comparison])}
         return comparison, {**found, "pairs": comparison.pairs, "rounds": len(earlier) + 1}
@@ -229,4 +236,7 @@ def test_a_confirmation_that_says_neither_yes_nor_no_goes_on_once(tmp_path, monk
     monkeypatch.setattr(made, "_confirm_once", once)
     with contextlib.closing(made):
         trial = made.confirm(Plan.from_dict({"channels_last": {}}), seconds=1e9, round_seconds=4)
-    assert trial.rounds == wanted
+    if wanted:
+        assert (trial.status, trial.rounds) == ("measured", wanted)
+    else:
+        assert (trial.status, trial.code, trial.foreign_share) == ("failed", Code.UNSTEADY, 0.6)

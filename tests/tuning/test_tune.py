@@ -113,6 +113,8 @@ def test_what_may_help_is_tried_before_a_second_baseline_where_time_is_short(tun
 def test_a_confirmation_takes_several_pairs_of_processes(tmp_path, monkeypatch):
     for name in ("MOST_ROUNDS", "MOST_LATE_ROUNDS"):
         monkeypatch.setattr(f"vivace.tuning.bench.{name}", 3)
+    for name in ("measuring.paired.UNSTEADY_WIDTH", "ledger.WIDE"):  # a busy machine is not what this is about
+        monkeypatch.setattr(f"vivace.{name}", 1e9)
     ledger = Ledger(tmp_path / "ledger.jsonl")
     bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=None)
     try:
@@ -122,7 +124,8 @@ def test_a_confirmation_takes_several_pairs_of_processes(tmp_path, monkeypatch):
         refused = bench.confirm(Plan([find("tf32")()]), seconds=20, round_seconds=1)
     finally:
         bench.close()
-    assert trial.rounds >= 3 or trial.seconds > 10
+    assert 1 <= trial.rounds <= 3
+    assert trial.rounds == 3 or trial.seconds > 10
     assert trial.ratio.low <= trial.ratio.estimate <= trial.ratio.high
     assert len(trial.pairs) >= 4 * trial.rounds
     assert all(seconds > 0 for seconds in trial.evaluations)

@@ -349,25 +349,29 @@ class Bench:
         Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
         interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five,
         each timed for `round_seconds`; where the plan is faster on the whole, and not in all of the interval,
-        once as many again, up to eight in all. That the techniques act was proven in the search.
+        once as many again, up to eight in all. A pair during which the machine was too unsteady is replaced
+        by the next. That the techniques act was proven in the search.
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
         rounds: list[Comparison] = []
-        outcome: dict[str, Any]
+        outcome: dict[str, Any] = {}
+        tried = 0
         wanted: int | None = None  # pairs, once the time is over
         try:
-            while len(rounds) != wanted:
+            while tried != wanted:
                 started = time.monotonic()
-                comparison, outcome = self._confirm_once(plan, rounds, seconds=round_seconds)
-                rounds.append(comparison)
-                ratio = across(rounds)
-                settled = len(rounds) >= 3 and ratio.width < SETTLED_WIDTH
+                tried += 1
+                try:
+                    comparison, outcome = self._confirm_once(plan, rounds, seconds=round_seconds)
+                    rounds.append(comparison)
+                except Unsteady as error:
+                    outcome = outcome or _without_ratio(plan, error)
+                settled = len(rounds) >= 3 and across(rounds).width < SETTLED_WIDTH
                 late = seconds - _since(begin) < _since(started)
-                if wanted is None and (settled or late or len(rounds) == MOST_ROUNDS):
-                    undecided = ratio.low <= 1.0 < ratio.estimate and not settled
-                    more = min(MOST_LATE_ROUNDS, max(3, 2 * len(rounds)))
-                    wanted = more if undecided else len(rounds)
+                if wanted is None and (settled or late or tried == MOST_ROUNDS):
+                    more = min(MOST_LATE_ROUNDS, max(3, 2 * tried))
+                    wanted = tried if settled or _decided(rounds) else more
         except ENDS as error:
             outcome = _without_ratio(plan, error)
         return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
@@ -510,6 +514,14 @@ def _without_ratio(plan: Plan, error: VivaceError) -> dict[str, Any]:
         "technique": error.technique,
         "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,
     }
+
+
+def _decided(rounds: list[Comparison]) -> bool:
+    """Do they say that a plan is faster, or that it is not faster on the whole?"""
+    if not rounds:
+        return False
+    ratio = across(rounds)
+    return ratio.low > 1.0 or ratio.estimate <= 1.0
 
 
 def _positive(both: tuple[float | None, float | None]) -> tuple[float, float] | None:
