@@ -90,13 +90,18 @@ def test_sycl_is_measured_where_its_runtime_names_a_device():
         ("import os; os.abort()", "a driver crashed (Aborted)"),
         ("raise SystemExit(3)", "a driver crashed (exit code 3)"),
         ("import time; time.sleep(60)", "it did not end within 1 s"),
+        (
+            "import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe Karte\\n')\n"
+            "print('{\"devices\": [], \"reason\": \"its drivers name no device\"}')",
+            "its drivers name no device",
+        ),
     ],
 )
 def test_a_broken_driver_takes_nothing_else_with_it(code, reason, tmp_path, monkeypatch):
     script = tmp_path / "broken.py"
     script.write_text(code)
     monkeypatch.setattr(apis, "SCRIPT", script)
-    monkeypatch.setattr(apis, "LONGEST_SECONDS", 0.5)
+    monkeypatch.setattr(apis, "LONGEST_SECONDS", 0.5 if "sleep" in code else 60.0)
     found = apis.measure_apis(machine(Backend("opencl", ("a device",))), seconds=0.5)
     assert found["opencl"].absent == {"opencl": reason}
 

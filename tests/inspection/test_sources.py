@@ -144,6 +144,10 @@ def test_gpus_are_read_from_the_system(tmp_path):
         "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n",
         "sys/bus/pci/devices/0000:00:02.0/vendor": "0x8086\n",
         "sys/bus/pci/devices/0000:00:02.0/class": "0x030000\n",
+        "sys/bus/pci/devices/0000:00:0b.0/vendor": "0x8086\n",  # a neural processor
+        "sys/bus/pci/devices/0000:00:0b.0/class": "0x120000\n",
+        "sys/bus/pci/devices/0000:02:00.0/vendor": "0x1002\n",
+        "sys/bus/pci/devices/0000:02:00.0/class": "0x120000\n",
         "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\n",
         "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 440\ngfx_target_version 90010\n"
                                                          "drm_render_minor 129\n",
@@ -157,7 +161,7 @@ def test_gpus_are_read_from_the_system(tmp_path):
         "usr/share/vulkan/icd.d/torn.json": "{",
     })  # fmt: skip
     found = facts.gather_facts(tmp_path)
-    assert found.bus == (("intel", "0000:00:02.0"), ("nvidia", "0000:01:00.0"))
+    assert found.bus == (("intel", "0000:00:02.0"), ("nvidia", "0000:01:00.0"), ("amd", "0000:02:00.0"))
     assert (found.on_bus("nvidia"), found.on_bus("intel")) == (1, 0)
     assert found.amd_gpus == (Device("cuda", "AMD Instinct MI250X", 68702699520, ("gfx90a",)),)
     assert (found.nvidia_module, found.rocm) == ("580.95.05", "7.0.1")
@@ -337,12 +341,15 @@ def test_what_was_measured_of_a_gpu_is_found_whichever_of_its_kind_are_shown(mon
     assert inspect().ceilings == {}
 
 
+ANSWER = 'print(\'{"devices": ["a card"], "reason": ""}\')'
 PROBES = {
-    "answers": ('print(\'{"devices": ["a card"], "reason": ""}\')', ("a card",), ""),
+    "answers": (ANSWER, ("a card",), ""),
+    "writes what is no text": (
+        f"import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe Karte\\n')\n{ANSWER}", ("a card",), ""),
     "crashes": ("import os; os.kill(os.getpid(), 11)", (), "a driver crashed (Segmentation fault): libx.so"),
     "is torn": ("print('{')", (), "a driver crashed (exit code 0): libx.so"),
     "hangs": ("import time; time.sleep(30)", (), "did not answer within"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "devices", "reason"), PROBES.values(), ids=PROBES)

@@ -125,8 +125,12 @@ def _surveys(backend: Backend, seconds: float) -> dict[str, Survey]:
     command = [sys.executable, "-P", str(SCRIPT), backend.name, str(seconds)]
     reason = ""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LONGEST_SECONDS + seconds, check=False
+        done = subprocess.run(  # as bytes: a driver may write in any encoding
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LONGEST_SECONDS + seconds,
+            check=False,
         )
         answer = json.loads(done.stdout.strip().splitlines()[-1])
         reason = answer["reason"]

@@ -88,7 +88,8 @@ def _gpus(facts: Facts) -> list[Device]:
     found += [(device, "amd") for device in facts.amd_shown]
     not_yet = []
     if nvidia_is_out_of_reach(facts) and choice not in HIDES_ALL:
-        not_yet.append(Device("cuda", "NVIDIA GPU", 0, served=False))
+        name = "NVIDIA GPU" if facts.has_nvidia else "GPU of Windows"
+        not_yet.append(Device("cuda", name, 0, served=False))
     not_yet += [Device("xpu", "Intel GPU", 0, served=False)] * facts.intel_gpus
     not_yet += [Device("mps", "Apple GPU", 0, served=False)] * facts.apple_gpus
     return [

@@ -61,7 +61,7 @@ def ask(nvml: ModuleType | None = None) -> Nvidia:
         gpus = tuple(gpu for index, handle in enumerate(handles) for gpu in _gpus(nvml, handle, index))
         return Nvidia(gpus, tuple(_links(nvml, handles)), driver, cuda)
     except Exception as error:
-        return Nvidia(error=f"the NVIDIA driver does not answer: {error}")
+        return Nvidia(error=str(error) or type(error).__name__)
     finally:
         with contextlib.suppress(Exception):
             nvml.nvmlShutdown()
