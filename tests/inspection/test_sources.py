@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from vivace.inspection import backends, facts, inspect, limits, nvidia, store
+from vivace.inspection import backends, facts, gather, inspect, limits, nvidia, store
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.inspection.diagnosis import diagnose
 from vivace.inspection.figures import Processor, cpu_figures, gpu_figures, this_processor
@@ -301,8 +302,6 @@ def test_no_driver_and_no_compiler_are_reasons(monkeypatch):
 
 
 def test_a_machine_with_gpus_is_gathered(monkeypatch):
-    from vivace.inspection import gather
-
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(facts, "ask", lambda: nvidia.ask(FakeNvml()))
     monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("2.15.0", cuda="13.2"))
@@ -408,8 +407,9 @@ def test_a_processors_peak_is_told_only_where_its_units_and_clock_are_known():
         assert cpu_figures(unknown) == {}
 
 
-def test_threads_of_one_core_count_once(tmp_path):
+def test_threads_of_one_core_count_once(tmp_path, monkeypatch):
     folder = "sys/devices/system/cpu"
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     put(tmp_path, {
         "proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3700000\n",
@@ -417,7 +417,28 @@ def test_threads_of_one_core_count_once(tmp_path):
     })  # fmt: skip
     found = this_processor(Device("cpu", "x", 1, ("avx2",)), 4, tmp_path)
     assert found == Processor("AuthenticAMD", 25, ("avx2",), 2, 3.7e9)
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {1, 3})  # both threads of one
+    assert this_processor(Device("cpu", "x", 1), 2, tmp_path).num_cores == 1
+    put(tmp_path, {"sys/devices/cpu_atom/type": "10\n"})  # two kinds of cores
+    assert this_processor(Device("cpu", "x", 1), 2, tmp_path).clock == 0.0
     assert this_processor(Device("cpu", "x", 1), 4, tmp_path / "none") == Processor("", 0, (), 4, 0.0)
+
+
+ARM = "processor : 0\nFeatures : fp asimd bf16 sve\nCPU implementer : 0x41\nCPU part : {}\nCPU revision : 1\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("model name\t: AMD EPYC 9654\nflags\t: avx2\n", "AMD EPYC 9654"),
+        (ARM.format("0xd4f"), "Neoverse V2 (implementer 0x41, part 0xd4f)"),
+        (ARM.format("0xabc"), f"{platform.machine()} (implementer 0x41, part 0xabc)"),
+        ("", platform.processor() or platform.machine()),
+    ],
+)
+def test_processors_have_names_of_their_own(cpuinfo, name):
+    """Those of one name share measured ceilings."""
+    assert gather._cpu_name(cpuinfo) == name
 
 
 def test_files_without_a_limit_have_none(monkeypatch):

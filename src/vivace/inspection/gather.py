@@ -7,6 +7,7 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -35,6 +36,13 @@ CPU_FEATURES = (
     "bf16",
     "sve",
 )
+# Of servers; https://github.com/torvalds/linux/blob/master/arch/arm64/include/asm/cputype.h
+ARM_CORES = {
+    ("0x41", "0xd0c"): "Neoverse N1",
+    ("0x41", "0xd40"): "Neoverse V1",
+    ("0x41", "0xd49"): "Neoverse N2",
+    ("0x41", "0xd4f"): "Neoverse V2",
+}
 HIDES_ALL = ("", "-1")  # in CUDA_VISIBLE_DEVICES
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)  # that Vivace was tried with
@@ -50,7 +58,8 @@ def inspect() -> Machine:
     """
     facts = gather_facts()
     limits = gather_limits()
-    cpu = Device("cpu", _cpu_name(), limits["memory_bytes"], _cpu_features())
+    cpuinfo = read(Path("/proc/cpuinfo"))
+    cpu = Device("cpu", _cpu_name(cpuinfo), limits["memory_bytes"], _cpu_features(cpuinfo))
     devices = (*_gpus(facts), cpu)
     machine = Machine(
         devices=trained_first(devices),
@@ -137,15 +146,20 @@ def _missing(facts: Facts) -> list[str]:
     return missing
 
 
-def _cpu_name() -> str:
-    for line in read(Path("/proc/cpuinfo")).splitlines():
+def _cpu_name(cpuinfo: str) -> str:
+    """By its vendor; where the system has no name, as on ARM, the core's, or by the numbers that tell it."""
+    for line in cpuinfo.splitlines():
         if line.lower().startswith("model name"):
             return line.partition(":")[2].strip()
+    told = dict(re.findall(r"^CPU (implementer|part)\s*:\s*(\w+)", cpuinfo, re.MULTILINE))
+    if len(told) == 2:
+        numbers = f"implementer {told['implementer']}, part {told['part']}"
+        return f"{ARM_CORES.get((told['implementer'], told['part']), platform.machine())} ({numbers})"
     return platform.processor() or platform.machine()
 
 
-def _cpu_features() -> tuple[str, ...]:
-    for line in read(Path("/proc/cpuinfo")).splitlines():
+def _cpu_features(cpuinfo: str) -> tuple[str, ...]:
+    for line in cpuinfo.splitlines():
         if line.lower().startswith(("flags", "features")):
             words = set(line.partition(":")[2].split())
             return tuple(feature for feature in CPU_FEATURES if feature in words)
