@@ -92,7 +92,7 @@ def test_sycl_is_measured_where_its_runtime_names_a_device():
         ("import time; time.sleep(60)", "it did not end within 1 s"),
         (
             "import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe Karte\\n')\n"
-            "print('{\"devices\": [], \"reason\": \"its drivers name no device\"}')",
+            'print(\'{"devices": [], "reason": "its drivers name no device"}\')',
             "its drivers name no device",
         ),
     ],

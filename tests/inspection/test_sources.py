@@ -12,6 +12,7 @@ import pytest
 
 from vivace.inspection import backends, facts, gather, inspect, limits, nvidia, store
 from vivace.inspection.ceilings import Ceiling, Survey
+from vivace.inspection.device_choice import train_on
 from vivace.inspection.diagnosis import diagnose
 from vivace.inspection.figures import Processor, cpu_figures, gpu_figures, this_processor
 from vivace.machine import Backend, Device, Machine
@@ -276,6 +277,35 @@ def test_mig_instances_are_devices_and_an_empty_gpu_is_none():
     empty = nvidia.ask(FakeNvml(mig=1)).gpus
     assert [g.empty_mig for g in empty] == [False, True]
     assert len(nvidia.visible(empty, None)) == 1
+
+
+class TwoKinds(FakeNvml):
+    """The slower one lies first on the bus."""
+
+    def nvmlDeviceGetName(self, handle):
+        return ("NVIDIA L4", "NVIDIA H100 80GB HBM3")[handle]
+
+
+@pytest.mark.parametrize(
+    ("order", "told", "found"),
+    [
+        (None, ("GPU-1", "GPU-0"), [1, 0]),
+        ("FASTEST_FIRST", ("GPU-1",), [1, 0]),
+        ("PCI_BUS_ID", ("GPU-1", "GPU-0"), [0, 1]),
+        (None, (), [0, 1]),  # CUDA did not answer
+    ],
+)
+def test_gpus_of_several_kinds_stand_as_cuda_counts_them(monkeypatch, order, told, found):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    monkeypatch.setattr(nvidia, "_told_by_cuda", lambda: told)
+    gpus = nvidia.ask(TwoKinds()).gpus
+    assert [gpu.index for gpu in gpus] == found
+    assert [gpu.index for gpu in nvidia.visible(gpus, "1,0")] == found[::-1]
+    environment = {}
+    train_on("cuda:1", environment, facts.Facts(nvidia=nvidia.Nvidia(gpus)))
+    assert environment == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 @pytest.mark.fault(40)

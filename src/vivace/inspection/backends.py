@@ -12,13 +12,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from vivace.inspection.facts import Facts
-from vivace.inspection.nvidia import visible
+from vivace.inspection.nvidia import PROBE, visible
 from vivace.machine import NOT_YET, Backend, Device, Finding, Machine, trained_first
 
-PROBE = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 15.0
 STARTING_SECONDS = 120.0  # torch's import from a cold disk, and CUDA's start on many GPUs
 

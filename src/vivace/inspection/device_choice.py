@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from vivace.errors import InputError
 from vivace.inspection.diagnosis import diagnose, torch_trains_on
 from vivace.inspection.facts import AMD_HIDING, Facts, gather_facts
-from vivace.inspection.nvidia import visible
+from vivace.inspection.nvidia import number_of, visible
 
 CUDA, ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
@@ -60,6 +60,7 @@ def train_on(
     elif nvidia:
         gpu = visible(facts.nvidia.gpus, None)[wanted]
         # A number means a GPU, which may have several instances, or MIG mode on and none.
-        environment[variable] = gpu.uuid if "mig" in gpu.device.features else str(gpu.index)
+        number = number_of(gpu, facts.nvidia.gpus)
+        environment[variable] = gpu.uuid if "mig" in gpu.device.features else number
     else:
         environment[variable] = str(wanted)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vivace.machine import Device, Link
 
+PROBE = Path(__file__).with_name("probe.py")
+STARTING_SECONDS = 30.0  # of CUDA with many GPUs
 MOST_LINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -27,7 +35,9 @@ ANCESTORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU or MIG instance, its identifier, and whether MIG mode is on without an instance."""
+    """One GPU or MIG instance, its identifier, its number as NVML counts, and whether MIG mode is on without an
+    instance.
+    """
 
     device: Device
     uuid: str = ""
@@ -37,7 +47,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Nvidia:
-    """What NVML said: GPUs, their links, the driver's version, the newest CUDA it serves, or the error."""
+    """What NVML said: GPUs in CUDA's order, links, the driver's version, the newest CUDA it serves, or the error."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
@@ -59,6 +69,7 @@ def ask(nvml: ModuleType | None = None) -> Nvidia:
         cuda = (version // 1000, version % 1000 // 10) if version else None
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         gpus = tuple(gpu for index, handle in enumerate(handles) for gpu in _gpus(nvml, handle, index))
+        gpus = _as_cuda_counts(gpus)
         return Nvidia(gpus, tuple(_links(nvml, handles)), driver, cuda)
     except Exception as error:
         return Nvidia(error=str(error) or type(error).__name__)
@@ -77,13 +88,51 @@ def visible(gpus: tuple[Gpu, ...], choice: str | None) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in gpus if not gpu.empty_mig)
     found: list[Gpu] = []
     for word in (word.strip() for word in choice.split(",")):
-        by_number = [gpu for gpu in gpus if word == str(gpu.index)]
+        by_number = [gpu for gpu in gpus if word == number_of(gpu, gpus)]
         by_name = [gpu for gpu in gpus if len(word) > 4 and gpu.uuid.startswith(word)]
         chosen = next((gpu for gpu in by_number or by_name if not gpu.empty_mig), None)
         if chosen is None:
             break
         found.append(chosen)
     return tuple(found)
+
+
+def number_of(gpu: Gpu, gpus: tuple[Gpu, ...]) -> str:
+    """The number of a GPU among all, as CUDA counts them: instances have their card's."""
+    return str([*dict.fromkeys(one.index for one in gpus)].index(gpu.index))
+
+
+def _as_cuda_counts(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """GPUs of several kinds in CUDA's order, the fastest first unless it is told otherwise; others as they are."""
+    kinds = {gpu.device.name for gpu in gpus}
+    if len(kinds) < 2 or any("mig" in gpu.device.features for gpu in gpus):
+        return gpus
+    if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return gpus
+    told = _told_by_cuda()
+    places = {name: place for place, name in enumerate(told)}
+    return tuple(sorted(gpus, key=lambda gpu: places.get(gpu.uuid, len(told))))
+
+
+@functools.cache
+def _told_by_cuda() -> tuple[str, ...]:
+    """The identifiers of all GPUs in CUDA's order, by a child process: a process that has started CUDA could not
+    be forked. Empty where it does not answer.
+    """
+    shown = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(PROBE), "order"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=shown,
+            timeout=STARTING_SECONDS,
+            check=False,
+        )
+        return tuple(json.loads(done.stdout)["devices"])
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ()
 
 
 def _gpus(nvml: ModuleType, handle: object, index: int) -> Iterator[Gpu]:

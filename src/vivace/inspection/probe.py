@@ -1,4 +1,4 @@
-"""Ask OpenCL, Vulkan, SYCL or torch for its devices; run as a script: a broken driver may crash it.
+"""Ask OpenCL, Vulkan, SYCL, torch or CUDA for its devices; run as a script: a broken driver may crash it.
 
 Prints one JSON line, ``{"devices": [...], "reason": "..."}``. Uses Python's own library, and torch for CUDA.
 """
@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,20 @@ def cuda() -> tuple[list[str], str]:
     return found, ""
 
 
+def order() -> tuple[list[str], str]:
+    """The identifiers of all GPUs, as NVML writes them, in the order in which CUDA counts them."""
+    library = load("libcuda.so.1")
+    count, device, found = ctypes.c_int(), ctypes.c_int(), []
+    if code := library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return [], f"CUDA does not start (CUresult {code})"
+    for number in range(count.value):
+        bits = ctypes.create_string_buffer(16)
+        library.cuDeviceGet(ctypes.byref(device), number)
+        library.cuDeviceGetUuid_v2(bits, device)
+        found.append(f"GPU-{uuid.UUID(bytes=bits.raw)}")
+    return found, ""
+
+
 def load(name: str, package: str = "", pattern: str = "") -> Any:
     """The system's library, or the one that a package brings."""
     try:
@@ -137,7 +152,8 @@ def _opencl_number(function: Callable[..., Any], handle: ctypes.c_void_p, what: 
 def main() -> None:
     """Ask the loader that the first argument names."""
     try:
-        devices, reason = {"opencl": opencl, "vulkan": vulkan, "sycl": sycl, "cuda": cuda}[sys.argv[1]]()
+        verbs = {"opencl": opencl, "vulkan": vulkan, "sycl": sycl, "cuda": cuda, "order": order}
+        devices, reason = verbs[sys.argv[1]]()
     except (OSError, AttributeError, ImportError) as error:
         devices, reason = [], f"its loader cannot be used: {error}"
     print(json.dumps({"devices": devices, "reason": reason}), flush=True)
