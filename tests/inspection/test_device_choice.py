@@ -76,8 +76,8 @@ def test_the_named_device_is_the_only_one_seen(facts, name, before, after):
             FOR_THE_CPU,
             "cuda:1",
             {},
-            "torch cannot train on cuda:1, the card 1: an NVIDIA GPU is here, and torch 2.15.0 for the CPU alone "
-            "was installed; next: install a build of torch for CUDA",
+            "torch cannot train on cuda:1, the card 1: an NVIDIA GPU is here, and torch 2.15.0 for the CPU "
+            "alone was installed; next: install a build of torch for CUDA",
         ),
         (THREE, "gpu", {}, "the device is 'gpu'; Vivace trains on cpu, cuda, or one of several"),
         (THREE, "cuda:1", {"WORLD_SIZE": "2"}, "several ranks train, each on its own"),

@@ -279,6 +279,25 @@ def test_mig_instances_are_devices_and_an_empty_gpu_is_none():
     assert len(nvidia.visible(empty, None)) == 1
 
 
+@pytest.mark.parametrize("broken", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_one_gpu_that_is_lost_takes_no_other_with_it(broken):
+    nvml = FakeNvml()
+    works = getattr(nvml, broken)
+
+    def fails_for_the_first(index):
+        if index == 0:
+            raise RuntimeError("GPU is lost")
+        return works(index)
+
+    setattr(nvml, broken, fails_for_the_first)
+    found = nvidia.ask(nvml)
+    assert ([gpu.index for gpu in found.gpus], found.error, found.links) == ([1], "", ())
+    assert [gpu.index for gpu in nvidia.visible(found.gpus, "0")] == [1]
+    build = facts.TorchBuild("2.15.0", cuda="13.2")
+    (finding,) = diagnose(facts.Facts(build, found))
+    assert finding.problem == "GPU 0 does not answer its driver: GPU is lost"
+
+
 class TwoKinds(FakeNvml):
     """The slower one lies first on the bus."""
 
@@ -374,7 +393,7 @@ ANSWER = 'print(\'{"devices": ["a card"], "reason": ""}\')'
 PROBES = {
     "answers": (ANSWER, ("a card",), ""),
     "writes what is no text": (
-        f"import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe Karte\\n')\n{ANSWER}", ("a card",), ""),
+        f"import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe\\n')\n{ANSWER}", ("a card",), ""),
     "crashes": ("import os; os.kill(os.getpid(), 11)", (), "a driver crashed (Segmentation fault): libx.so"),
     "is torn": ("print('{')", (), "a driver crashed (exit code 0): libx.so"),
     "hangs": ("import time; time.sleep(30)", (), "did not answer within"),

@@ -73,8 +73,8 @@ def measure_apis(machine: Machine, seconds: float, progress: Progress | None = N
 def measure_and_keep(
     machine: Machine, seconds: float = SECONDS, progress: Progress | None = None
 ) -> tuple[dict[str, Survey], bool]:
-    """The same, and whether it came to its end. What is found of an API is stored at once, in the place of what
-    was known of it; where the store cannot be written, it is only returned.
+    """The same, and whether it came to its end. What is found of an API is stored at once, in the place of
+    what was known of it; where the store cannot be written, it is only returned.
     """
     found: dict[str, Survey] = {}
     try:

@@ -22,7 +22,7 @@ FEW_OPEN_FILES = 1024
 def diagnose(facts: Facts, limits: dict[str, object] | None = None) -> tuple[Finding, ...]:
     """All findings, those that keep a device from training first."""
     rules: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _nvidia_driver, _torch_for_nvidia, _hidden, _mig, _amd, _not_yet, _torchvision, _slow,
+        _nvidia_driver, _torch_for_nvidia, _lost, _hidden, _mig, _amd, _not_yet, _torchvision, _slow,
     )  # fmt: skip
     found = [finding for rule in rules for finding in rule(facts)]
     return (*found, *_limits(limits or {}))
@@ -39,8 +39,8 @@ def torch_trains_on(facts: Facts, device: Device, vendor: str) -> bool:
 
 
 def nvidia_is_out_of_reach(facts: Facts) -> bool:
-    """Is there a GPU, NVIDIA's or one that Windows offers, that no driver names here? `diagnose` then says why,
-    first of all.
+    """Is there a GPU, NVIDIA's or one that Windows offers, that no driver names here? `diagnose` then says
+    why, first of all.
     """
     return any(True for _ in _nvidia_driver(facts))
 
@@ -93,9 +93,7 @@ def _nvidia_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def _torch_for_nvidia(facts: Facts) -> Iterator[Finding]:
-    """The driver answers, and the installed torch cannot use the card; one for ROCm is for the AMD GPU that is
-    here.
-    """
+    """The driver answers, and the installed torch cannot use the card; one for ROCm is for an AMD GPU."""
     if facts.torch is None or not facts.nvidia.gpus or (facts.is_for_rocm and facts.amd_gpus):
         return
     newest = facts.nvidia.cuda[0] if facts.nvidia.cuda else max(OLDEST_DRIVER)
@@ -107,10 +105,11 @@ def _torch_for_nvidia(facts: Facts) -> Iterator[Finding]:
     kinds = {gpu.device.name: gpu.device for gpu in facts.nvidia.gpus}
     lacking = {name: lacks for name, device in kinds.items() if (lacks := _lacks_code(facts.torch, device))}
     for name, lacks in lacking.items():
+        step = (
+            "install an older torch, built for CUDA 12.6" if lacks < 0 else "install a torch for a newer CUDA"
+        )
         if len(lacking) < len(kinds):
             step = "name the other GPUs in CUDA_VISIBLE_DEVICES, so that no job meets it"
-        else:
-            step = f"install {'an older torch, built for CUDA 12.6' if lacks < 0 else 'a torch for a newer CUDA'}"
         yield Finding(f"{facts.torch.words} has no code for {name} ({kinds[name].features[0]})", step)
 
 
@@ -137,6 +136,14 @@ def _too_old(facts: Facts) -> Iterator[Finding]:
         " installed",
         f"update the driver to {oldest} or newer, or install a build of torch for CUDA {served[0]}",
     )
+
+
+def _lost(facts: Facts) -> Iterator[Finding]:
+    for number, error in facts.nvidia.lost.items() if facts.nvidia.gpus else ():
+        yield Finding(
+            f"GPU {number} does not answer its driver: {error}",
+            "restart the machine; if it fails again, look into the kernel's log (dmesg, for Xid)",
+        )
 
 
 def _hidden(facts: Facts) -> Iterator[Finding]:
@@ -175,7 +182,7 @@ def _mig(facts: Facts) -> Iterator[Finding]:
 
 
 def _amd(facts: Facts) -> Iterator[Finding]:
-    """Nothing beside an NVIDIA GPU, unless torch is built for ROCm: many of AMD's processors have a small GPU."""
+    """Nothing beside an NVIDIA GPU, unless torch is built for ROCm: many AMD processors have a small GPU."""
     if not facts.on_bus("amd") and not facts.amd_gpus:
         return
     if facts.nvidia.gpus and not facts.is_for_rocm:

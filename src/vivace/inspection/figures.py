@@ -83,8 +83,8 @@ def cpu_figures(processor: Processor) -> dict[str, float]:
 
 
 def this_processor(device: Device, num_threads: int, root: Path = Path("/")) -> Processor:
-    """The cores that this process may run on; threads of one count once. Of cores of two kinds the clock is taken
-    to be hidden: they do not do as much in a cycle.
+    """The cores that this process may run on; threads of one count once. Where cores are of two kinds, which
+    do not do as much in a cycle, the clock counts as hidden.
     """
     text = read(root / "proc/cpuinfo")
     vendor = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)

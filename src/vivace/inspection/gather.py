@@ -51,7 +51,7 @@ NEWEST_TORCH = (2, 15)  # that Vivace was tried with
 def inspect() -> Machine:
     """Gather the Machine that this process runs on; takes milliseconds and touches no GPU memory.
 
-    With a torch newer than `NEWEST_TORCH` it takes seconds: what Vivace needs of it is looked up. Beside GPUs of
+    With a torch newer than `NEWEST_TORCH` it takes seconds: what Vivace needs of it is looked up. Of GPUs of
     several kinds CUDA is asked for their order, once, by a child process.
     `Machine.ceilings` are the ones that `vivace inspect --measure` stored, for the training device.
     What cannot be read is named in `Machine.missing` with its reason; what keeps a device from training, in

@@ -61,7 +61,7 @@ def stored(machine: Machine) -> dict[str, Survey]:
 
 
 def known(machine: Machine, surveys: dict[str, Survey]) -> dict[str, float]:
-    """The ceilings of the device that a job trains on: the stored ones, and those that could not be stored."""
+    """The ceilings of the device that a job trains on: those stored, and those that could not be stored."""
     kind = machine.device.kind
     return store.cached_ceilings(machine.measured_as, kind) | surveys.get(kind, Survey()).values
 

@@ -35,9 +35,7 @@ ANCESTORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU or MIG instance, its identifier, its number as NVML counts, and whether MIG mode is on without an
-    instance.
-    """
+    """A GPU or MIG instance, its identifier, its number in NVML, and is MIG mode on without an instance?"""
 
     device: Device
     uuid: str = ""
@@ -47,13 +45,14 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Nvidia:
-    """What NVML said: GPUs in CUDA's order, links, the driver's version, the newest CUDA it serves, or the error."""
+    """What NVML said: GPUs in CUDA's order, links, driver, the newest CUDA it serves, or why not."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
     driver: str = ""
     cuda: tuple[int, int] | None = None
     error: str = ""
+    lost: dict[int, str] = dataclasses.field(default_factory=dict)  # by NVML's number: why it does not answer
 
 
 def ask(nvml: ModuleType | None = None) -> Nvidia:
@@ -67,10 +66,19 @@ def ask(nvml: ModuleType | None = None) -> Nvidia:
         driver = nvml.nvmlSystemGetDriverVersion()
         version = _try(nvml, "nvmlSystemGetCudaDriverVersion_v2")
         cuda = (version // 1000, version % 1000 // 10) if version else None
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        gpus = tuple(gpu for index, handle in enumerate(handles) for gpu in _gpus(nvml, handle, index))
-        gpus = _as_cuda_counts(gpus)
-        return Nvidia(gpus, tuple(_links(nvml, handles)), driver, cuda)
+        gpus: list[Gpu] = []
+        handles: dict[int, object] = {}
+        lost: dict[int, str] = {}
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                gpus += [*_gpus(nvml, handle, index)]
+                handles[index] = handle
+            except Exception as error:  # as of one that has fallen off the bus
+                lost[index] = str(error) or type(error).__name__
+        why = "" if gpus else next(iter(lost.values()), "")
+        links = tuple(_links(nvml, handles))
+        return Nvidia(_as_cuda_counts(tuple(gpus)), links, driver, cuda, why, lost)
     except Exception as error:
         return Nvidia(error=str(error) or type(error).__name__)
     finally:
@@ -103,7 +111,7 @@ def number_of(gpu: Gpu, gpus: tuple[Gpu, ...]) -> str:
 
 
 def _as_cuda_counts(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """GPUs of several kinds in CUDA's order, the fastest first unless it is told otherwise; others as they are."""
+    """GPUs of several kinds in CUDA's order, the fastest first unless it is told otherwise."""
     kinds = {gpu.device.name for gpu in gpus}
     if len(kinds) < 2 or any("mig" in gpu.device.features for gpu in gpus):
         return gpus
@@ -116,8 +124,8 @@ def _as_cuda_counts(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 @functools.cache
 def _told_by_cuda() -> tuple[str, ...]:
-    """The identifiers of all GPUs in CUDA's order, by a child process: a process that has started CUDA could not
-    be forked. Empty where it does not answer.
+    """The identifiers of all GPUs in CUDA's order, by a child process: one that has started CUDA could not be
+    forked. Empty where it does not answer.
     """
     shown = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     try:
@@ -179,13 +187,13 @@ def _state(nvml: ModuleType, handle: object) -> dict[str, Any]:
     return {name: value for name, value in read.items() if value}
 
 
-def _links(nvml: ModuleType, handles: list[Any]) -> Iterator[Link]:
+def _links(nvml: ModuleType, handles: dict[int, Any]) -> Iterator[Link]:
     """How every pair of GPUs is connected: by NVLink where that is, else by what of PCIe they share."""
     if len(handles) < 2:
         return
-    buses = [_bus(_try(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles]
-    ends = [_ends(nvml, handle) for handle in handles]
-    for (first, here), (second, there) in itertools.combinations(enumerate(handles), 2):
+    buses = {gpu: _bus(_try(nvml, "nvmlDeviceGetPciInfo", handle)) for gpu, handle in handles.items()}
+    ends = {gpu: _ends(nvml, handle) for gpu, handle in handles.items()}
+    for (first, here), (second, there) in itertools.combinations(handles.items(), 2):
         direct = sum(bus == buses[second] and bool(bus) for bus, _ in ends[first])
         switched = min(sum(to_switch for _, to_switch in ends[one]) for one in (first, second))
         if direct or switched:

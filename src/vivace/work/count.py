@@ -248,8 +248,8 @@ def _moves_nothing(func: Operator, given: object, result: object) -> bool:
 
 
 def _written(schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What an operator writes of its arguments, as those on many tensors do that return nothing; an optimizer's
-    kernel writes gradients only where it unscales them.
+    """What an operator writes of its arguments, as those on many tensors do that return nothing; a fused
+    optimizer writes gradients only where it unscales them.
     """
     given = named(schema, args) | kwargs
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
