@@ -199,7 +199,7 @@ class FakeNvml:
         self.closed = True
 
     def nvmlSystemGetDriverVersion(self):
-        return "580.95.05"
+        return b"580.95.05"  # as older releases do
 
     def nvmlSystemGetCudaDriverVersion_v2(self):
         return 13020
@@ -279,23 +279,37 @@ def test_mig_instances_are_devices_and_an_empty_gpu_is_none():
     assert len(nvidia.visible(empty, None)) == 1
 
 
+class NvmlError(Exception):
+    """As NVML's own, which have their numbers."""
+
+    def __init__(self, value, text):
+        super().__init__(text)
+        self.value = value
+
+
 @pytest.mark.parametrize("broken", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
-def test_one_gpu_that_is_lost_takes_no_other_with_it(broken):
+@pytest.mark.parametrize(
+    ("error", "problems"),
+    [
+        (NvmlError(15, "GPU is lost"), ["GPU 0 does not answer its driver: GPU is lost"]),
+        (NvmlError(4, "Insufficient Permissions"), []),  # it is another job's
+    ],
+)
+def test_one_gpu_that_does_not_answer_takes_no_other_with_it(broken, error, problems):
     nvml = FakeNvml()
     works = getattr(nvml, broken)
 
     def fails_for_the_first(index):
         if index == 0:
-            raise RuntimeError("GPU is lost")
+            raise error
         return works(index)
 
     setattr(nvml, broken, fails_for_the_first)
     found = nvidia.ask(nvml)
     assert ([gpu.index for gpu in found.gpus], found.error, found.links) == ([1], "", ())
-    assert [gpu.index for gpu in nvidia.visible(found.gpus, "0")] == [1]
+    assert [gpu.index for gpu in nvidia.visible(found.gpus, "0")] == [1]  # CUDA does not count it
     build = facts.TorchBuild("2.15.0", cuda="13.2")
-    (finding,) = diagnose(facts.Facts(build, found))
-    assert finding.problem == "GPU 0 does not answer its driver: GPU is lost"
+    assert [finding.problem for finding in diagnose(facts.Facts(build, found))] == problems
 
 
 class TwoKinds(FakeNvml):
@@ -363,6 +377,16 @@ def test_a_machine_with_gpus_is_gathered(monkeypatch):
     machine = gather.inspect()
     assert [device.kind for device in machine.devices] == ["cpu", "cuda", "cuda"]
     assert "for the CPU alone" in machine.findings[0].problem
+
+
+def test_a_newer_torch_that_cannot_be_imported_is_a_reason(monkeypatch):
+    def fail():
+        raise OSError("libcudart.so.99: cannot open shared object file")
+
+    monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("9.0.0"))
+    monkeypatch.setattr(gather.torch_internals, "missing", fail)
+    told = "torch 9.0.0 cannot be imported: OSError: libcudart.so.99: cannot open shared object file"
+    assert told in inspect().missing
 
 
 @pytest.mark.parametrize(("shown", "links"), [("1", []), ("1,0", [(0, 1)]), (None, [(0, 1)])])

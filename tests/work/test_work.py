@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from vivace.work.count import count_work
+from vivace.work.count import KernelCounter, count_work
 
 
 def on_meta(build):
@@ -222,6 +222,12 @@ def test_an_update_of_all_weights_at_once_moves_the_bytes_of_a_hand_count(how, k
     work = count_work(optimizer.step)
     assert {kernel.phase for kernel in work.kernels} == {"update"}
     assert (work.count, work.bytes) == (kernels, passes * 4 * (64 * 64 + 64))
+
+
+def test_telling_which_stream_uses_a_tensor_is_no_kernel():
+    counter = KernelCounter()
+    counter.note(torch.ops.aten.record_stream.default, (torch.ones(8), None), {}, None)
+    assert counter.kernels == []
 
 
 def test_copies_of_many_tensors_read_what_they_copy_alone():

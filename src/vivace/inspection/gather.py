@@ -15,6 +15,7 @@ from pathlib import Path
 from vivace import torch_internals
 from vivace.errors import InputError
 from vivace.inspection.backends import backends
+from vivace.inspection.ceilings import reason_of
 from vivace.inspection.diagnosis import diagnose, nvidia_is_out_of_reach, torch_trains_on, version_of
 from vivace.inspection.facts import Facts, gather_facts
 from vivace.inspection.limits import gather_limits, read
@@ -140,7 +141,10 @@ def _missing(facts: Facts) -> list[str]:
     if facts.torch is None:
         missing.append("torch is not installed: training needs it; reports and advice do not")
     elif version_of(facts.torch.version) > NEWEST_TORCH:
-        missing += torch_internals.missing()
+        try:
+            missing += torch_internals.missing()
+        except Exception as error:  # a library of torch's that cannot be loaded
+            missing.append(f"torch {facts.torch.version} cannot be imported: {reason_of(error)}")
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor does
     if shutil.which(compiler) is None:
         missing.append(f"no C++ compiler ({compiler}): torch.compile cannot build CPU kernels")

@@ -20,6 +20,7 @@ from vivace.machine import Device, Link
 
 PROBE = Path(__file__).with_name("probe.py")
 STARTING_SECONDS = 30.0  # of CUDA with many GPUs
+NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION: a cluster gave it to somebody else
 MOST_LINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -63,22 +64,24 @@ def ask(nvml: ModuleType | None = None) -> Nvidia:
     except Exception as error:  # NVML raises its own classes, and a broken library raises anything
         return Nvidia(error=str(error) or type(error).__name__)
     try:
-        driver = nvml.nvmlSystemGetDriverVersion()
+        driver = _text(nvml.nvmlSystemGetDriverVersion)
         version = _try(nvml, "nvmlSystemGetCudaDriverVersion_v2")
         cuda = (version // 1000, version % 1000 // 10) if version else None
         gpus: list[Gpu] = []
         handles: dict[int, object] = {}
         lost: dict[int, str] = {}
+        why = ""
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 gpus += [*_gpus(nvml, handle, index)]
                 handles[index] = handle
             except Exception as error:  # as of one that has fallen off the bus
-                lost[index] = str(error) or type(error).__name__
-        why = "" if gpus else next(iter(lost.values()), "")
+                why = str(error) or type(error).__name__
+                if getattr(error, "value", None) != NO_PERMISSION:
+                    lost[index] = why
         links = tuple(_links(nvml, handles))
-        return Nvidia(_as_cuda_counts(tuple(gpus)), links, driver, cuda, why, lost)
+        return Nvidia(_as_cuda_counts(tuple(gpus)), links, driver, cuda, "" if gpus else why, lost)
     except Exception as error:
         return Nvidia(error=str(error) or type(error).__name__)
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 # https://registry.khronos.org/OpenCL: cl.h
 ALL_DEVICES = 0xFFFFFFFF
 DEVICE_NAME, DEVICE_MEMORY, DEVICE_UNITS, PLATFORM_NAME = 0x102B, 0x101F, 0x1002, 0x0902
+FULL = 2  # cudaErrorMemoryAllocation: others use the memory of a card that works
 # https://registry.khronos.org/vulkan: vulkan_core.h
 VULKAN_KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
 PROPERTIES_BYTES, NAME_OFFSET, NAME_BYTES = 4096, 20, 256
@@ -91,7 +92,11 @@ def cuda() -> tuple[list[str], str]:
     found = []
     try:
         for number in range(max(1, torch.cuda.device_count())):
-            torch.ones(1, device=f"cuda:{number}")
+            try:
+                torch.ones(1, device=f"cuda:{number}")
+            except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+                if getattr(error, "error_code", FULL) != FULL:
+                    raise
             found.append(torch.cuda.get_device_name(number))
     except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
         return found, str(error).partition("\n")[0]

@@ -39,8 +39,8 @@ from vivace.work.formulas import complete, convolution_backward, convolution_sha
 from vivace.work.fusion import fused_bytes
 from vivace.work.kernel import Access, Kernel
 
-# Memory without values in it, and one value read back.
-_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
+# Memory without values in it, who uses it, and one value read back.
+_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar|^record_stream")
 _WRITES_ONLY = re.compile(r"^(_foreach_)?(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
 _LOOKS_UP = re.compile(r"^_embedding_bag(_forward_only|_per_sample_weights_backward)?$")
