@@ -152,7 +152,7 @@ def _missing(facts: Facts) -> list[str]:
 
 
 def _cpu_name(cpuinfo: str) -> str:
-    """By its vendor; where the system has no name, as on ARM, the core's, or by the numbers that tell it."""
+    """What the system calls it; on ARM, where that has no name, the core's, with the numbers that tell it."""
     for line in cpuinfo.splitlines():
         if line.lower().startswith("model name"):
             return line.partition(":")[2].strip()
