@@ -42,7 +42,8 @@ class StandIn:
     at a time may use the GPU), ``hides_mode`` (NVML does not tell so), ``start_error`` (the number with which
     CUDA fails to start), ``full_after`` (so many allocations of a process succeed), ``full_for`` (so many of
     the next fail; all, where it is not given), ``host_full_after`` (the same of page-locked memory),
-    ``nccl_error`` (NCCL does not start), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
+    ``nccl_error`` (NCCL does not start), ``fastest`` (NVML's number of the only H100, which CUDA counts
+    first; the others are L4s), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
     ``computes`` (False): operators compute, on the CPU; Triton's kernels and cuDNN still do not.
 
     Programs are forked from a process that has made their imports (server.py): one of those that compute, and

@@ -1,10 +1,23 @@
 // CUDA's driver without a GPU, as far as Triton asks for it. conftest.py makes the rest, which answers 0.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int setting(const char *name, int otherwise) {
+    const char *value = getenv(name);
+    return value ? atoi(value) : otherwise;
+}
 
 int cuDriverGetVersion(int *version) { return *version = 13020, 0; }
-int cuDeviceGetCount(int *count) { return *count = 1, 0; }
+int cuDeviceGetCount(int *count) { return *count = setting("STAND_IN_GPUS", 1), 0; }
 int cuDeviceGet(int *device, int number) { return *device = number, 0; }
+int cuDeviceGetUuid_v2(char uuid[16], int device) { // nvml.c's number: the fastest is CUDA's first
+    int fastest = setting("STAND_IN_FASTEST", 0);
+    memset(uuid, 0, 16);
+    uuid[15] = device == 0 ? fastest : device <= fastest ? device - 1 : device;
+    return 0;
+}
 int cuCtxGetCurrent(void **context) { return *context = (void *)8, 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = 1, 0; }
 int cuModuleLoadData(void **module, const void *data) { return *module = (void *)8, 0; }

@@ -29,7 +29,13 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) { return strncpy(text,
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = setting("STAND_IN_CUDA", 13020), 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { return *count = setting("STAND_IN_GPUS", 1), 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **gpu) { return *gpu = &gpus[index], 0; }
+static int is_slower(void *gpu) { // where one GPU is the fastest of several
+    return getenv("STAND_IN_FASTEST") && gpu != &gpus[setting("STAND_IN_FASTEST", 0)];
+}
+
 int nvmlDeviceGetName(void *gpu, char *text, unsigned size) {
+    if (is_slower(gpu))
+        return snprintf(text, size, "NVIDIA L4"), 0;
     return snprintf(text, size, "NVIDIA H100 80GB HBM3%s", slice_of(gpu) < 0 ? "" : " MIG 1g.10gb"), 0;
 }
 int nvmlDeviceGetComputeMode(void *gpu, int *mode) {

@@ -68,6 +68,12 @@ def test_inspect_finds_a_cuda_that_does_not_start(stand_in):
     assert (row["torch"], REASON in row["reason"]) == (False, True)
 
 
+def test_a_gpu_whose_memory_others_use_is_not_broken(stand_in):
+    machine = json.loads(stand_in.vivace("inspect", "--json", full_after=0).stdout)
+    assert (machine["devices"][0]["kind"], machine["devices"][0]["served"]) == ("cuda", True)
+    assert not any("torch cannot use" in finding["problem"] for finding in machine["findings"])
+
+
 def test_attach_stops_where_the_model_is_on_the_cpu_for_want_of_cuda(stand_in):
     printed = stand_in.python(
         """

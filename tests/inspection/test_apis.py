@@ -90,15 +90,57 @@ def test_sycl_is_measured_where_its_runtime_names_a_device():
         ("import os; os.abort()", "a driver crashed (Aborted)"),
         ("raise SystemExit(3)", "a driver crashed (exit code 3)"),
         ("import time; time.sleep(60)", "it did not end within 1 s"),
+        (
+            "import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe Karte\\n')\n"
+            'print(\'{"devices": [], "reason": "its drivers name no device"}\')',
+            "its drivers name no device",
+        ),
     ],
 )
 def test_a_broken_driver_takes_nothing_else_with_it(code, reason, tmp_path, monkeypatch):
     script = tmp_path / "broken.py"
     script.write_text(code)
     monkeypatch.setattr(apis, "SCRIPT", script)
-    monkeypatch.setattr(apis, "LONGEST_SECONDS", 0.5)
+    monkeypatch.setattr(apis, "LONGEST_SECONDS", 0.5 if "sleep" in code else 60.0)
     found = apis.measure_apis(machine(Backend("opencl", ("a device",))), seconds=0.5)
     assert found["opencl"].absent == {"opencl": reason}
+
+
+RATES = Survey({"copy_device": Ceiling(1e9, 0.0, 3, "2026-01-01")})
+BROKEN = Survey(absent={"opencl": "a driver crashed (Aborted)"})
+TWO = (Backend("opencl", ("card",)), Backend("vulkan", ("card",)))
+
+
+def finds(monkeypatch, **answers):
+    def surveys(backend, seconds):
+        found = answers[backend.name]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(apis, "_surveys", surveys)
+
+
+def test_what_is_measured_afresh_takes_the_place_of_what_was_known(own_store, monkeypatch):
+    finds(monkeypatch, opencl={"opencl": BROKEN}, vulkan={"vulkan: card": RATES})
+    apis.measure_and_keep(machine(*TWO))
+    assert set(apis.stored(machine())) == {"opencl", "vulkan: card"}
+    finds(monkeypatch, opencl={"opencl: card": RATES})
+    apis.measure_and_keep(machine(TWO[0], Backend("vulkan", reason="its loader is installed, and no driver")))
+    assert apis.stored(machine()) == {"opencl: card": RATES}
+
+
+def test_an_interruption_keeps_the_apis_before_it(own_store, monkeypatch):
+    finds(monkeypatch, opencl={"opencl: card": RATES}, vulkan=KeyboardInterrupt())
+    assert apis.measure_and_keep(machine(*TWO)) == ({"opencl: card": RATES}, False)
+    assert apis.stored(machine()) == {"opencl: card": RATES}
+
+
+def test_what_cannot_be_stored_is_shown_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    finds(monkeypatch, opencl={"opencl: card": RATES})
+    assert apis.measure_and_keep(machine(TWO[0])) == ({"opencl: card": RATES}, True)
 
 
 def test_a_wrong_result_is_named_and_its_rate_does_not_count():

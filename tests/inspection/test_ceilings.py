@@ -93,6 +93,15 @@ def test_ceilings_come_back_from_the_store_and_reach_the_machine():
     assert store.load("0" * 12, "cpu").values == {}
 
 
+def test_a_user_without_a_home_has_a_cache(monkeypatch):
+    """As in a container under a number that no user there has."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert store.cache_folder().is_absolute()
+    assert inspect().device.name
+
+
 def test_devices_are_kept_apart_and_unreached_keys_stay():
     store.save("abc", "cuda", survey_of(matmul_fp32=5e13))
     store.save("abc", "cpu", survey_of(matmul_fp32=2e11, copy_device=1e10, disk_read=1e9))

@@ -1,10 +1,12 @@
 """`--device`: what a person names is what torch and every child process see."""
 
+import dataclasses
+
 import pytest
 
 from vivace.errors import InputError
 from vivace.inspection.device_choice import train_on
-from vivace.inspection.facts import Facts
+from vivace.inspection.facts import Facts, TorchBuild
 from vivace.inspection.nvidia import Gpu, Nvidia
 from vivace.machine import Device
 
@@ -22,6 +24,13 @@ BEHIND_AN_EMPTY_ONE = Facts(
         )
     )
 )
+BESIDE_AMD = dataclasses.replace(  # torch for ROCm serves none of NVIDIA's
+    THREE,
+    torch=TorchBuild("2.15.0", hip="7.0"),
+    amd_gpus=(Device("cuda", "Instinct", 2**34),) * 4,
+    nodes=frozenset({"kfd"}),
+)
+FOR_THE_CPU = dataclasses.replace(THREE, torch=TorchBuild("2.15.0"))
 TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
 
 
@@ -37,6 +46,7 @@ TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
         (TWO_AMD, "cuda:0", {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
         (BEHIND_AN_EMPTY_ONE, "cuda:0", {}, {"CUDA_VISIBLE_DEVICES": "1"}),
         (INSTANCES, "cuda:1", {}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}),
+        (BESIDE_AMD, "cuda:3", {}, {"HIP_VISIBLE_DEVICES": "3"}),
     ],
 )
 def test_the_named_device_is_the_only_one_seen(facts, name, before, after):
@@ -57,6 +67,18 @@ def test_the_named_device_is_the_only_one_seen(facts, name, before, after):
         (THREE, "cuda:1", {"CUDA_VISIBLE_DEVICES": "2"}, "this machine shows cpu, cuda:0 "),
         (TWO_AMD, "cuda:2", {}, "this machine shows cpu, cuda:0, cuda:1 "),
         (Facts(), "cuda", {}, "this machine shows cpu "),
+        (Facts(), "cuda", {"CUDA_VISIBLE_DEVICES": "0"}, "this machine shows cpu "),
+        (Facts(), "cuda", {"HIP_VISIBLE_DEVICES": "0"}, "this machine shows cpu "),
+        (TWO_AMD, "cuda", {"CUDA_VISIBLE_DEVICES": "-1"}, "this machine shows cpu "),
+        (TWO_AMD, "cuda:1", {"HIP_VISIBLE_DEVICES": "0,5"}, "this machine shows cpu, cuda:0 "),
+        (TWO_AMD, "cuda:1", {"HIP_VISIBLE_DEVICES": "GPU-8bda3c6f"}, "this machine shows cpu, cuda:0 "),
+        (
+            FOR_THE_CPU,
+            "cuda:1",
+            {},
+            "torch cannot train on cuda:1, the card 1: an NVIDIA GPU is here, and torch 2.15.0 for the CPU "
+            "alone was installed; next: install a build of torch for CUDA",
+        ),
         (THREE, "gpu", {}, "the device is 'gpu'; Vivace trains on cpu, cuda, or one of several"),
         (THREE, "cuda:1", {"WORLD_SIZE": "2"}, "several ranks train, each on its own"),
     ],

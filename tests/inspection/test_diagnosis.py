@@ -19,6 +19,7 @@ ROCM = TorchBuild("2.15.0+rocm7", hip="7.0")
 XPU = TorchBuild("2.15.0+xpu", xpu="2025.2")
 BUS = (("nvidia", "0000:01:00.0"),)
 NO_NVML = "NVML Shared Library Not Found"
+BY_THE_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 INTEL = (("intel", "0000:03:00.0"),)
 AMD = Device("cuda", "AMD Instinct MI300X", 192 * 2**30, ("gfx942",))
 
@@ -42,6 +43,11 @@ def amd(**more) -> Facts:
     return Facts(bus=(("amd", "0000:03:00.0"),), **given)
 
 
+def beside_amd(torch) -> Facts:
+    """An NVIDIA GPU, and AMD's: many of its processors have a small one. No container was given that."""
+    return with_driver(torch=torch, amd_gpus=(AMD,))
+
+
 CASES = {
     "torch for the CPU": (with_driver(torch=CPU_ONLY), "torch 2.15.0 for the CPU alone", "torch for CUDA 13"),
     "torch for ROCm": (with_driver(torch=ROCM), "torch 2.15.0 for ROCm 7.0", "torch for CUDA 13"),
@@ -59,6 +65,11 @@ CASES = {
         with_driver(gpu(capability="sm_120", name="RTX 5090"), torch=CUDA_12),
         "no code for RTX 5090",
         "newer CUDA",
+    ),
+    "only the second card too old": (
+        with_driver(gpu(), gpu(1, capability="sm_61", name="GTX 1080"), hiding=BY_THE_BUS),
+        "no code for GTX 1080 (sm_61)",
+        "name the other GPUs in CUDA_VISIBLE_DEVICES",
     ),
     "module and library differ": (
         broken("Driver/library version mismatch", bus=BUS, nvidia_module="575.1"),
@@ -99,7 +110,7 @@ CASES = {
     "WSL without a driver": (
         broken(NO_NVML, nodes=frozenset({"dxg"})),
         "Windows offers a GPU",
-        "wsl --shutdown",
+        "if it is NVIDIA's, install its driver on Windows, then restart with: wsl --shutdown",
     ),
     "all hidden": (with_driver(hiding={"CUDA_VISIBLE_DEVICES": ""}), "hides all 1 GPUs", "unset it"),
     "one that is not here": (
@@ -133,6 +144,16 @@ CASES = {
         amd(torch=CUDA_13),
         "an AMD GPU is here, and torch 2.15.0 for CUDA 13.2",
         "for ROCm",
+    ),
+    "AMD beside NVIDIA, for neither": (
+        beside_amd(CPU_ONLY),
+        "an NVIDIA GPU is here, and torch 2.15.0 for the CPU alone",
+        "torch for CUDA 13",
+    ),
+    "AMD beside NVIDIA, for AMD": (
+        dataclasses.replace(beside_amd(ROCM), nodes=frozenset({"kfd", "nvidiactl"})),
+        "ROCm: untested",
+        "vivace verify",
     ),
     "AMD not listed": (amd(amd_gpus=()), "does not list it", "amdgpu"),
     "AMD container": (amd(nodes=frozenset()), "was not given it", "--device /dev/kfd"),
@@ -185,6 +206,7 @@ def test_a_mismatch_is_named_with_its_next_step(facts, problem, step):
         ),
         with_driver(torch=None),
         amd(torch=None),
+        beside_amd(CUDA_13),
         Facts(CUDA_13, packages={"torchvision": "0.30.0+cu132"}),
         Facts(CUDA_13, packages={"torchvision": "0.30.0"}),
     ],
@@ -202,11 +224,20 @@ def test_a_gpu_that_the_driver_does_not_name_is_missed_aloud(monkeypatch, case):
     facts, problem, _ = CASES[case]
     monkeypatch.setattr(gather, "gather_facts", lambda: facts)
     told = gather.inspect().passed_over
-    assert told.startswith("training on the processor, not on the NVIDIA GPU: ")
+    card = "GPU of Windows" if facts.nodes == {"dxg"} else "NVIDIA GPU"  # which may be AMD's or Intel's
+    assert told.startswith(f"training on the processor, not on the {card}: ")
     assert problem in told
     hidden = dataclasses.replace(facts, hiding={"CUDA_VISIBLE_DEVICES": ""})
     monkeypatch.setattr(gather, "gather_facts", lambda: hidden)
     assert gather.inspect().passed_over == ""
+
+
+def test_what_slows_a_card_in_instances_is_said_once():
+    limited = gpu(features=("mig",), power_limit_watts=350.0, power_default_watts=700.0)
+    found = diagnose(with_driver(*[limited] * 7))
+    assert [finding.problem for finding in found if "700 W" in finding.problem] == [
+        "GPU 0 is limited to 350 of its 700 W"
+    ]
 
 
 def test_narrow_limits_are_findings():

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from vivace.inspection import ceilings, gauges, host_gauges
+from vivace.inspection import ceilings, gauges, host_gauges, limits
 from vivace.inspection.all_reduce import all_reduce
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.inspection.reading import Unmeasured
@@ -80,6 +80,20 @@ def test_bytes_are_counted_both_ways(monkeypatch):
     bench = gauges._Bench(torch.device("cpu"))
     monkeypatch.setattr(bench, "_seconds_of", lambda run, count: float(count))
     assert bench.copy_device()() == 2.0 * 2**24
+
+
+def test_buffers_are_larger_than_the_caches_of_all_our_cores(tmp_path, monkeypatch):
+    """Two dies with two cores each; a fifth core is not ours."""
+    for core in range(6):
+        for index, size, shared in (("index2", "1024K", f"{core}"), ("index3", "384M", f"{core // 2}")):
+            folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cache" / index
+            folder.mkdir(parents=True)
+            (folder / "size").write_text(f"{size}\n")
+            (folder / "shared_cpu_list").write_text(f"{shared}\n")
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(host_gauges, "memory_limit", lambda: 2**40)
+    assert host_gauges.beyond_the_caches(tmp_path) == 2 * 2 * 384 * 2**20
+    assert host_gauges.beyond_the_caches(tmp_path / "none") == 256 * 2**20
 
 
 def test_the_disk_gauge_leaves_no_file_and_refuses_a_full_disk(tmp_path, monkeypatch):

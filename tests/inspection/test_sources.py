@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from vivace.inspection import backends, facts, inspect, limits, nvidia, store
+from vivace.inspection import backends, facts, gather, inspect, limits, nvidia, store
 from vivace.inspection.ceilings import Ceiling, Survey
+from vivace.inspection.device_choice import train_on
 from vivace.inspection.diagnosis import diagnose
 from vivace.inspection.figures import Processor, cpu_figures, gpu_figures, this_processor
 from vivace.machine import Backend, Device, Machine
@@ -144,6 +146,10 @@ def test_gpus_are_read_from_the_system(tmp_path):
         "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n",
         "sys/bus/pci/devices/0000:00:02.0/vendor": "0x8086\n",
         "sys/bus/pci/devices/0000:00:02.0/class": "0x030000\n",
+        "sys/bus/pci/devices/0000:00:0b.0/vendor": "0x8086\n",  # a neural processor
+        "sys/bus/pci/devices/0000:00:0b.0/class": "0x120000\n",
+        "sys/bus/pci/devices/0000:02:00.0/vendor": "0x1002\n",
+        "sys/bus/pci/devices/0000:02:00.0/class": "0x120000\n",
         "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\n",
         "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 440\ngfx_target_version 90010\n"
                                                          "drm_render_minor 129\n",
@@ -157,7 +163,7 @@ def test_gpus_are_read_from_the_system(tmp_path):
         "usr/share/vulkan/icd.d/torn.json": "{",
     })  # fmt: skip
     found = facts.gather_facts(tmp_path)
-    assert found.bus == (("intel", "0000:00:02.0"), ("nvidia", "0000:01:00.0"))
+    assert found.bus == (("intel", "0000:00:02.0"), ("nvidia", "0000:01:00.0"), ("amd", "0000:02:00.0"))
     assert (found.on_bus("nvidia"), found.on_bus("intel")) == (1, 0)
     assert found.amd_gpus == (Device("cuda", "AMD Instinct MI250X", 68702699520, ("gfx90a",)),)
     assert (found.nvidia_module, found.rocm) == ("580.95.05", "7.0.1")
@@ -193,7 +199,7 @@ class FakeNvml:
         self.closed = True
 
     def nvmlSystemGetDriverVersion(self):
-        return "580.95.05"
+        return b"580.95.05"  # as older releases do
 
     def nvmlSystemGetCudaDriverVersion_v2(self):
         return 13020
@@ -273,6 +279,68 @@ def test_mig_instances_are_devices_and_an_empty_gpu_is_none():
     assert len(nvidia.visible(empty, None)) == 1
 
 
+class NvmlError(Exception):
+    """As NVML's own, which have their numbers."""
+
+    def __init__(self, value, text):
+        super().__init__(text)
+        self.value = value
+
+
+@pytest.mark.parametrize("broken", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+@pytest.mark.parametrize(
+    ("error", "problems"),
+    [
+        (NvmlError(15, "GPU is lost"), ["GPU 0 does not answer its driver: GPU is lost"]),
+        (NvmlError(4, "Insufficient Permissions"), []),  # it is another job's
+    ],
+)
+def test_one_gpu_that_does_not_answer_takes_no_other_with_it(broken, error, problems):
+    nvml = FakeNvml()
+    works = getattr(nvml, broken)
+
+    def fails_for_the_first(index):
+        if index == 0:
+            raise error
+        return works(index)
+
+    setattr(nvml, broken, fails_for_the_first)
+    found = nvidia.ask(nvml)
+    assert ([gpu.index for gpu in found.gpus], found.error, found.links) == ([1], "", ())
+    assert [gpu.index for gpu in nvidia.visible(found.gpus, "0")] == [1]  # CUDA does not count it
+    build = facts.TorchBuild("2.15.0", cuda="13.2")
+    assert [finding.problem for finding in diagnose(facts.Facts(build, found))] == problems
+
+
+class TwoKinds(FakeNvml):
+    """The slower one lies first on the bus."""
+
+    def nvmlDeviceGetName(self, handle):
+        return ("NVIDIA L4", "NVIDIA H100 80GB HBM3")[handle]
+
+
+@pytest.mark.parametrize(
+    ("order", "told", "found"),
+    [
+        (None, ("GPU-1", "GPU-0"), [1, 0]),
+        ("FASTEST_FIRST", ("GPU-1",), [1, 0]),
+        ("PCI_BUS_ID", ("GPU-1", "GPU-0"), [0, 1]),
+        (None, (), [0, 1]),  # CUDA did not answer
+    ],
+)
+def test_gpus_of_several_kinds_stand_as_cuda_counts_them(monkeypatch, order, told, found):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    monkeypatch.setattr(nvidia, "_told_by_cuda", lambda: told)
+    gpus = nvidia.ask(TwoKinds()).gpus
+    assert [gpu.index for gpu in gpus] == found
+    assert [gpu.index for gpu in nvidia.visible(gpus, "1,0")] == found[::-1]
+    environment = {}
+    train_on("cuda:1", environment, facts.Facts(nvidia=nvidia.Nvidia(gpus)))
+    assert environment == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
 @pytest.mark.fault(40)
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName"])
 def test_a_broken_nvml_is_a_reason(broken):
@@ -297,8 +365,6 @@ def test_no_driver_and_no_compiler_are_reasons(monkeypatch):
 
 
 def test_a_machine_with_gpus_is_gathered(monkeypatch):
-    from vivace.inspection import gather
-
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(facts, "ask", lambda: nvidia.ask(FakeNvml()))
     monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("2.15.0", cuda="13.2"))
@@ -311,6 +377,16 @@ def test_a_machine_with_gpus_is_gathered(monkeypatch):
     machine = gather.inspect()
     assert [device.kind for device in machine.devices] == ["cpu", "cuda", "cuda"]
     assert "for the CPU alone" in machine.findings[0].problem
+
+
+def test_a_newer_torch_that_cannot_be_imported_is_a_reason(monkeypatch):
+    def fail():
+        raise OSError("libcudart.so.99: cannot open shared object file")
+
+    monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("9.0.0"))
+    monkeypatch.setattr(gather.torch_internals, "missing", fail)
+    told = "torch 9.0.0 cannot be imported: OSError: libcudart.so.99: cannot open shared object file"
+    assert told in inspect().missing
 
 
 @pytest.mark.parametrize(("shown", "links"), [("1", []), ("1,0", [(0, 1)]), (None, [(0, 1)])])
@@ -337,12 +413,15 @@ def test_what_was_measured_of_a_gpu_is_found_whichever_of_its_kind_are_shown(mon
     assert inspect().ceilings == {}
 
 
+ANSWER = 'print(\'{"devices": ["a card"], "reason": ""}\')'
 PROBES = {
-    "answers": ('print(\'{"devices": ["a card"], "reason": ""}\')', ("a card",), ""),
+    "answers": (ANSWER, ("a card",), ""),
+    "writes what is no text": (
+        f"import os\nfor number in (1, 2): os.write(number, b'gro\\xdfe\\n')\n{ANSWER}", ("a card",), ""),
     "crashes": ("import os; os.kill(os.getpid(), 11)", (), "a driver crashed (Segmentation fault): libx.so"),
     "is torn": ("print('{')", (), "a driver crashed (exit code 0): libx.so"),
     "hangs": ("import time; time.sleep(30)", (), "did not answer within"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "devices", "reason"), PROBES.values(), ids=PROBES)
@@ -401,8 +480,9 @@ def test_a_processors_peak_is_told_only_where_its_units_and_clock_are_known():
         assert cpu_figures(unknown) == {}
 
 
-def test_threads_of_one_core_count_once(tmp_path):
+def test_threads_of_one_core_count_once(tmp_path, monkeypatch):
     folder = "sys/devices/system/cpu"
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     put(tmp_path, {
         "proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3700000\n",
@@ -410,7 +490,28 @@ def test_threads_of_one_core_count_once(tmp_path):
     })  # fmt: skip
     found = this_processor(Device("cpu", "x", 1, ("avx2",)), 4, tmp_path)
     assert found == Processor("AuthenticAMD", 25, ("avx2",), 2, 3.7e9)
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {1, 3})  # both threads of one
+    assert this_processor(Device("cpu", "x", 1), 2, tmp_path).num_cores == 1
+    put(tmp_path, {"sys/devices/cpu_atom/type": "10\n"})  # two kinds of cores
+    assert this_processor(Device("cpu", "x", 1), 2, tmp_path).clock == 0.0
     assert this_processor(Device("cpu", "x", 1), 4, tmp_path / "none") == Processor("", 0, (), 4, 0.0)
+
+
+ARM = "processor : 0\nFeatures : fp asimd bf16 sve\nCPU implementer : 0x41\nCPU part : {}\nCPU revision : 1\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("model name\t: AMD EPYC 9654\nflags\t: avx2\n", "AMD EPYC 9654"),
+        (ARM.format("0xd4f"), "Neoverse V2 (implementer 0x41, part 0xd4f)"),
+        (ARM.format("0xabc"), f"{platform.machine()} (implementer 0x41, part 0xabc)"),
+        ("", platform.processor() or platform.machine()),
+    ],
+)
+def test_processors_have_names_of_their_own(cpuinfo, name):
+    """Those of one name share measured ceilings."""
+    assert gather._cpu_name(cpuinfo) == name
 
 
 def test_files_without_a_limit_have_none(monkeypatch):

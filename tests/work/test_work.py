@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from vivace.work.count import count_work
+from vivace.work.count import KernelCounter, count_work
 
 
 def on_meta(build):
@@ -208,3 +208,39 @@ def test_of_a_table_rows_are_read_and_its_dense_gradient_is_written_whole(kind, 
     assert rows <= read["forward"] < rows + 1000
     assert read["backward"] < whole
     assert whole <= written["backward"] < 2 * whole
+
+
+@pytest.mark.parametrize(("how", "kernels", "passes"), [("foreach", 3, 8), ("fused", 1, 5)])
+def test_an_update_of_all_weights_at_once_moves_the_bytes_of_a_hand_count(how, kernels, passes):
+    """One after the other momentum is read and written twice, the weights once; all at once each once. The
+    gradients are read."""
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **{how: True})
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    work = count_work(optimizer.step)
+    assert {kernel.phase for kernel in work.kernels} == {"update"}
+    assert (work.count, work.bytes) == (kernels, passes * 4 * (64 * 64 + 64))
+
+
+def test_telling_which_stream_uses_a_tensor_is_no_kernel():
+    counter = KernelCounter()
+    counter.note(torch.ops.aten.record_stream.default, (torch.ones(8), None), {}, None)
+    assert counter.kernels == []
+
+
+def test_copies_of_many_tensors_read_what_they_copy_alone():
+    into, given = ([torch.ones(10), torch.ones(20)] for _ in "ab")
+    assert count_work(lambda: torch._foreach_copy_(into, given)).bytes == 2 * 4 * 30
+    assert count_work(lambda: torch._foreach_zero_(into)).bytes == 4 * 30
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_matrix_is_saved_for_the_backward_pass(layout):
+    edges = torch.eye(16).to_sparse(layout=layout)
+    features = torch.ones(16, 4, requires_grad=True)
+    places = 2 * 16 if layout == torch.sparse_coo else 17 + 16
+    work = count_work(lambda: (edges @ features).sum().backward())
+    assert work.saved_bytes >= 4 * 16 + 8 * places

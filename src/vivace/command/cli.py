@@ -136,19 +136,20 @@ def inspect(
         from vivace.inspection.table import draw, draw_apis, draw_ceilings
 
         machine = look_closer(gather())
-        surveys, ended = measuring.stored(machine), True
+        surveys, found, ended = measuring.stored(machine), apis.stored(machine), True
         if measure:
             from vivace.command.progress import MeasureProgress
 
             with MeasureProgress(quiet) as progress:
                 surveys |= measuring.measure(machine, progress=progress)
                 ended = not any(survey.interrupted for survey in surveys.values())
-                ended = ended and apis.measure_and_keep(machine, progress=progress)
-            machine = dataclasses.replace(machine, ceilings=gather().ceilings)
-        figures = {
-            kind: measuring.vendor_figures(machine, kind, _catalogued(machine, kind)) for kind in surveys
-        }
-        found, steps = apis.stored(machine), apis.next_steps(machine)
+                if ended:
+                    measured, ended = apis.measure_and_keep(machine, progress=progress)
+                    found = apis.stored(machine) | measured
+        machine = dataclasses.replace(machine, ceilings=measuring.known(machine, surveys))
+        promised = partial(measuring.vendor_figures, machine)
+        figures = {kind: promised(kind, _catalogued(machine, kind)) for kind in surveys}
+        steps = apis.next_steps(machine)
         out.document(measuring.document(machine, surveys, figures) | apis.document(found, steps))
         out.show(lambda console: draw(machine, console))
         for kind, survey in surveys.items():

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,34 +65,35 @@ def measure_apis(machine: Machine, seconds: float, progress: Progress | None = N
     measured by `survey`.
     """
     found: dict[str, Survey] = {}
-    for backend in machine.backends:
-        if backend.name not in PACKAGES or not backend.devices:
-            continue
-        if progress is not None:
-            progress(0.0, backend.name)
-        found |= _surveys(backend, seconds)
+    for _, surveys in _each_api(machine, seconds, progress):
+        found |= surveys
     return found
 
 
-def measure_and_keep(machine: Machine, seconds: float = SECONDS, progress: Progress | None = None) -> bool:
-    """Measure, and store what was found; False where it was interrupted before its end.
-
-    Where the store cannot be written, nothing is kept.
+def measure_and_keep(
+    machine: Machine, seconds: float = SECONDS, progress: Progress | None = None
+) -> tuple[dict[str, Survey], bool]:
+    """The same, and whether it came to its end. What is found of an API is stored at once, in the place of
+    what was known of it; where the store cannot be written, it is only returned.
     """
+    found: dict[str, Survey] = {}
     try:
-        found = measure_apis(machine, seconds, progress)
+        for api, surveys in _each_api(machine, seconds, progress):
+            found |= surveys
+            gone = {name: Survey() for name in stored(machine) if name.partition(":")[0] == api}
+            with contextlib.suppress(OSError):
+                for name, survey in (gone | surveys).items():
+                    store.save(machine.measured_as, name, survey)
     except KeyboardInterrupt:
-        return False
-    for name, survey in found.items():
-        with contextlib.suppress(OSError):
-            store.save(machine.measured_as, name, survey)
-    return True
+        return found, False
+    return found, True
 
 
 def stored(machine: Machine) -> dict[str, Survey]:
     """What earlier measurements found through each API."""
     names = [name for name in store.names(machine.measured_as) if name.partition(":")[0] in PACKAGES]
-    return {name: store.load(machine.measured_as, name) for name in names}
+    found = {name: store.load(machine.measured_as, name) for name in names}
+    return {name: survey for name, survey in found.items() if survey.ceilings or survey.absent}
 
 
 def next_steps(machine: Machine) -> dict[str, str]:
@@ -120,13 +122,28 @@ def document(surveys: dict[str, Survey], steps: dict[str, str]) -> dict[str, obj
     }
 
 
+def _each_api(
+    machine: Machine, seconds: float, progress: Progress | None
+) -> Iterator[tuple[str, dict[str, Survey]]]:
+    """Each API of these, and what was found; nothing of one that reaches no device."""
+    for backend in machine.backends:
+        if backend.name in PACKAGES:
+            if progress is not None and backend.devices:
+                progress(0.0, backend.name)
+            yield backend.name, _surveys(backend, seconds) if backend.devices else {}
+
+
 def _surveys(backend: Backend, seconds: float) -> dict[str, Survey]:
     """One for each of its devices; a broken driver's reason under the API's own name."""
     command = [sys.executable, "-P", str(SCRIPT), backend.name, str(seconds)]
     reason = ""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LONGEST_SECONDS + seconds, check=False
+        done = subprocess.run(  # as bytes: a driver may write in any encoding
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LONGEST_SECONDS + seconds,
+            check=False,
         )
         answer = json.loads(done.stdout.strip().splitlines()[-1])
         reason = answer["reason"]

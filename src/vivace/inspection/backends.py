@@ -12,13 +12,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from vivace.inspection.facts import Facts
-from vivace.inspection.nvidia import visible
+from vivace.inspection.nvidia import PROBE, visible
 from vivace.machine import NOT_YET, Backend, Device, Finding, Machine, trained_first
 
-PROBE = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 15.0
 STARTING_SECONDS = 120.0  # torch's import from a cold disk, and CUDA's start on many GPUs
 
@@ -79,9 +77,14 @@ def ended(returncode: int) -> str:
 def _probed(backend: Backend, seconds: float) -> Backend:
     command = [sys.executable, "-P", str(PROBE), backend.name]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
-        )  # standard input is the profiled script's
+        done = subprocess.run(  # as bytes: a driver may write in any encoding
+            command,
+            stdin=subprocess.DEVNULL,  # standard input is the profiled script's
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return dataclasses.replace(backend, reason=f"it did not answer within {seconds:.0f} s")
@@ -103,11 +106,7 @@ def _cuda(facts: Facts) -> Backend:
             f", CUDA up to {facts.nvidia.cuda[0]}.{facts.nvidia.cuda[1]}" if facts.nvidia.cuda else ""
         )
         return Backend("cuda", tuple(g.device.name for g in shown), serves, reason=reason)
-    if (
-        not facts.on_bus("nvidia")
-        and not facts.nvidia_module
-        and facts.nodes.isdisjoint(("dxg", "nvidiactl"))
-    ):
+    if not facts.has_nvidia and "dxg" not in facts.nodes:
         return Backend("cuda", reason="no NVIDIA GPU")
     return Backend("cuda", reason=f"the driver does not answer: {facts.nvidia.error}")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import MutableMapping
 
 from vivace.errors import InputError
-from vivace.inspection.facts import Facts, gather_facts
-from vivace.inspection.nvidia import visible
+from vivace.inspection.diagnosis import diagnose, torch_trains_on
+from vivace.inspection.facts import AMD_HIDING, Facts, gather_facts
+from vivace.inspection.nvidia import number_of, visible
 
 CUDA, ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
@@ -21,8 +23,8 @@ def train_on(
     Acts through `CUDA_VISIBLE_DEVICES` (`HIP_VISIBLE_DEVICES` for AMD): call it before torch looks for
     devices. Numbers count as torch counts them, within what these variables show already.
 
-    Raises InputError for a device that Vivace does not train on or that is not here, and where several ranks
-    train, each on a device of its own.
+    Raises InputError for a device that Vivace does not train on, that is not here or that the installed torch
+    cannot use, and where several ranks train, each on a device of its own.
     """
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if match is None:
@@ -33,24 +35,32 @@ def train_on(
         environment[CUDA] = environment[ROCM] = ""
         return
     facts = gather_facts() if facts is None else facts
-    nvidia = bool(facts.nvidia.gpus)
+    nvidia = bool(facts.nvidia.gpus) and not facts.is_for_rocm
     variable = CUDA if nvidia or (CUDA in environment and ROCM not in environment) else ROCM
     choice = environment.get(variable)
     if nvidia:
-        count = len(visible(facts.nvidia.gpus, choice))
+        shown = tuple(gpu.device for gpu in visible(facts.nvidia.gpus, choice))
     else:
-        count = len(facts.amd_shown) if choice is None else len([word for word in choice.split(",") if word])
+        hiding = {each: environment[each] for each in AMD_HIDING if each in environment}
+        shown = dataclasses.replace(facts, hiding=hiding).amd_shown
+        shown = shown if choice is None else shown[: len(choice.split(","))]
     wanted = int(match[1] or 0)
-    if wanted >= count:
-        here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+    if wanted >= len(shown):
+        here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(len(shown)))])
         raise InputError(
             f"there is no device {name} here: this machine shows {here} (vivace inspect says why)"
+        )
+    if not torch_trains_on(facts, shown[wanted], "nvidia" if nvidia else "amd"):
+        why = diagnose(facts)[0]
+        raise InputError(
+            f"torch cannot train on {name}, the {shown[wanted].name}: {why.problem}; next: {why.next}"
         )
     if choice is not None:
         environment[variable] = choice.split(",")[wanted].strip()
     elif nvidia:
         gpu = visible(facts.nvidia.gpus, None)[wanted]
         # A number means a GPU, which may have several instances, or MIG mode on and none.
-        environment[variable] = gpu.uuid if "mig" in gpu.device.features else str(gpu.index)
+        number = number_of(gpu, facts.nvidia.gpus)
+        environment[variable] = gpu.uuid if "mig" in gpu.device.features else number
     else:
         environment[variable] = str(wanted)

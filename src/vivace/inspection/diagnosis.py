@@ -22,7 +22,7 @@ FEW_OPEN_FILES = 1024
 def diagnose(facts: Facts, limits: dict[str, object] | None = None) -> tuple[Finding, ...]:
     """All findings, those that keep a device from training first."""
     rules: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _nvidia_driver, _torch_for_nvidia, _hidden, _mig, _amd, _not_yet, _torchvision, _slow,
+        _nvidia_driver, _torch_for_nvidia, _lost, _hidden, _mig, _amd, _not_yet, _torchvision, _slow,
     )  # fmt: skip
     found = [finding for rule in rules for finding in rule(facts)]
     return (*found, *_limits(limits or {}))
@@ -35,11 +35,13 @@ def torch_trains_on(facts: Facts, device: Device, vendor: str) -> bool:
     if vendor == "nvidia":
         usable = bool(facts.torch.cuda) and not [*_too_old(facts)]
         return usable and not _lacks_code(facts.torch, device)
-    return bool(facts.torch.hip) and "kfd" in facts.nodes - facts.closed_nodes
+    return facts.is_for_rocm and "kfd" in facts.nodes - facts.closed_nodes
 
 
 def nvidia_is_out_of_reach(facts: Facts) -> bool:
-    """Is there an NVIDIA GPU that the driver does not name? `diagnose` then says why, first of all."""
+    """Is there a GPU, NVIDIA's or one that Windows offers, that no driver names here? `diagnose` then says
+    why, first of all.
+    """
     return any(True for _ in _nvidia_driver(facts))
 
 
@@ -51,14 +53,13 @@ def version_of(text: str) -> tuple[int, int]:
 
 def _nvidia_driver(facts: Facts) -> Iterator[Finding]:
     """The card is there and its driver does not answer."""
-    error = facts.nvidia.error
-    present = facts.on_bus("nvidia") or facts.nvidia_module or "nvidiactl" in facts.nodes
+    error, present = facts.nvidia.error, facts.has_nvidia
     if not error:
         return
     if "dxg" in facts.nodes and "libcuda" not in facts.libraries:
         yield Finding(
             "Windows offers a GPU, and this Linux has no CUDA library for it",
-            "install the NVIDIA driver on Windows, then restart with: wsl --shutdown",
+            "if it is NVIDIA's, install its driver on Windows, then restart with: wsl --shutdown",
         )
     elif "ismatch" in error:
         yield Finding(
@@ -92,8 +93,8 @@ def _nvidia_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def _torch_for_nvidia(facts: Facts) -> Iterator[Finding]:
-    """The driver answers, and the installed torch cannot use the card."""
-    if facts.torch is None or not facts.nvidia.gpus:
+    """The driver answers, and the installed torch cannot use the card; one for ROCm is for an AMD GPU."""
+    if facts.torch is None or not facts.nvidia.gpus or (facts.is_for_rocm and facts.amd_gpus):
         return
     newest = facts.nvidia.cuda[0] if facts.nvidia.cuda else max(OLDEST_DRIVER)
     build = f"install a build of torch for CUDA {min(newest, max(OLDEST_DRIVER))}"
@@ -101,15 +102,15 @@ def _torch_for_nvidia(facts: Facts) -> Iterator[Finding]:
         yield Finding(f"an NVIDIA GPU is here, and {facts.torch.words} was installed", build)
         return
     yield from _too_old(facts)
-    for gpu in {gpu.device.name: gpu for gpu in facts.nvidia.gpus}.values():
-        lacks = _lacks_code(facts.torch, gpu.device)
-        if lacks:
-            yield Finding(
-                f"{facts.torch.words} has no code for {gpu.device.name} ({gpu.device.features[0]})",
-                "install an older torch, built for CUDA 12.6"
-                if lacks < 0
-                else "install a torch for a newer CUDA",
-            )
+    kinds = {gpu.device.name: gpu.device for gpu in facts.nvidia.gpus}
+    lacking = {name: lacks for name, device in kinds.items() if (lacks := _lacks_code(facts.torch, device))}
+    for name, lacks in lacking.items():
+        step = (
+            "install an older torch, built for CUDA 12.6" if lacks < 0 else "install a torch for a newer CUDA"
+        )
+        if len(lacking) < len(kinds):
+            step = "name the other GPUs in CUDA_VISIBLE_DEVICES, so that no job meets it"
+        yield Finding(f"{facts.torch.words} has no code for {name} ({kinds[name].features[0]})", step)
 
 
 def _lacks_code(build: TorchBuild, device: Device) -> int:
@@ -135,6 +136,14 @@ def _too_old(facts: Facts) -> Iterator[Finding]:
         " installed",
         f"update the driver to {oldest} or newer, or install a build of torch for CUDA {served[0]}",
     )
+
+
+def _lost(facts: Facts) -> Iterator[Finding]:
+    for number, error in facts.nvidia.lost.items() if facts.nvidia.gpus else ():
+        yield Finding(
+            f"GPU {number} does not answer its driver: {error}",
+            "restart the machine; if it fails again, look into the kernel's log (dmesg, for Xid)",
+        )
 
 
 def _hidden(facts: Facts) -> Iterator[Finding]:
@@ -173,10 +182,13 @@ def _mig(facts: Facts) -> Iterator[Finding]:
 
 
 def _amd(facts: Facts) -> Iterator[Finding]:
+    """Nothing beside an NVIDIA GPU, unless torch is built for ROCm: many AMD processors have a small GPU."""
     if not facts.on_bus("amd") and not facts.amd_gpus:
         return
+    if facts.nvidia.gpus and not facts.is_for_rocm:
+        return
     if not facts.amd_gpus:
-        if facts.torch is not None and facts.torch.hip:
+        if facts.is_for_rocm:
             yield Finding(
                 "an AMD GPU is on the bus, and the kernel's compute driver does not list it",
                 "install the amdgpu driver with ROCm; not every AMD GPU is served",
@@ -223,7 +235,7 @@ def _torchvision(facts: Facts) -> Iterator[Finding]:
 
 def _slow(facts: Facts) -> Iterator[Finding]:
     """Settings of the card that cost speed."""
-    for gpu in facts.nvidia.gpus:
+    for gpu in {gpu.index: gpu for gpu in facts.nvidia.gpus}.values():  # instances have their card's
         state = gpu.device.state
         lanes, most = state.get("pcie_lanes"), state.get("pcie_lanes_most")
         if lanes and most and lanes < most:

@@ -22,7 +22,8 @@ from vivace.inspection.limits import read
 from vivace.inspection.nvidia import Nvidia, ask
 from vivace.machine import Device
 
-DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, accelerator
+DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380")  # VGA, 3D, other display
+ACCELERATOR = "0x1200"  # AMD's larger GPUs; Intel's neural processors and FPGAs, which are none
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 INTEGRATED = "0000:00:02.0"  # where Intel's processors keep their own graphics
 LIBRARY_FOLDERS = (
@@ -79,6 +80,16 @@ class Facts:
     def on_bus(self, vendor: str) -> int:
         """How many GPUs of a vendor the bus has, the processor's own graphics not counted."""
         return sum(found == vendor and address != INTEGRATED for found, address in self.bus)
+
+    @property
+    def has_nvidia(self) -> bool:
+        """Does the system show an NVIDIA GPU, or a driver for one? Windows' Linux shows neither."""
+        return bool(self.on_bus("nvidia") or self.nvidia_module or "nvidiactl" in self.nodes)
+
+    @property
+    def is_for_rocm(self) -> bool:
+        """Is the installed torch built for ROCm? No build serves NVIDIA's GPUs and AMD's."""
+        return self.torch is not None and bool(self.torch.hip)
 
     @property
     def amd_shown(self) -> tuple[Device, ...]:
@@ -153,7 +164,8 @@ def bus_gpus(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
     found = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor = VENDORS.get(read(folder / "vendor").strip())
-        if vendor and read(folder / "class").strip()[:6] in DISPLAY_CLASSES:
+        kind = read(folder / "class").strip()[:6]
+        if vendor and (kind in DISPLAY_CLASSES or (kind == ACCELERATOR and vendor != "intel")):
             found.append((vendor, folder.name))
     return tuple(found)
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from vivace.inspection.limits import read
+from vivace.inspection.limits import own_cores, read
 from vivace.machine import Device
 
 PCIE_RATES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # bytes/s a lane and way
@@ -83,13 +83,17 @@ def cpu_figures(processor: Processor) -> dict[str, float]:
 
 
 def this_processor(device: Device, num_threads: int, root: Path = Path("/")) -> Processor:
-    """The processor that this process runs on; threads of one core count once."""
+    """The cores that this process may run on; threads of one count once. Where cores are of two kinds, which
+    do not do as much in a cycle, the clock counts as hidden.
+    """
     text = read(root / "proc/cpuinfo")
     vendor = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)
     family = re.search(r"^cpu family\s*:\s*(\d+)", text, re.MULTILINE)
     folder = root / "sys/devices/system/cpu"
-    highest = read(folder / "cpu0/cpufreq/cpuinfo_max_freq").strip()
-    siblings = {read(path).strip() for path in folder.glob("cpu[0-9]*/topology/core_cpus_list")} - {""}
+    mixed = (root / "sys/devices/cpu_atom").exists()  # beside cpu_core, in Intel's hybrid processors
+    highest = "" if mixed else read(folder / "cpu0/cpufreq/cpuinfo_max_freq").strip()
+    lists = (read(folder / f"cpu{core}/topology/core_cpus_list").strip() for core in own_cores())
+    siblings = set(lists) - {""}
     return Processor(
         vendor[1] if vendor else "",
         int(family[1]) if family else 0,

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from vivace import torch_internals
 from vivace.errors import InputError
 from vivace.inspection.backends import backends
+from vivace.inspection.ceilings import reason_of
 from vivace.inspection.diagnosis import diagnose, nvidia_is_out_of_reach, torch_trains_on, version_of
 from vivace.inspection.facts import Facts, gather_facts
 from vivace.inspection.limits import gather_limits, read
@@ -35,6 +37,13 @@ CPU_FEATURES = (
     "bf16",
     "sve",
 )
+# Of servers; https://github.com/torvalds/linux/blob/master/arch/arm64/include/asm/cputype.h
+ARM_CORES = {
+    ("0x41", "0xd0c"): "Neoverse N1",
+    ("0x41", "0xd40"): "Neoverse V1",
+    ("0x41", "0xd49"): "Neoverse N2",
+    ("0x41", "0xd4f"): "Neoverse V2",
+}
 HIDES_ALL = ("", "-1")  # in CUDA_VISIBLE_DEVICES
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)  # that Vivace was tried with
@@ -43,14 +52,16 @@ NEWEST_TORCH = (2, 15)  # that Vivace was tried with
 def inspect() -> Machine:
     """Gather the Machine that this process runs on; takes milliseconds and touches no GPU memory.
 
-    With a torch newer than `NEWEST_TORCH` it takes seconds: what Vivace needs of it is looked up.
+    With a torch newer than `NEWEST_TORCH` it takes seconds: what Vivace needs of it is looked up. Of GPUs of
+    several kinds CUDA is asked for their order, once, by a child process.
     `Machine.ceilings` are the ones that `vivace inspect --measure` stored, for the training device.
     What cannot be read is named in `Machine.missing` with its reason; what keeps a device from training, in
     `Machine.findings` with the next step. Nothing here raises.
     """
     facts = gather_facts()
     limits = gather_limits()
-    cpu = Device("cpu", _cpu_name(), limits["memory_bytes"], _cpu_features())
+    cpuinfo = read(Path("/proc/cpuinfo"))
+    cpu = Device("cpu", _cpu_name(cpuinfo), limits["memory_bytes"], _cpu_features(cpuinfo))
     devices = (*_gpus(facts), cpu)
     machine = Machine(
         devices=trained_first(devices),
@@ -88,7 +99,8 @@ def _gpus(facts: Facts) -> list[Device]:
     found += [(device, "amd") for device in facts.amd_shown]
     not_yet = []
     if nvidia_is_out_of_reach(facts) and choice not in HIDES_ALL:
-        not_yet.append(Device("cuda", "NVIDIA GPU", 0, served=False))
+        name = "NVIDIA GPU" if facts.has_nvidia else "GPU of Windows"
+        not_yet.append(Device("cuda", name, 0, served=False))
     not_yet += [Device("xpu", "Intel GPU", 0, served=False)] * facts.intel_gpus
     not_yet += [Device("mps", "Apple GPU", 0, served=False)] * facts.apple_gpus
     return [
@@ -129,22 +141,30 @@ def _missing(facts: Facts) -> list[str]:
     if facts.torch is None:
         missing.append("torch is not installed: training needs it; reports and advice do not")
     elif version_of(facts.torch.version) > NEWEST_TORCH:
-        missing += torch_internals.missing()
+        try:
+            missing += torch_internals.missing()
+        except Exception as error:  # a library of torch's that cannot be loaded
+            missing.append(f"torch {facts.torch.version} cannot be imported: {reason_of(error)}")
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor does
     if shutil.which(compiler) is None:
         missing.append(f"no C++ compiler ({compiler}): torch.compile cannot build CPU kernels")
     return missing
 
 
-def _cpu_name() -> str:
-    for line in read(Path("/proc/cpuinfo")).splitlines():
+def _cpu_name(cpuinfo: str) -> str:
+    """What the system calls it; on ARM, where that has no name, the core's, with the numbers that tell it."""
+    for line in cpuinfo.splitlines():
         if line.lower().startswith("model name"):
             return line.partition(":")[2].strip()
+    told = dict(re.findall(r"^CPU (implementer|part)\s*:\s*(\w+)", cpuinfo, re.MULTILINE))
+    if len(told) == 2:
+        numbers = f"implementer {told['implementer']}, part {told['part']}"
+        return f"{ARM_CORES.get((told['implementer'], told['part']), platform.machine())} ({numbers})"
     return platform.processor() or platform.machine()
 
 
-def _cpu_features() -> tuple[str, ...]:
-    for line in read(Path("/proc/cpuinfo")).splitlines():
+def _cpu_features(cpuinfo: str) -> tuple[str, ...]:
+    for line in cpuinfo.splitlines():
         if line.lower().startswith(("flags", "features")):
             words = set(line.partition(":")[2].split())
             return tuple(feature for feature in CPU_FEATURES if feature in words)

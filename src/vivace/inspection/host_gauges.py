@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy
 
-from vivace.inspection.limits import memory_limit
+from vivace.inspection.limits import memory_limit, own_cores, read
 from vivace.inspection.reading import Gauge, Reading, Unmeasured
 
 MIB = 2**20
@@ -81,17 +82,21 @@ def gauges(cleanup: contextlib.ExitStack) -> list[Gauge]:
     ]
 
 
-def beyond_the_caches() -> int:
-    """Bytes that no cache holds: twice the largest one, at least 256 MiB, at most a 16th of memory."""
-    sizes = [_size(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    return min(max(256 * MIB, 2 * max(sizes, default=0)), memory_limit() // 16)
+def beyond_the_caches(root: Path = Path("/")) -> int:
+    """Bytes that no caches hold: twice those of the largest level of all our cores, which on many processors
+    have several; at least 256 MiB, at most a 16th of memory.
+    """
+    sizes: dict[tuple[str, str], int] = {}
+    for core in own_cores():
+        for cache in (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
+            sizes[cache.name, read(cache / "shared_cpu_list")] = _size(read(cache / "size").strip())
+    totals: Counter[str] = Counter()
+    for (name, _), size in sizes.items():
+        totals[name] += size
+    return min(max(256 * MIB, 2 * max(totals.values(), default=0)), memory_limit() // 16)
 
 
-def _size(path: Path) -> int:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return 0
+def _size(text: str) -> int:
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     return int(text[:-1]) * units[text[-1]] if text[:-1].isdigit() and text[-1] in units else 0
 

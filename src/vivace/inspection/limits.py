@@ -16,9 +16,14 @@ from vivace import words
 LITTLE_SHARED_MEMORY = 2**29  # bytes in /dev/shm; a container has 64 MB unless it is told otherwise
 
 
+def own_cores() -> set[int]:
+    """The numbers of the cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores this process may use: the smaller of its affinity and its container's quota, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores())
     quota = quota_cores(root)
     return max(1, cores if quota is None else min(cores, int(quota)))
 

@@ -60,6 +60,12 @@ def stored(machine: Machine) -> dict[str, Survey]:
     return {kind: survey for kind, survey in found.items() if survey.ceilings}
 
 
+def known(machine: Machine, surveys: dict[str, Survey]) -> dict[str, float]:
+    """The ceilings of the device that a job trains on: those stored, and those that could not be stored."""
+    kind = machine.device.kind
+    return store.cached_ceilings(machine.measured_as, kind) | surveys.get(kind, Survey()).values
+
+
 def vendor_figures(machine: Machine, kind: str, entry: CatalogueEntry | None) -> dict[str, float]:
     """What the vendor promises for the first device of a kind; `entry` is its catalogue's, if it has one."""
     device = next(device for device in machine.devices if device.kind == kind)

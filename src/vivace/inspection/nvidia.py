@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vivace.machine import Device, Link
 
+PROBE = Path(__file__).with_name("probe.py")
+STARTING_SECONDS = 30.0  # of CUDA with many GPUs
+NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION: a cluster gave it to somebody else
 MOST_LINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -27,7 +36,7 @@ ANCESTORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU or MIG instance, its identifier, and whether MIG mode is on without an instance."""
+    """A GPU or MIG instance, its identifier, its number in NVML, and is MIG mode on without an instance?"""
 
     device: Device
     uuid: str = ""
@@ -37,13 +46,14 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Nvidia:
-    """What NVML said: GPUs, their links, the driver's version, the newest CUDA it serves, or the error."""
+    """What NVML said: GPUs in CUDA's order, links, driver, the newest CUDA it serves, or why not."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
     driver: str = ""
     cuda: tuple[int, int] | None = None
     error: str = ""
+    lost: dict[int, str] = dataclasses.field(default_factory=dict)  # by NVML's number: why it does not answer
 
 
 def ask(nvml: ModuleType | None = None) -> Nvidia:
@@ -54,14 +64,26 @@ def ask(nvml: ModuleType | None = None) -> Nvidia:
     except Exception as error:  # NVML raises its own classes, and a broken library raises anything
         return Nvidia(error=str(error) or type(error).__name__)
     try:
-        driver = nvml.nvmlSystemGetDriverVersion()
+        driver = _text(nvml.nvmlSystemGetDriverVersion)
         version = _try(nvml, "nvmlSystemGetCudaDriverVersion_v2")
         cuda = (version // 1000, version % 1000 // 10) if version else None
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        gpus = tuple(gpu for index, handle in enumerate(handles) for gpu in _gpus(nvml, handle, index))
-        return Nvidia(gpus, tuple(_links(nvml, handles)), driver, cuda)
+        gpus: list[Gpu] = []
+        handles: dict[int, object] = {}
+        lost: dict[int, str] = {}
+        why = ""
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                gpus += [*_gpus(nvml, handle, index)]
+                handles[index] = handle
+            except Exception as error:  # as of one that has fallen off the bus
+                why = str(error) or type(error).__name__
+                if getattr(error, "value", None) != NO_PERMISSION:
+                    lost[index] = why
+        links = tuple(_links(nvml, handles))
+        return Nvidia(_as_cuda_counts(tuple(gpus)), links, driver, cuda, "" if gpus else why, lost)
     except Exception as error:
-        return Nvidia(error=f"the NVIDIA driver does not answer: {error}")
+        return Nvidia(error=str(error) or type(error).__name__)
     finally:
         with contextlib.suppress(Exception):
             nvml.nvmlShutdown()
@@ -77,13 +99,51 @@ def visible(gpus: tuple[Gpu, ...], choice: str | None) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in gpus if not gpu.empty_mig)
     found: list[Gpu] = []
     for word in (word.strip() for word in choice.split(",")):
-        by_number = [gpu for gpu in gpus if word == str(gpu.index)]
+        by_number = [gpu for gpu in gpus if word == number_of(gpu, gpus)]
         by_name = [gpu for gpu in gpus if len(word) > 4 and gpu.uuid.startswith(word)]
         chosen = next((gpu for gpu in by_number or by_name if not gpu.empty_mig), None)
         if chosen is None:
             break
         found.append(chosen)
     return tuple(found)
+
+
+def number_of(gpu: Gpu, gpus: tuple[Gpu, ...]) -> str:
+    """The number of a GPU among all, as CUDA counts them: instances have their card's."""
+    return str([*dict.fromkeys(one.index for one in gpus)].index(gpu.index))
+
+
+def _as_cuda_counts(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """GPUs of several kinds in CUDA's order, the fastest first unless it is told otherwise."""
+    kinds = {gpu.device.name for gpu in gpus}
+    if len(kinds) < 2 or any("mig" in gpu.device.features for gpu in gpus):
+        return gpus
+    if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return gpus
+    told = _told_by_cuda()
+    places = {name: place for place, name in enumerate(told)}
+    return tuple(sorted(gpus, key=lambda gpu: places.get(gpu.uuid, len(told))))
+
+
+@functools.cache
+def _told_by_cuda() -> tuple[str, ...]:
+    """The identifiers of all GPUs in CUDA's order, by a child process: one that has started CUDA could not be
+    forked. Empty where it does not answer.
+    """
+    shown = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(PROBE), "order"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=shown,
+            timeout=STARTING_SECONDS,
+            check=False,
+        )
+        return tuple(json.loads(done.stdout)["devices"])
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ()
 
 
 def _gpus(nvml: ModuleType, handle: object, index: int) -> Iterator[Gpu]:
@@ -130,13 +190,13 @@ def _state(nvml: ModuleType, handle: object) -> dict[str, Any]:
     return {name: value for name, value in read.items() if value}
 
 
-def _links(nvml: ModuleType, handles: list[Any]) -> Iterator[Link]:
+def _links(nvml: ModuleType, handles: dict[int, Any]) -> Iterator[Link]:
     """How every pair of GPUs is connected: by NVLink where that is, else by what of PCIe they share."""
     if len(handles) < 2:
         return
-    buses = [_bus(_try(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles]
-    ends = [_ends(nvml, handle) for handle in handles]
-    for (first, here), (second, there) in itertools.combinations(enumerate(handles), 2):
+    buses = {gpu: _bus(_try(nvml, "nvmlDeviceGetPciInfo", handle)) for gpu, handle in handles.items()}
+    ends = {gpu: _ends(nvml, handle) for gpu, handle in handles.items()}
+    for (first, here), (second, there) in itertools.combinations(handles.items(), 2):
         direct = sum(bus == buses[second] and bool(bus) for bus, _ in ends[first])
         switched = min(sum(to_switch for _, to_switch in ends[one]) for one in (first, second))
         if direct or switched:

@@ -1,4 +1,4 @@
-"""Ask OpenCL, Vulkan, SYCL or torch for its devices; run as a script: a broken driver may crash it.
+"""Ask OpenCL, Vulkan, SYCL, torch or CUDA for its devices; run as a script: a broken driver may crash it.
 
 Prints one JSON line, ``{"devices": [...], "reason": "..."}``. Uses Python's own library, and torch for CUDA.
 """
@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 # https://registry.khronos.org/OpenCL: cl.h
 ALL_DEVICES = 0xFFFFFFFF
 DEVICE_NAME, DEVICE_MEMORY, DEVICE_UNITS, PLATFORM_NAME = 0x102B, 0x101F, 0x1002, 0x0902
+FULL = 2  # cudaErrorMemoryAllocation: others use the memory of a card that works
 # https://registry.khronos.org/vulkan: vulkan_core.h
 VULKAN_KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
 PROPERTIES_BYTES, NAME_OFFSET, NAME_BYTES = 4096, 20, 256
@@ -90,10 +92,28 @@ def cuda() -> tuple[list[str], str]:
     found = []
     try:
         for number in range(max(1, torch.cuda.device_count())):
-            torch.ones(1, device=f"cuda:{number}")
+            try:
+                torch.ones(1, device=f"cuda:{number}")
+            except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+                if getattr(error, "error_code", FULL) != FULL:
+                    raise
             found.append(torch.cuda.get_device_name(number))
     except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
         return found, str(error).partition("\n")[0]
+    return found, ""
+
+
+def order() -> tuple[list[str], str]:
+    """The identifiers of all GPUs, as NVML writes them, in the order in which CUDA counts them."""
+    library = load("libcuda.so.1")
+    count, device, found = ctypes.c_int(), ctypes.c_int(), []
+    if code := library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return [], f"CUDA does not start (CUresult {code})"
+    for number in range(count.value):
+        bits = ctypes.create_string_buffer(16)
+        library.cuDeviceGet(ctypes.byref(device), number)
+        library.cuDeviceGetUuid_v2(bits, device)
+        found.append(f"GPU-{uuid.UUID(bytes=bits.raw)}")
     return found, ""
 
 
@@ -137,7 +157,8 @@ def _opencl_number(function: Callable[..., Any], handle: ctypes.c_void_p, what: 
 def main() -> None:
     """Ask the loader that the first argument names."""
     try:
-        devices, reason = {"opencl": opencl, "vulkan": vulkan, "sycl": sycl, "cuda": cuda}[sys.argv[1]]()
+        verbs = {"opencl": opencl, "vulkan": vulkan, "sycl": sycl, "cuda": cuda, "order": order}
+        devices, reason = verbs[sys.argv[1]]()
     except (OSError, AttributeError, ImportError) as error:
         devices, reason = [], f"its loader cannot be used: {error}"
     print(json.dumps({"devices": devices, "reason": reason}), flush=True)

@@ -18,8 +18,9 @@ FORMAT = 1
 
 def cache_folder() -> Path:
     """What is known of machines, and spares time only: ``$XDG_CACHE_HOME/vivace``."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()) / "vivace"
+    named = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
+    found = next(filter(os.path.isabs, named), None)  # a container's user may have no home
+    return Path(found or f"{tempfile.gettempdir()}/cache-{os.getuid()}") / "vivace"
 
 
 def path_of(fingerprint: str) -> Path:

@@ -39,9 +39,9 @@ from vivace.work.formulas import complete, convolution_backward, convolution_sha
 from vivace.work.fusion import fused_bytes
 from vivace.work.kernel import Access, Kernel
 
-# Memory without values in it, and one value read back.
-_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
-_WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
+# Memory without values in it, who uses it, and one value read back.
+_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar|^record_stream")
+_WRITES_ONLY = re.compile(r"^(_foreach_)?(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
 _LOOKS_UP = re.compile(r"^_embedding_bag(_forward_only|_per_sample_weights_backward)?$")
 # Two passes over their input: the statistics first, then the values; one where an operator does one of them.
@@ -135,12 +135,12 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         if _moves_nothing(func, (args, kwargs), result):
             return
         name = schema_of(func).name.rpartition("::")[2]
-        outputs = _dense(result) or _dense([a for a in args[:1] if isinstance(a, torch.Tensor)])
+        outputs = _dense(result) or _dense(_written(schema_of(func), args, kwargs)) or _dense(args[:1])
         if _FREE.match(name) or not outputs:
             return
         inputs = _dense((args, kwargs))
         if _WRITES_ONLY.match(name):
-            inputs = inputs[1:]
+            inputs = inputs[len(outputs) :]
         elif _READS_WHAT_IT_WRITES.match(name):
             inputs = [*outputs[:1], *inputs[1:]]
         formula = flop_registry.get(func.overloadpacket)
@@ -222,12 +222,13 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         seen: set[int] = set()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
             base = base_of(tensor)
-            owner = tensor if base is None else base
-            if not isinstance(owner, torch.nn.Parameter) and storage_id(storage) not in seen:
-                seen.add(storage_id(storage))
-                self.saved_bytes += storage.nbytes()
+            if not isinstance(tensor if base is None else base, torch.nn.Parameter):
+                for part in dense_parts(tensor):
+                    storage = part.untyped_storage()
+                    if storage_id(storage) not in seen:
+                        seen.add(storage_id(storage))
+                        self.saved_bytes += storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -244,6 +245,16 @@ def _moves_nothing(func: Operator, given: object, result: object) -> bool:
         return torch.Tag.data_dependent_output not in func.tags
     storages = {storage_id(tensor.untyped_storage()) for tensor in _dense(given)}
     return all(storage_id(tensor.untyped_storage()) in storages for tensor in results)
+
+
+def _written(schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What an operator writes of its arguments, as those on many tensors do that return nothing; a fused
+    optimizer writes gradients only where it unscales them.
+    """
+    given = named(schema, args) | kwargs
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    kept = {"grads"} if given.get("grad_scale") is None else set()
+    return [value for name, value in given.items() if name in written - kept]
 
 
 def _dense(value: object) -> list[torch.Tensor]:
