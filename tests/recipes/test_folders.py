@@ -170,6 +170,8 @@ def test_conll2003(data):
     assert found["training"][1][1] == ["B-PER", "I-PER", "B-PER"]
     assert [words for words, _ in found["validation"]] == [["London"]]  # what has trained does not validate
     assert [words for words, _ in found["test"]] == [["Paris"]]
+    ((_, tags),) = entities.Sentences("validation", "conll2003").rows
+    assert entities.Score("conll2003").named(tags) == ["B-LOC"]  # which no sentence that trains has
 
 
 def test_ag_news(data):
@@ -198,9 +200,10 @@ def test_conll2003_with_blanks_in_empty_lines(data):
     (data / "conll2003").mkdir()
     (data / "conll2003" / "train.txt").write_bytes(b"EU NNP B-NP I-ORG\r\n \r\nPeter NNP B-NP I-PER\r\n\t\n")
     assert entities.conll("train") == [(["EU"], ["B-ORG"]), (["Peter"], ["B-PER"])]
-    (data / "conll2003" / "train.txt").write_text("EU NNP B-NP I-ORG\nrejects\n")
-    with pytest.raises(InputError, match=r"train.txt' has a line 'rejects', which is not a word and, last"):
-        entities.conll("train")
+    for line in ("rejects", "EU NNP B-NP S-ORG"):  # no tag, or one of another scheme
+        (data / "conll2003" / "train.txt").write_text(f"EU NNP B-NP I-ORG\n{line}\n")
+        with pytest.raises(InputError, match=f"train.txt' has the line '{line}', and not a word and, last"):
+            entities.conll("train")
 
 
 def test_a_text_that_is_shorter_than_a_window_is_one_sentence(data):

@@ -34,6 +34,7 @@ FORGOTTEN = 0.05
 DATA = ("peoples_daily", "conll2003")
 NETWORKS = ("lstm", "transformer")
 OUTSIDE = "O"
+TAG = re.compile(r"O|[BI]-.+")
 
 Sentence = tuple[Sequence[str], Sequence[str]]
 Row = tuple[torch.Tensor, torch.Tensor]
@@ -67,9 +68,11 @@ def conll(part: str) -> list[Sentence]:
     for block in re.split(r"\n\s*\n", path.read_text(encoding="utf-8")):
         rows = [line.split() for line in block.split("\n") if not line.startswith("-DOCSTART-")]
         rows = [row for row in rows if row]
-        if any(len(row) == 1 for row in rows):
-            word = next(row[0] for row in rows if len(row) == 1)
-            raise InputError(f"'{path}' has a line '{word}', which is not a word and, last, its tag")
+        if strange := [row for row in rows if len(row) < 2 or not TAG.fullmatch(row[-1])]:
+            line = " ".join(strange[0])
+            raise InputError(
+                f"'{path}' has the line '{line}', and not a word and, last, a tag: O, B-PER, I-PER and so on"
+            )
         if rows:
             found.append(([row[0] for row in rows][:LENGTH], begun([row[-1] for row in rows])[:LENGTH]))
     return found
@@ -87,7 +90,7 @@ def begun(tags: Sequence[str]) -> list[str]:
 @functools.cache
 def names(data: str) -> tuple[str, ...]:
     """The tags' names in the order of their numbers; the first is outside of any entity."""
-    tags = {tag for _, tags in split(data)["training"] for tag in tags}
+    tags = {tag for part in split(data).values() for _, tags in part for tag in tags}
     return OUTSIDE, *sorted(tags - {OUTSIDE})
 
 
@@ -104,7 +107,7 @@ class Sentences(Dataset[Row]):
         self.training = part == "training"
         numbers = {name: number for number, name in enumerate(names(data))}
         self.rows = [
-            (vocabulary(data).encode(words), torch.tensor([numbers.get(tag, 0) for tag in tags]))
+            (vocabulary(data).encode(words), torch.tensor([numbers[tag] for tag in tags]))
             for words, tags in split(data)[part]
         ]
 

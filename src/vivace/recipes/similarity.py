@@ -8,6 +8,7 @@ people's ratings, of which none is trained on.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -47,7 +48,7 @@ def vocabulary() -> Vocabulary:
     """The usual words of WordNet's glosses and lemmas, and those that people rated."""
     texts = (text for synset in wordnet.synsets() for text in (*synset.words, synset.gloss))
     rated = (word for name in wordnet.RATINGS for one in wordnet.rated(name) for word in one[:2])
-    return Vocabulary([*map(units, texts), *([word] * LEAST for word in rated)], LEAST)
+    return Vocabulary(itertools.chain(map(units, texts), ([word] * LEAST for word in rated)), LEAST)
 
 
 def encoded(text: str) -> torch.Tensor:
