@@ -168,7 +168,10 @@ def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> d
 
 def summary(rows: Rows, margin: float) -> dict[str, Any]:
     """What the trainings of one recipe say together."""
-    by_way = {way: sorted((r for r in rows if r["way"] == way), key=lambda row: row["seed"]) for way in WAYS}
+    trained = [{row["seed"] for row in rows if row["way"] == way} for way in WAYS]
+    seeds = set.intersection(*trained)  # a run that was stopped has left one of which a way is missing
+    rows = sorted((row for row in rows if row["seed"] in seeds), key=lambda row: row["seed"])
+    by_way = {way: [row for row in rows if row["way"] == way] for way in WAYS}
     target = mean(row["curve"][-1][1] for row in by_way["strict"]) - margin
     differences = {
         way: [mine["metric"] - its["metric"] for mine, its in zip(by_way["plan"], by_way[way], strict=True)]

@@ -67,6 +67,11 @@ def test_equal_and_faster():
     assert 0.9 - 0.004 < low < 0.9 < high < 0.9 + 0.004
 
 
+def test_a_seed_that_was_not_trained_every_way_does_not_count():
+    further = row("strict", SEEDS, 100.0, 0.1)  # a longer run was stopped behind it
+    assert accuracy.summary([*rows(), further], 0.01) == accuracy.summary(rows(), 0.01)
+
+
 def test_worse_by_more_than_the_margin_is_not_equal_and_never_reaches_the_metric():
     found = accuracy.summary(rows(shift=-0.05), 0.01)
     assert not found["equal"]

@@ -7,6 +7,7 @@ import json
 import random
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -143,6 +144,19 @@ def test_another_order_is_noticed():
     )
 
 
+@pytest.mark.parametrize("kind", ["arrays", "texts"])
+def test_another_order_of_what_is_no_tensor_is_noticed(kind):
+    def read():
+        order = random.Random(next(fresh)).sample(range(SAMPLES), SAMPLES)
+        return [numpy.array([index]) if kind == "arrays" else [f"text {index}"] for index in order]
+
+    first = IterableData(read(), 7)
+    list(itertools.islice(first, 3))
+    again = IterableData(read(), 7, start_batch=3, place=first.place(3))
+    assert len(list(again)) == SAMPLES - 3
+    assert again.notices[0].startswith("resumed, not bit-exact")
+
+
 def test_a_place_of_another_epoch_or_batch_says_nothing():
     for wrong in ({"epoch": 0, "batch": 3}, {"epoch": 1, "batch": 2}):
         _, data, _ = passed(Stream, start_batch=3, place={"mark": "00", **wrong})
@@ -174,9 +188,13 @@ def test_marks_see_order_shape_and_type():
     a, b = torch.zeros(5), torch.ones(5)
     marks = {
         marked(marked(b"", one), other)
-        for one, other in itertools.permutations([a, b, a.int(), a.bfloat16(), a.bool(), a[:0], [a, b]], 2)
+        for one, other in itertools.permutations(
+            [a, b, a.int(), a.bfloat16(), a.bool(), a[:0], [a, b], a.numpy(), b.numpy(), "a", "b"], 2
+        )
     }
-    assert len(marks) == 42
+    assert len(marks) == 110
+    assert marked(b"", "/one/name") == marked(b"", "/other/name")
+    assert marked(b"", numpy.array([object()])) == marked(b"", numpy.array([object()]))
     assert marked(b"", {"x": a.to_sparse()}) != marked(b"", a)
 
 

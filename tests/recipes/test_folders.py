@@ -1,13 +1,15 @@
 """Data sets below VIVACE_DATA, as small fakes in their own formats, through torchvision's readers."""
 
 import pickle
+import shutil
 
 import numpy
 import pytest
 import torch
 from PIL import Image
 
-from vivace.errors import InputError
+from vivace.data.damage import Damage
+from vivace.errors import InputError, SampleError
 from vivace.job import load
 from vivace.recipes import (
     classification,
@@ -57,6 +59,13 @@ def test_an_archive_that_is_cut_off_is_one_sentence(data):
         classification.images("training", "cifar10")
 
 
+def test_packed_files_of_mnist_are_one_sentence(data):
+    (data / "MNIST" / "raw").mkdir(parents=True)
+    (data / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"MNIST cannot be read .*: put the four files .* there, unpacked"):
+        keras_cnn.images("training", "mnist")
+
+
 def test_mnist(data):
     raw = data / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -82,6 +91,28 @@ def test_an_imagenet_folder(data):
     assert classification.images("training", "imagenet")[0][0].shape == (3, 128, 128)
     job = load("classification,data=imagenet,width=8")
     assert job.model()(torch.zeros(1, 3, 128, 128)).shape == (1, 3)
+
+
+def test_classes_of_an_imagenet_folder_have_the_numbers_that_train(data):
+    for part, names in {"train": ("ant", "bee", "cow"), "val": ("bee", "cow")}.items():
+        for name in names:
+            picture(data / "imagenet" / part / name / "0.jpg")
+            picture(data / "imagenet" / part / name / "1.jpg")
+    held_out = classification.images("validation", "imagenet")
+    assert [label for _, label in held_out] == [1, 2]
+    folders.imagenet.cache_clear()
+    picture(data / "imagenet" / "val" / "dog" / "0.jpg")
+    with pytest.raises(InputError, match=r"val' has a folder 'dog', and '.*train' has none"):
+        classification.images("validation", "imagenet")
+
+
+def test_a_damaged_picture_of_an_imagenet_folder_is_named(data):
+    for number in range(2):
+        picture(data / "imagenet" / "train" / "ant" / f"{number}.jpg")
+    file = data / "imagenet" / "train" / "ant" / "1.jpg"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(SampleError, match=r"sample 1 \('.*/ant/1.jpg'\) cannot be read"):
+        Damage().read(classification.images("training", "imagenet"), [0, 1], 0)
 
 
 def test_pascal_voc(data):
@@ -122,6 +153,8 @@ def test_penn_fudan(data):
     files = [set(folders.penn_fudan(split).samples) for split in ("training", "validation", "test")]
     assert [len(part) for part in files] == [6, 2, 2]
     assert len(set.union(*files)) == 10
+    shutil.rmtree(place)
+    assert detection.images("test", "penn_fudan")[0][0].equal(image)  # decoded once
 
 
 def test_conll2003(data):
@@ -137,6 +170,8 @@ def test_conll2003(data):
     assert found["training"][1][1] == ["B-PER", "I-PER", "B-PER"]
     assert [words for words, _ in found["validation"]] == [["London"]]  # what has trained does not validate
     assert [words for words, _ in found["test"]] == [["Paris"]]
+    ((_, tags),) = entities.Sentences("validation", "conll2003").rows
+    assert entities.Score("conll2003").named(tags) == ["B-LOC"]  # which no sentence that trains has
 
 
 def test_ag_news(data):
@@ -149,6 +184,33 @@ def test_ag_news(data):
     assert sizes == {"training": 1748, "validation": 249, "test": 3}  # of 1,997 that are not tested
     assert found["test"][1] == ("title 1 text of number 1", 1)
     assert load("text_classification,data=ag_news,width=32").model()(torch.ones(2, 16).long()).shape == (2, 4)
+
+
+def test_ag_news_with_the_columns_names_and_texts_of_nothing(data):
+    (data / "ag_news").mkdir()
+    rows = '\ufeffClass Index,Title,Description\n3,Oil,rises\n\n2,Cup,won\n1," ",""\n'
+    (data / "ag_news" / "train.csv").write_text(rows, encoding="utf-8")
+    assert text_classification.ag_news("train") == [("Oil rises", 2), ("Cup won", 1)]
+    (data / "ag_news" / "train.csv").write_text("1,World,news\n5,a,b\n")
+    with pytest.raises(InputError, match=r"line 2 of '.*train.csv' is not a class from 1 to 4, a title"):
+        text_classification.ag_news("train")
+
+
+def test_conll2003_with_blanks_in_empty_lines(data):
+    (data / "conll2003").mkdir()
+    (data / "conll2003" / "train.txt").write_bytes(b"EU NNP B-NP I-ORG\r\n \r\nPeter NNP B-NP I-PER\r\n\t\n")
+    assert entities.conll("train") == [(["EU"], ["B-ORG"]), (["Peter"], ["B-PER"])]
+    for line in ("rejects", "EU NNP B-NP S-ORG"):  # no tag, or one of another scheme
+        (data / "conll2003" / "train.txt").write_text(f"EU NNP B-NP I-ORG\n{line}\n")
+        with pytest.raises(InputError, match=f"train.txt' has the line '{line}', and not a word and, last"):
+            entities.conll("train")
+
+
+def test_a_text_that_is_shorter_than_a_window_is_one_sentence(data):
+    (data / "wikitext-2-raw").mkdir()
+    (data / "wikitext-2-raw" / "wiki.valid.raw").write_bytes(b"short")
+    with pytest.raises(InputError, match="validation text of wikitext2 has 5 bytes, fewer than 129"):
+        language_model.held_out("validation", "wikitext2")
 
 
 def test_wikitext2(data):

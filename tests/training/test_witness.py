@@ -5,10 +5,12 @@ import functools
 import hashlib
 import random
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from vivace.data.witness import Witness
 from vivace.errors import JobError
 from vivace.training.training import train
 
@@ -74,6 +76,16 @@ def test_other_data_are_refused_unless_accepted(tmp_path, of, num_workers):
     with pytest.raises(JobError, match="the first batch is not what it was"):
         train(same, out=tmp_path / "run", resume=True)
     assert train(other, out=tmp_path / "run", resume=True).steps == 15
+
+
+@pytest.mark.parametrize("batches", [(numpy.zeros(3), numpy.ones(3)), (["one text"], ["another"])])
+def test_a_first_batch_without_tensors_is_marked_by_what_it_holds(batches):
+    marks = []
+    for batch in (*batches, batches[0]):
+        witness = Witness()
+        witness.look(lambda batch=batch: batch)
+        marks.append(witness.mark)
+    assert marks[0] == marks[2] != marks[1]
 
 
 def test_data_that_come_otherwise_each_time_prove_nothing(tmp_path, of):

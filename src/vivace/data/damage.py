@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
@@ -18,9 +18,6 @@ from vivace.files import open_own, read_own
 from vivace.job import Job, blame
 from vivace.tensors.randomness import seed_streams
 from vivace.torch_internals.loaders import FILE_LISTS
-
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
 
 MOST_SHARE = 0.1  # of the samples read; more is no longer damage here and there
 FEWEST = 10
@@ -162,9 +159,12 @@ def path_of(dataset: Any, index: object) -> str:
         dataset, index = dataset.dataset, dataset.indices[index]
     for name in FILE_LISTS:
         try:
-            entry = getattr(dataset, name)[index]
+            entries = getattr(dataset, name)
+            if isinstance(entries, Dataset):  # which this one wraps: it has the list, and reads its samples
+                return path_of(entries, index)
+            entry = entries[index]
             first = entry[0] if isinstance(entry, (tuple, list)) else entry
-        except (AttributeError, LookupError, TypeError):
+        except Exception:  # it has none, or what reads files, and fails once more
             continue
         if isinstance(first, (str, os.PathLike)):
             return os.fspath(first)

@@ -7,23 +7,25 @@ that a resumed run knows whether the stream came again as it did before.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import DataLoader
 
 from vivace.job import Batch
 from vivace.technique.build import Stateful
 from vivace.tensors.randomness import Streams, capture, from_plain, restore, to_plain
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import contents
 
 STATE_SECONDS = 20.0  # between two states of the data: as much is read again after a stop
 STATE_COSTS = 100  # times what it takes to tell a state lie between two, at least
 KEPT = 64  # marks and states of the last batches; what techniques fetch ahead lies within
-_MARKED = 64  # numbers of each tensor
+_MARKED = 64  # numbers of each tensor or array, letters of each text
 _IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.uint8, torch.int32, torch.int64, torch.bool)
 _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 
@@ -221,15 +223,21 @@ def is_plain(state: object) -> bool:
 
 
 def marked(before: bytes, batch: Batch) -> bytes:
-    """16 bytes that depend on `before` and, by a few numbers of each tensor, on `batch`."""
+    """16 bytes that depend on `before` and, by a few numbers or letters of each part, on `batch`."""
     found = hashlib.blake2b(before, digest_size=16)
-    for tensor in tensors(batch):
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.layout is torch.strided and tensor.numel():
-            step = max(1, tensor.numel() // _MARKED)
-            if tensor.dtype in _IN_NUMPY and tensor.device.type == "cpu":  # a quarter of the time
-                few: Any = tensor.detach().numpy().reshape(-1)[::step]
+    for part in contents(batch):
+        if isinstance(part, str):  # of a path the name: the same file may lie elsewhere
+            found.update(f"text {os.path.basename(part)[:_MARKED]} ".encode(errors="replace"))
+            continue
+        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        few: Any = numpy.empty(0)
+        if isinstance(part, numpy.ndarray):
+            few = few if part.dtype.hasobject else part.reshape(-1)[:: max(1, part.size // _MARKED)]
+        elif part.layout is torch.strided and part.numel():
+            step = max(1, part.numel() // _MARKED)
+            if part.dtype in _IN_NUMPY and part.device.type == "cpu":  # a quarter of the time
+                few = part.detach().numpy().reshape(-1)[::step]
             else:
-                few = tensor.detach().reshape(-1)[::step].cpu().contiguous().view(torch.uint8).numpy()
-            found.update(few.tobytes())
+                few = part.detach().reshape(-1)[::step].cpu().contiguous().view(torch.uint8).numpy()
+        found.update(few.tobytes())
     return found.digest()

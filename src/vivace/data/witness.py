@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from vivace.tensors.trees import digest
+from vivace.tensors.trees import digest, digest_beside_tensors
 
 _BYTES = 20
 _CHANGED = b"\xff"  # the last byte, beside the mark
@@ -51,4 +51,5 @@ class Witness:
 
 
 def _mark(batch: Any) -> bytes:
-    return hashlib.sha256(repr(digest(batch)).encode()).digest()[:_BYTES]
+    whole = (digest(batch), digest_beside_tensors(batch))
+    return hashlib.sha256(repr(whole).encode()).digest()[:_BYTES]

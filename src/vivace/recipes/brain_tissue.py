@@ -19,9 +19,9 @@ from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
-from vivace.recipes.networks.segmenting import IGNORED, loss, mean_iou
+from vivace.recipes.networks.segmenting import loss, mean_iou
 from vivace.recipes.networks.unet import UNet
-from vivace.recipes.sources import of_package
+from vivace.recipes.sources import check_least, needing, of_package
 
 SIDES = (96, 112)  # pixels of a slice, of 2 mm, from the middle of the volume's
 SLAB, GAP = 6, 1  # slices of a slab, and those left out after each
@@ -37,10 +37,8 @@ def _volume(name: str) -> torch.Tensor:
     path = of_package(
         "nilearn", f"nilearn/datasets/data/mni_icbm152_{name}_tal_nlin_sym_09a_converted.nii.gz"
     )
-    try:
+    with needing():
         import nibabel
-    except ImportError:
-        raise InputError("the brain_tissue recipe needs nibabel: pip install 'vivace[tasks]'") from None
     image: Any = nibabel.load(path)
     values = torch.from_numpy(image.get_fdata(dtype="float32"))
     return (values / values.max())[::2, ::2, ::2]
@@ -96,11 +94,12 @@ def unseen() -> DataLoader[Any]:
 
 def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
     """The confusion of pixels, and slices under the colours of their tissues."""
-    return showing.segmented(model, batches, CLASSES, IGNORED)
+    return showing.segmented(model, batches, CLASSES)
 
 
 def job(*, width: int = 12, depth: int = 3, epochs: int = 5) -> Job:
     """The job. `width` in channels of the first convolutions; `depth` is how often the sides are halved."""
+    check_least("width", width, 1)
     if not 1 <= depth <= 4:
         raise InputError(
             f"depth must be 1 to 4, so that {SIDES[0]} and {SIDES[1]} pixels can be halved, not {depth}"

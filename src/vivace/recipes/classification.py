@@ -19,7 +19,7 @@ from vivace.recipes import showing
 from vivace.recipes.digits import Residual
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import warm_cosine
-from vivace.recipes.sources import check_choice, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, cutouts, scenes
 
 SIZE = 48  # pixels of a scene's side
 BATCH = 64
@@ -49,7 +49,7 @@ def num_classes(data: str) -> int:
     if data == "imagenet":
         from vivace.recipes.sources import folders
 
-        return folders.num_imagenet_classes()
+        return len(folders.imagenet_classes())
     return {"scenes": len(cutouts.NAMES), "cifar10": 10}[data]
 
 
@@ -83,6 +83,8 @@ def job(*, width: int = 16, depth: int = 1, epochs: int = 6, data: str = "scenes
     convolution.
     """
     check_choice("data", data, DATA)
+    check_least("width", width, 1)
+    check_least("depth", depth, 0)
     return Job(
         model=lambda: model(num_classes(data), width, depth),
         data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),

@@ -19,7 +19,7 @@ from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks import detector, ssdlite
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
-from vivace.recipes.sources import check_choice, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, cutouts, scenes
 
 SIZE = 96  # pixels of a scene's side
 BATCH = 16
@@ -70,6 +70,7 @@ def job(
         raise InputError(f"width={width},depth={depth} are of network=fcos: SSDlite has one size")
     if width % 8 or width < 8:
         raise InputError(f"width must be a multiple of 8, not {width}")
+    check_least("depth", depth, 1)
 
     def model() -> nn.Module:
         number = NUM_CLASSES[data]

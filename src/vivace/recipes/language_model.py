@@ -16,12 +16,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from vivace.errors import InputError
 from vivace.job import Job
 from vivace.pictures import Picture, Piece, Text
 from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, demanded, standard_library
+from vivace.recipes.sources import check_choice, check_least, demanded, standard_library
 
 LENGTH = 128  # bytes that the network sees at once
 BATCH = 8
@@ -49,6 +50,8 @@ class GPT(nn.Module):
 def tokens_of(split: str, data: str) -> torch.Tensor:
     """A split's bytes as one long row."""
     content = standard_library.text(split) if data == "python" else wikitext(split)
+    if len(content) <= LENGTH:
+        raise InputError(f"the {split} text of {data} has {len(content)} bytes, fewer than {LENGTH + 1}")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
@@ -98,12 +101,13 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def bits_per_byte(model: nn.Module, batches: Iterable[Any]) -> float:
     """Minus the bits that each byte costs under the model: higher is better."""
-    from torchmetrics.text import Perplexity
-
-    found = Perplexity()
+    nats: Any = 0.0  # stays on the device meanwhile
+    number = 0
     for tokens, following in batches:
-        found.to(tokens.device).update(model(tokens).float(), following)
-    return -math.log2(float(found.compute()))
+        logits = model(tokens).float().flatten(0, 1)
+        nats = nats + functional.cross_entropy(logits, following.flatten(), reduction="sum")
+        number += following.numel()
+    return -float(nats) / number / math.log(2)
 
 
 def letters(tokens: torch.Tensor) -> str:
@@ -148,6 +152,7 @@ def unseen(data: str = "python") -> DataLoader[Any]:
 def job(*, width: int = 128, depth: int = 3, epochs: int = 3, data: str = "python") -> Job:
     """The job. `data` is ``python`` or ``wikitext2``; `width` in hidden units, a multiple of 32."""
     check_width(width)
+    check_least("depth", depth, 0)
     check_choice("data", data, ("python", "wikitext2"))
     return Job(
         model=lambda: GPT(width, depth),

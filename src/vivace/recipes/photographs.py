@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.classifying import accuracy, loss
+from vivace.recipes.sources import check_least, needing
 
 PICTURES = (
     "brick",
@@ -45,11 +45,9 @@ VALIDATING = 24  # crops of each picture that validate
 @functools.cache
 def pictures() -> tuple[torch.Tensor, ...]:
     """The photographs in grey, each (height, width), in units of their own spread around their mean."""
-    try:
+    with needing("demo"):
         from skimage import data as shipped
         from skimage.color import rgb2gray
-    except ImportError:
-        raise InputError("the photographs recipe needs scikit-image: pip install 'vivace[demo]'") from None
     found = []
     for name in PICTURES:
         picture = getattr(shipped, name)()
@@ -144,6 +142,8 @@ def pictures_of(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
 
 def job(*, width: int = 16, depth: int = 2, epochs: int = EPOCHS) -> Job:
     """The job. `width` in channels of the first convolution."""
+    check_least("width", width, 1)
+    check_least("depth", depth, 0)
     return Job(
         model=lambda: model(width, depth),
         data=data,

@@ -18,9 +18,9 @@ from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
-from vivace.recipes.networks.segmenting import IGNORED, loss, mean_iou
+from vivace.recipes.networks.segmenting import loss, mean_iou
 from vivace.recipes.networks.unet import UNet
-from vivace.recipes.sources import check_choice, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, cutouts, scenes
 
 SIZE = 64  # pixels of a scene's side
 BATCH = 16
@@ -53,7 +53,7 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
 def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
     """The confusion of pixels, and images under the colours of their classes."""
     names = ("photograph", *cutouts.NAMES) if data == "scenes" else tuple(map(str, range(NUM_CLASSES[data])))
-    return showing.segmented(model, batches, names, IGNORED)
+    return showing.segmented(model, batches, names)
 
 
 def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes") -> Job:
@@ -61,6 +61,8 @@ def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes
     often the sides are halved.
     """
     check_choice("data", data, DATA)
+    check_least("width", width, 1)
+    check_least("depth", depth, 0)
     if SIZE % 2**depth:
         raise InputError(f"depth must be at most 6, so that {SIZE} pixels can be halved, not {depth}")
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from vivace import words
 from vivace.pictures import MOST_CLASSES, Box, Counts, Image, Picture, Piece, Text
+from vivace.recipes.networks.segmenting import confusion
 
 SHOWN = 6  # samples of a kind
 Shown = dict[str, list[Picture]]
@@ -89,7 +90,7 @@ def classified(
     return found
 
 
-def segmented(model: nn.Module, batches: Iterable[Any], names: Sequence[str], ignored: int) -> Shown:
+def segmented(model: nn.Module, batches: Iterable[Any], names: Sequence[str]) -> Shown:
     """The confusion of pixels, and images beside their true classes and the model's."""
     counts = torch.zeros(len(names), len(names), dtype=torch.int64)
 
@@ -97,9 +98,7 @@ def segmented(model: nn.Module, batches: Iterable[Any], names: Sequence[str], ig
         for images, classes in batches:
             guesses = model(images).detach().argmax(1).cpu()
             for image, true, guess in zip(images, classes.cpu(), guesses, strict=True):
-                counted = true != ignored
-                pairs = true[counted] * len(names) + guess[counted]
-                here = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)
+                here = confusion(true, guess, len(names))
                 counts.add_(here)
                 shares = here.diag() / (here.sum(0) + here.sum(1) - here.diag())
                 score = float(shares.nanmean().nan_to_num())

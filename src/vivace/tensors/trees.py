@@ -75,6 +75,11 @@ def tensors(batch: Tree) -> Iterator[torch.Tensor]:
     return _parts(batch, None)
 
 
+def contents(batch: Tree) -> Iterator[Any]:
+    """Every tensor, array and text of a batch, depth first."""
+    return _parts(batch, lambda part: isinstance(part, numpy.ndarray | str))
+
+
 def _parts(batch: Tree, whole: Callable[[object], bool] | None) -> Iterator[Any]:
     """What `map_tensors` gives to its function."""
     if isinstance(batch, torch.Tensor) or (whole is not None and whole(batch)):

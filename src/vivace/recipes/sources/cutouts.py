@@ -11,13 +11,14 @@ import functools
 import hashlib
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy
-from PIL import Image, ImageDraw, ImageFont
 
 from vivace.errors import InputError
-from vivace.recipes.sources import given
+from vivace.recipes.sources import given, needing, of_package
+
+with needing():
+    from PIL import Image, ImageDraw, ImageFont
 
 FONT = "NotoColorEmoji.ttf"
 FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
@@ -144,16 +145,19 @@ def every() -> dict[str, list[Image.Image]]:
 
 
 def families(pictures: list[Image.Image]) -> list[list[int]]:
-    """Which pictures look nearly the same: one belongs to the first family that has one like it."""
-    small = [numpy.asarray(p.resize((16, 16)).convert("RGBa"), numpy.float32) / 255 for p in pictures]
+    """Which pictures look nearly the same: one that is like some of several families joins them."""
+    thumbnails = [numpy.asarray(p.resize((16, 16)).convert("RGBa"), numpy.float32) / 255 for p in pictures]
+    small = numpy.stack(thumbnails).reshape(len(pictures), -1)
     found: list[list[int]] = []
     for number, thumbnail in enumerate(small):
-        like = (f for f in found if any(abs(small[n] - thumbnail).mean() < NEARLY_THE_SAME for n in f))
-        family = next(like, None)
-        if family is None:
-            found.append([number])
-        else:
-            family.append(number)
+        alike = abs(small[:number] - thumbnail).mean(1) < NEARLY_THE_SAME
+        first, *others = [family for family in found if alike[family].any()] or [[]]
+        if not first:
+            found.append(first)
+        first.append(number)
+        for other in others:
+            found.remove(other)
+            first += other
     return found
 
 
@@ -174,17 +178,14 @@ def pictures(split: str) -> tuple[tuple[Image.Image, ...], ...]:
 @functools.cache
 def photographs(split: str) -> tuple[Image.Image, ...]:
     """The photographs of one split, in colour, at half their size where they are large."""
-    try:
+    with needing():
         from skimage import data as shipped
-        from sklearn.datasets import load_sample_image
-    except ImportError:
-        raise InputError(
-            "this recipe needs scikit-image and scikit-learn: pip install 'vivace[tasks]'"
-        ) from None
     found = []
     for name in PHOTOGRAPHS[split]:
-        pixels: Any = load_sample_image(name) if name.endswith(".jpg") else getattr(shipped, name)()
-        picture = Image.fromarray(pixels).convert("RGB")
-        picture = picture.reduce(2) if min(picture.size) >= 400 else picture
-        found.append(picture)
+        if name.endswith(".jpg"):
+            picture: Image.Image = Image.open(of_package("scikit-learn", f"sklearn/datasets/images/{name}"))
+        else:
+            picture = Image.fromarray(getattr(shipped, name)())
+        picture = picture.convert("RGB")
+        found.append(picture.reduce(2) if min(picture.size) >= 400 else picture)
     return tuple(found)

@@ -11,6 +11,7 @@ from vivace.errors import InputError
 
 SECTIONS = ("admin", "fonts", "games", "graphics", "math", "net", "science", "sound", "text", "web")
 ASIDE = re.compile(r"\s*\([^)]*\)")  # such as "(data files)"
+FACT = re.compile(r"^(Package|Source|Section|Description)(?:-en)?: (.*)", re.MULTILINE)
 
 
 @functools.cache
@@ -33,8 +34,7 @@ def described(text: str) -> tuple[tuple[str, int], ...]:
     """The descriptions of what `apt-cache dumpavail` prints."""
     sources, found = set[str](), dict[str, tuple[str, int]]()
     for stanza in text.split("\n\n"):
-        lines = (line.partition(": ") for line in stanza.splitlines() if not line.startswith(" "))
-        facts = {key.removesuffix("-en"): value for key, _, value in lines}
+        facts: dict[str, str] = dict(FACT.findall(stanza))
         section = facts.get("Section", "").rpartition("/")[2]
         source = facts.get("Source", facts.get("Package", "")).partition(" ")[0]
         if section in SECTIONS and facts.get("Description") and source not in sources:

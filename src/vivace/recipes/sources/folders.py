@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from vivace.errors import InputError
-from vivace.recipes.sources import demanded
+from vivace.recipes.sources import demanded, needing
 
 MEAN, SPREAD = 0.45, 0.25  # of a pixel's values
 CIFAR_VALIDATED = 5000  # of its 50,000 that train
@@ -32,12 +32,13 @@ def _tensor(picture: Image.Image, size: int | None = None) -> torch.Tensor:
     return (pixels - MEAN) / SPREAD
 
 
-def _read(what: str, read: Callable[[], Any]) -> Any:
-    """What torchvision's reader finds. Raises InputError where it finds the files wanting."""
+def _read(what: str, how: str, read: Callable[[], Any]) -> Any:
+    """What torchvision's reader finds. Raises InputError, with `how`, where it finds the files wanting."""
     try:
         return read()
-    except (RuntimeError, OSError) as error:
-        raise InputError(f"{what} cannot be read as it lies below VIVACE_DATA: {error}") from error
+    except (AssertionError, OSError, RuntimeError, ValueError) as error:
+        why = error if isinstance(error, OSError) else how  # torchvision's advice is to let it download
+        raise InputError(f"{what} cannot be read as it lies below VIVACE_DATA: {why}") from error
 
 
 class Mapped(Dataset[Any]):
@@ -64,10 +65,7 @@ def _part(samples: Any, split: str, num_validated: int) -> Any:
 @functools.cache
 def cifar10(split: str) -> Dataset[Any]:
     """CIFAR-10 (Krizhevsky, 2009): images (3, 32, 32), cropped and mirrored at random in training; labels."""
-    from torchvision.datasets import CIFAR10
-
-    place = demanded("CIFAR-10", "cifar-10-batches-py", how="unpack cifar-10-python.tar.gz there").parent
-    samples = _read("CIFAR-10", lambda: CIFAR10(place, train=split != "test"))
+    samples = _cifar10(split != "test")
     kept = samples if split == "test" else _part(samples, split, CIFAR_VALIDATED)
 
     def change(sample: Any) -> Any:
@@ -75,6 +73,15 @@ def cifar10(split: str) -> Dataset[Any]:
         return (_cropped(image, 4) if split == "training" else image), sample[1]
 
     return Mapped(kept, change)
+
+
+@functools.cache
+def _cifar10(trains: bool) -> Any:
+    with needing():
+        from torchvision.datasets import CIFAR10
+    how = "unpack cifar-10-python.tar.gz there"
+    place = demanded("CIFAR-10", "cifar-10-batches-py", how=how).parent
+    return _read("CIFAR-10", how, lambda: CIFAR10(place, train=trains))
 
 
 def _cropped(image: torch.Tensor, margin: int) -> torch.Tensor:
@@ -89,38 +96,53 @@ def _cropped(image: torch.Tensor, margin: int) -> torch.Tensor:
 @functools.cache
 def mnist(split: str) -> Dataset[Any]:
     """MNIST (LeCun et al., 1998): images (1, 28, 28) between 0 and 1, and labels."""
-    from torchvision.datasets import MNIST
-
-    how = "put the four files of MNIST into MNIST/raw there"
-    place = demanded("MNIST", "MNIST/raw", how=how).parent.parent
-    found = _read("MNIST", lambda: MNIST(place, train=split != "test"))
-    samples = TensorDataset(found.data.unsqueeze(1).float() / 255, found.targets)
+    samples = _mnist(split != "test")
     return samples if split == "test" else _part(samples, split, MNIST_VALIDATED)
 
 
+@functools.cache
+def _mnist(trains: bool) -> TensorDataset:
+    with needing():
+        from torchvision.datasets import MNIST
+    how = "put the four files of MNIST into MNIST/raw there, unpacked: train-images-idx3-ubyte and so on"
+    place = demanded("MNIST", "MNIST/raw", how=how).parent.parent
+    found = _read("MNIST", how, lambda: MNIST(place, train=trains))
+    return TensorDataset(found.data.unsqueeze(1).float() / 255, found.targets)
+
+
+IMAGENET_NEEDS = "it needs the folders train and val, with a folder for each class in both"
+
+
 def _imagenet(part: str) -> Path:
-    how = "it needs the folders train and val, with a folder for each class in both"
-    return demanded("an ImageNet folder", f"imagenet/{part}", how=how)
+    return demanded("an ImageNet folder", f"imagenet/{part}", how=IMAGENET_NEEDS)
 
 
-def num_imagenet_classes() -> int:
-    """How many classes the person's ImageNet folder has."""
-    return sum(path.is_dir() for path in _imagenet("train").iterdir())
+def imagenet_classes() -> dict[str, int]:
+    """The numbers of the classes that the person's ImageNet folder trains, by their folders' names."""
+    names = sorted(path.name for path in _imagenet("train").iterdir() if path.is_dir())
+    return {name: number for number, name in enumerate(names)}
 
 
 @functools.cache
 def imagenet(split: str) -> Dataset[Any]:
-    """A folder as ImageNet's: images (3, 128, 128) and labels; its `val`, by halves, validates and tests."""
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import v2
+    """A folder as ImageNet's: images (3, 128, 128) and labels; its `val`, by halves, validates and tests.
 
-    place = _imagenet("train" if split == "training" else "val")
-    samples = _read("the ImageNet folder", lambda: ImageFolder(place))
+    A class has one number, that of `train`, on both sides; `val` may lack some.
+    """
+    with needing():
+        from torchvision.datasets import ImageFolder
+        from torchvision.transforms import v2
+
+    place, known = _imagenet("train" if split == "training" else "val"), imagenet_classes()
+    samples = _read("the ImageNet folder", IMAGENET_NEEDS, lambda: ImageFolder(place))
+    if strangers := [name for name in samples.classes if name not in known]:
+        raise InputError(f"'{place}' has a folder '{strangers[0]}', and '{_imagenet('train')}' has none")
+    numbers = [known[name] for name in samples.classes]
     if split == "training":
         crop = v2.Compose([v2.RandomResizedCrop(IMAGENET_SIZE, (0.35, 1.0)), v2.RandomHorizontalFlip()])
         return Mapped(samples, lambda sample: (_tensor(crop(sample[0])), sample[1]))
-    half = range(0 if split == "validation" else 1, len(samples), 2)
-    return Mapped(Subset(samples, half), lambda sample: (_tensor(sample[0], IMAGENET_SIZE), sample[1]))
+    half = Subset(samples, range(0 if split == "validation" else 1, len(samples), 2))
+    return Mapped(half, lambda sample: (_tensor(sample[0], IMAGENET_SIZE), numbers[sample[1]]))
 
 
 @functools.cache
@@ -128,12 +150,13 @@ def voc_masks(split: str) -> Dataset[Any]:
     """Pascal VOC 2012 (Everingham et al.): images (3, 128, 128) and classes of pixels; its `val`, by halves,
     validates and tests.
     """
-    from torchvision.datasets import VOCSegmentation
+    with needing():
+        from torchvision.datasets import VOCSegmentation
 
     how = "unpack VOCtrainval_11-May-2012.tar there"
     place = demanded("Pascal VOC 2012", "VOCdevkit/VOC2012", how=how).parent.parent
     part = "train" if split == "training" else "val"
-    samples = _read("Pascal VOC 2012", lambda: VOCSegmentation(place, "2012", part))
+    samples = _read("Pascal VOC 2012", how, lambda: VOCSegmentation(place, "2012", part))
     if split != "training":
         samples = Subset(samples, range(0 if split == "validation" else 1, len(samples), 2))
 
@@ -161,9 +184,7 @@ def penn_fudan(split: str) -> Dataset[Any]:
     kept = [file for number, file in enumerate(files) if number % 5 in which]
 
     def change(file: Path) -> Any:
-        image = _tensor(Image.open(file), PENN_FUDAN_SIZE)
-        mask = Image.open(place / "PedMasks" / f"{file.stem}_mask.png")
-        boxes, labels = _people(torch.from_numpy(numpy.array(mask)).long())
+        image, boxes, labels = _pedestrians(file)
         if split == "training" and torch.rand(()) < 0.5:
             image = image.flip(-1)
             left, top, right, bottom = boxes.unbind(1)
@@ -174,12 +195,19 @@ def penn_fudan(split: str) -> Dataset[Any]:
     return Mapped(kept, change)
 
 
+@functools.cache
+def _pedestrians(file: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An image, its boxes and their classes, decoded once: there are few, and small ones."""
+    mask = Image.open(file.parents[1] / "PedMasks" / f"{file.stem}_mask.png")
+    return _tensor(Image.open(file), PENN_FUDAN_SIZE), *_people(torch.from_numpy(numpy.array(mask)).long())
+
+
 def _people(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Boxes and classes of a mask (height, width) that numbers its people, scaled to the image's size."""
     boxes, labels = torch.zeros(PENN_FUDAN_MOST, 4), torch.full((PENN_FUDAN_MOST,), -1)
     height, width = mask.shape
     scale = PENN_FUDAN_SIZE / torch.tensor([width, height, width, height])
-    people = sorted(set(mask.flatten().tolist()) - {0})
+    people = torch.unique(mask[mask > 0]).tolist()
     for number, person in enumerate(people[:PENN_FUDAN_MOST]):
         rows, columns = torch.nonzero(mask == person, as_tuple=True)
         corners = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]

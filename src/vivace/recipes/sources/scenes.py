@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 from torch.utils.data import Dataset
 
@@ -53,7 +54,13 @@ def varied(picture: Image.Image, longest: int, draw: random.Random) -> Image.Ima
     alpha = picture.getchannel("A")
     picture = ImageEnhance.Brightness(picture.convert("RGB")).enhance(draw.uniform(0.7, 1.2))
     picture.putalpha(alpha)
-    return picture.crop(alpha.point(lambda value: 255 if value >= OPAQUE else 0).getbbox() or (0, 0, 1, 1))
+    return picture.crop(bounds(numpy.asarray(alpha) >= OPAQUE) or (0, 0, 1, 1))
+
+
+def bounds(inside: NDArray[numpy.bool_]) -> tuple[int, int, int, int] | None:
+    """The box (x1, y1, x2, y2) of where it is true, (height, width); None where it is nowhere."""
+    columns, rows = (numpy.flatnonzero(inside.any(axis)) for axis in (0, 1))
+    return (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1) if len(rows) else None
 
 
 def scene(
@@ -88,9 +95,9 @@ def _described(image: Image.Image, owners: numpy.ndarray, sizes: list[int], clas
     mask = torch.tensor([0, *(label + 1 for label in classes)])[torch.from_numpy(owners)]
     place = 0
     for owner, (num_pixels, label) in enumerate(zip(sizes, classes, strict=True), 1):
-        rows, columns = numpy.nonzero(owners == owner)
-        if len(rows) and len(rows) >= VISIBLE * num_pixels:
-            box = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+        inside = owners == owner
+        box = bounds(inside)
+        if box is not None and numpy.count_nonzero(inside) >= VISIBLE * num_pixels:
             boxes[place], labels[place] = torch.tensor(box), label
             place += 1
     return Scene((pixels - MEAN) / SPREAD, mask, boxes, labels)

@@ -59,8 +59,7 @@ def tagged(line: str) -> list[tuple[str, str]]:
     for token in line.split():
         word, _, tag = token.rpartition("/")
         last, last_tag = words[-1] if words else ("", "")
-        parts = (last, word)
-        if tag == last_tag == "nr" and not joined and max(map(len, parts)) <= LONGEST_NAME_PART:
+        if tag == last_tag == "nr" and not joined and max(len(last), len(word)) <= LONGEST_NAME_PART:
             words[-1], joined = (last + word, tag), True
         else:
             words.append((word, tag))
@@ -74,8 +73,10 @@ def cut(words: list[tuple[str, str]]) -> list[Sentence]:
     for word, tag in [*words, ("", "")]:
         entity = ENTITIES.get(tag)
         text += word
-        inside = [f"I-{entity}"] * (len(word) - 1)
-        tags += [f"B-{entity}", *inside] if entity and word else ["O"] * len(word)
+        if entity and word:
+            tags += [f"B-{entity}", *[f"I-{entity}"] * (len(word) - 1)]
+        else:
+            tags += ["O"] * len(word)
         if not word or word in SENTENCE_ENDS:
             if SHORTEST <= len(text) <= LONGEST:
                 found.append(Sentence(text, tuple(tags)))
