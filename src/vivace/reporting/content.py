@@ -313,9 +313,8 @@ class Content:
 
 
 def ratio_of(document: object) -> Ratio | None:
-    """A ratio as it was written; None for everything else."""
+    """A ratio as it was written; None for everything else, and where a bound is not above 0."""
     if not isinstance(document, dict):
         return None
-    values = [words.real(document.get(key)) for key in ("estimate", "low", "high")]
-    estimate, low, high = values
-    return Ratio(estimate, low, high) if None not in values else None  # type: ignore[arg-type]
+    estimate, low, high = (words.real(document.get(key)) or 0.0 for key in ("estimate", "low", "high"))
+    return Ratio(estimate, low, high) if min(estimate, low, high) > 0 else None
