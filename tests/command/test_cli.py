@@ -1,6 +1,7 @@
 """The command line: one sentence for every bad input, one document on standard output, and exit codes."""
 
 import dataclasses
+import io
 import json
 import math
 import multiprocessing
@@ -15,10 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vivace import recipes
 from vivace.command import cli
 from vivace.command.models import require_processor
+from vivace.command.options import draw_rows
 from vivace.errors import InputError
 from vivace.recipes import RECIPES
 
@@ -236,6 +239,12 @@ def test_techniques_lists_the_cards():
     assert one["name"] == "micro_batches"
     assert "num = 2" in one["settings"]
     assert one["what it does"]
+
+
+def test_an_address_is_told_to_its_end():
+    file, address = io.StringIO(), f"https://a.example/{'far/' * 30}"
+    draw_rows((), [["source", address]], Console(file=file, width=80))
+    assert "".join(file.getvalue().split()) == f"source{address}"
 
 
 def test_recipes_are_listed_and_can_be_loaded():
