@@ -185,6 +185,16 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
     assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
 
 
+def test_a_layer_is_named_to_its_end_and_is_no_markup():
+    layer = f"heads.[cls].{'projection_of_the_' * 5}output"
+    check = {**CHECKS[0], "name": f"residual of {layer}, from step 21", "value": 0.1, "envelope": 0.1}
+    console = Console(file=io.StringIO(), width=80)
+    verdict = Verdict(True, "rounding", 1.0, 1.0, 33, 8, "", 12.0, ({**check, "kept": True},), 1)
+    draw(verdict, "job.py:job", "", console, details=True)
+    table = console.file.getvalue().partition("\n\n")[0]
+    assert layer in "".join(table.split())
+
+
 def test_what_broke_is_said_once_and_in_plain_words():
     broken = {"name": "decay, from step 21", "quantity": "decay", "layer": None, "step": 21, "kept": False}
     broken |= {"value": 1.0, "envelope": 1e-7, "score": 1e7, "limit": 8.0}
