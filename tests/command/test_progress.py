@@ -124,9 +124,12 @@ def test_a_terminal_that_is_gone_ends_no_training():
         progress._status = SimpleNamespace(stop=stop)
 
 
-def test_a_small_metric_is_no_nought():
-    epoch = {"epoch": 1, "step": 32, "metric": -3.2e-5, "metric_data": "validation"}
-    assert shown(TrainProgress(), ("epoch", epoch)) == ["epoch 1  step 32  metric -3.2e-05"]
+@pytest.mark.parametrize(
+    ("metric", "told"), [(-3.2e-5, "-3.2e-05"), (0.0, "0.0000"), (-12345.67, "-12345.6700")]
+)
+def test_a_small_metric_is_no_nought(metric, told):
+    epoch = {"epoch": 1, "step": 32, "metric": metric, "metric_data": "validation"}
+    assert shown(TrainProgress(), ("epoch", epoch)) == [f"epoch 1  step 32  metric {told}"]
 
 
 def test_a_notice_is_in_letters_that_every_terminal_has():

@@ -126,6 +126,14 @@ def test_the_first_screen_counts_the_parts_that_it_leaves_out():
             "Same model: no. Worst of 1 check: 980 of 8 allowed (size of the update)",
         ),
         (
+            {
+                "kept": False,
+                "promise": "rounding",
+                "checks": [{"name": "scale", "score": 8.04, "limit": 8.0}],
+            },
+            "Same model: no. Worst of 1 check: 8.04 of 8 allowed (size of the update)",
+        ),
+        (
             {"kept": False, "promise": "rounding", "checks": CHECKS, "reason": "metric 0.91 against 0.97"},
             "Same model: no. Metric 0.91 against 0.97",
         ),

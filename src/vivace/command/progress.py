@@ -280,7 +280,7 @@ def _words(payload: dict[str, Any], epochs: int | None) -> str:
         "epoch": "{:.0f}" + (f"/{epochs}" if epochs else ""),
         "step": "{:.0f}",
         "loss": "{:.4g}",
-        "metric": "{:.4g}",
+        "metric": "{:.4g}" if abs(payload.get("metric") or 1) < 0.1 else "{:.4f}",
     }
     names = {"metric": metric_title(payload)}
     found = [(k, f) for k, f in shown.items() if isinstance(payload.get(k), (int, float))]
