@@ -437,12 +437,17 @@ def test_a_folder_that_cannot_be_looked_into_is_no_fault_of_ours(tmp_path):
 
 def test_what_of_a_training_cannot_be_read_is_said(train_folder):
     facts = json.loads((train_folder / "run.json").read_text())
-    facts |= {
-        "device": 7,
-        "found": {"outcome": "faster", "ratio": {"estimate": 0.0, "low": 0.0, "high": 1.0}},
-    }
-    (train_folder / "run.json").write_text(json.dumps(facts))
-    assert "Left out, as it cannot be read: run.json.device is no text." in read(train_folder).text
+    ratio = {"estimate": 0.0, "low": 0.0, "high": 1.0}
+    (train_folder / "run.json").write_text(
+        json.dumps(facts | {"found": {"outcome": "faster", "ratio": ratio}})
+    )
+    told = "Left out, as it cannot be read: run.json.found.ratio.estimate is no number above 0, and 1 more."
+    assert told in read(train_folder).text
+
+
+def test_a_plan_for_longer_trainings_without_a_speed_is_no_error(ledger, tune_folder):
+    ledger[-1]["long_plan"] = {"plan": {}, "speedup": {"estimate": 0.0, "low": 1.0, "high": 1.0}}
+    assert "result.long_plan.speedup.estimate is no number above 0" in read(tune_folder(ledger)).text
 
 
 @pytest.mark.parametrize(

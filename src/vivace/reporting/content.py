@@ -314,8 +314,9 @@ class Content:
 
 
 def ratio_of(document: object) -> Ratio | None:
-    """A ratio as it was written; None for everything else, and where a bound is not above 0."""
+    """A ratio as it was written; None for everything else."""
     if not isinstance(document, dict):
         return None
-    estimate, low, high = (words.real(document.get(key)) or 0.0 for key in ("estimate", "low", "high"))
-    return Ratio(estimate, low, high) if min(estimate, low, high) > 0 else None
+    values = [words.real(document.get(key)) for key in ("estimate", "low", "high")]
+    estimate, low, high = values
+    return Ratio(estimate, low, high) if None not in values else None  # type: ignore[arg-type]
