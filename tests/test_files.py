@@ -1,6 +1,7 @@
 """Files of ours in folders that a stranger has filled with links."""
 
 import errno
+import fcntl
 import os
 import shutil
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 
 import vivace
 from vivace.errors import FolderError
-from vivace.files import is_leftover, own_folder, read_own, replace_file, replace_text
+from vivace.files import is_leftover, own_folder, read_own, replace_file, replace_text, take_lock
 from vivace.ledger import Ledger
 from vivace.training.folder import RunFolder
 from vivace.training.progress import Progress
@@ -120,6 +121,22 @@ def test_what_a_kill_leaves_locks_nobody_out(folder):
     with RunFolder(folder, resume=False, restart=False):
         assert not kept.exists()
     assert not is_leftover("thesis.tmp")
+
+
+@pytest.mark.parametrize("missing", ["flock", "permission"])
+def test_a_folder_that_cannot_be_locked_is_a_sentence(missing, folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(*((fcntl, "flock") if missing == "flock" else (os, "open")), refuse)
+    with pytest.raises(FolderError, match=f"'{folder}' cannot be locked: Function not implemented; name"):
+        take_lock(folder, "tune")
+
+
+def test_a_second_one_waits_for_the_lock(folder):
+    with take_lock(folder, "tune"), pytest.raises(FolderError, match="another tune is running"):
+        take_lock(folder, "tune")
+    take_lock(folder, "tune").close()
 
 
 def test_a_folder_of_ours_is_no_file(folder):

@@ -75,3 +75,11 @@ def test_a_metric_of_the_training_data_is_called_that(verb, tmp_path):
 def test_what_has_no_name_is_called_metric():
     assert metric_title({}) == "metric"
     assert metric_title({"metric_name": "F1", "metric_data": "validation"}) == "F1"
+
+
+def test_a_sweeps_table_shows_names_and_values_as_they_are():
+    found, folder = FOUND["swept"](), f"/{'a_folder_of_many_words_' * 9}"
+    trial = dataclasses.replace(found.trials[0], parameters={"data": folder})
+    shown = drawn(sweep_table, dataclasses.replace(found, metric_name="F1 [macro]", trials=(trial,)))
+    assert "F1 [macro]" in shown
+    assert folder in "".join(shown.split())

@@ -54,6 +54,7 @@ def test_every_kind_comes_back_as_it_was():
         (numpy.array([[0.0, 0.5], [1.0, 7.0]]), [[0, 128], [255, 255]]),
         (numpy.array([[0, 128], [255, 999]]), [[0, 128], [255, 255]]),
         (numpy.array([[float("nan"), 1.0]]), [[0, 255]]),
+        (numpy.array([[-float("inf"), float("inf")]]), [[0, 255]]),
         (numpy.array([[True, False]]), [[255, 0]]),
         (numpy.array([[-1, 127]], numpy.int8), [[0, 127]]),
         (numpy.full((1, 2, 4), 9, numpy.uint8), [[9, 9]]),
@@ -87,9 +88,14 @@ def test_a_long_text_is_cut_and_its_marks_stay():
         (lambda: Image("none", numpy.zeros((0, 4))), "of the shape"),
         (lambda: Counts("odd", ["a"], [[1, 2]]), r"'odd' has rows of \[2\]"),
         (lambda: Counts("odd", ["a"], [[-1]]), "1 numbers from 0 on"),
+        (lambda: Counts("odd", ["a"], [[0.5]]), "rows of whole numbers; those of 'odd' are not"),
         (lambda: Counts("many", "x" * 41, [[0] * 41] * 41), f"at most {MOST_CLASSES} names"),
         (
             lambda: Image("odd", numpy.zeros((1, 1)), legend={"a": (0, 0, 256)}),
+            "three whole numbers from 0 to 255",
+        ),
+        (
+            lambda: Image("odd", numpy.zeros((1, 1)), legend={"a": (0.5, 0, 1)}),
             "three whole numbers from 0 to 255",
         ),
         (lambda: document([Text("a", ["b"])]), "returned a list; it must return a dictionary of headings"),
@@ -118,6 +124,8 @@ def damaged(**changes):
         {"shape": [2]},
         {"shape": [10**9, 10**9]},
         {"shape": [-1, 2]},
+        {"shape": [float("inf"), 2]},
+        {"boxes": [{"left": 10**400, "top": 0, "right": 1, "bottom": 1}]},
         {"kind": "script"},
         {"title": None, "kind": None},
         {"boxes": [{"left": "x"}]},
@@ -152,9 +160,7 @@ def test_places_that_are_no_numbers_draw_no_box():
     )
 
 
-def test_counts_are_whole():
-    with pytest.raises(TypeError):
-        Counts("odd", ["a"], [[0.5]])
+def test_counts_may_be_an_array():
     assert Counts("fine", ["a"], numpy.array([[2]])).counts == ((2,),)
 
 

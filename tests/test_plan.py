@@ -97,6 +97,12 @@ def test_two_techniques_of_one_slot_are_refused():
         ("format = 1\n[technique.compile]\n", "line 2: unknown key 'technique'"),
         ("format = 1\n[techniques]\ncompile = 3\n", "line 3: write [techniques.compile]"),
         ("format = \n", "is not valid TOML"),
+        (f"format = {'9' * 5000}\n", "is not valid TOML"),
+        (f"format = {'[' * 5000}\n", "is not valid TOML"),
+        (
+            "format = 1\n[techniques.fp16_autocast]\ninitial_scale = inf\n",
+            "line 3: 'fp16_autocast' cannot have initial_scale = inf: write a finite number",
+        ),
     ],
 )
 def test_bad_plans_are_refused_with_their_line(text, message, tmp_path):
@@ -112,8 +118,15 @@ def test_missing_and_unreadable_plans(tmp_path):
     with pytest.raises(PlanError, match="there is no plan file"):
         Plan.load(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PlanError, match="cannot be read"):
-        Plan.load(tmp_path / "binary.toml")
+    for unreadable in (tmp_path / "binary.toml", "a" * 300):
+        with pytest.raises(PlanError, match="cannot be read"):
+            Plan.load(unreadable)
+
+
+def test_a_mark_before_the_first_letter_is_none_of_the_plan(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text("format = 1\n[techniques.channels_last]\n", encoding="utf-8-sig")
+    assert Plan.load(path).names == ("channels_last",)
 
 
 def test_a_name_that_toml_would_read_as_several_is_quoted(register):

@@ -100,16 +100,22 @@ def own_folder(path: Path) -> Path:
 def take_lock(folder: Path, what: str) -> IO[bytes]:
     """Lock our own folder against a second `what` until the file is closed; a lock dies with its process.
 
-    Raises FolderError where another one holds it.
+    Raises FolderError where another one holds it, or its disk has no locks, as some of clusters have none.
     """
-    file = os.fdopen(open_own(folder / LOCK, os.O_RDWR | os.O_CREAT), "rb+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise FolderError(
-            f"another {what} is running in '{folder}': wait for it, stop it, or choose a new name"
-        ) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            file = os.fdopen(open_own(folder / LOCK, os.O_RDWR | os.O_CREAT), "rb+")
+            stack.enter_context(file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderError(
+                f"another {what} is running in '{folder}': wait for it, stop it, or choose a new name"
+            ) from None
+        except OSError as error:
+            raise FolderError(
+                f"the folder '{folder}' cannot be locked: {error.strerror}; name another one"
+            ) from None
+        stack.pop_all()
     return file
 
 

@@ -7,7 +7,6 @@ draws them. They are data, never markup: nothing that a picture says can act on 
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import math
 import operator
@@ -43,7 +42,12 @@ class Counts:
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
-        counts = tuple(tuple(map(operator.index, row)) for row in self.counts)
+        try:
+            counts = tuple(tuple(map(operator.index, row)) for row in self.counts)
+        except TypeError as error:
+            raise JobError(
+                f"Counts are rows of whole numbers; those of '{self.title}' are not: {error}"
+            ) from None
         size, lengths = len(names), [len(row) for row in counts]
         if not 1 <= size <= MOST_CLASSES or lengths != [size] * size or min(map(min, counts)) < 0:
             raise JobError(
@@ -108,9 +112,12 @@ class Image:
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", str(self.title))
         object.__setattr__(self, "boxes", tuple(self.boxes)[:MOST_BOXES])
-        legend = {str(name): tuple(map(operator.index, colour)) for name, colour in self.legend.items()}
-        if any(len(colour) != 3 or not 0 <= min(colour) <= max(colour) <= 255 for colour in legend.values()):
+        legend = {str(name): tuple(colour) for name, colour in self.legend.items()}
+        if any(
+            len(colour) != 3 or not all(part in range(256) for part in colour) for colour in legend.values()
+        ):
             raise JobError(f"the legend of '{self.title}' has colours of three whole numbers from 0 to 255")
+        legend = {name: tuple(map(int, colour)) for name, colour in legend.items()}
         object.__setattr__(self, "legend", dict(list(legend.items())[:MOST_CLASSES]))
         if not isinstance(self.pixels, Pixels):
             object.__setattr__(self, "pixels", _packed(self.title, self.pixels))
@@ -132,9 +139,9 @@ def _packed(title: str, pixels: ArrayLike) -> Pixels:
             f"'{title}' are of the shape {given.shape}"
         )
     if given.dtype != numpy.uint8:
-        whole = given.dtype.kind in "iu"
-        given = numpy.nan_to_num(given.astype(numpy.float64)) * (1 if whole else 255)
-        given = given.clip(0, 255).round().astype(numpy.uint8)
+        most = 255 if given.dtype.kind in "iu" else 1
+        given = numpy.nan_to_num(given.astype(numpy.float64)).clip(0, most) * (255 / most)
+        given = given.round().astype(numpy.uint8)
     colours = given[:, :, :3] if given.ndim == 3 else given[:, :, None]
     height, width = colours.shape[:2]
     return Pixels(height, width, numpy.broadcast_to(colours, (height, width, 3)).tobytes())
@@ -232,7 +239,7 @@ def read(found: Mapping[str, Any]) -> dict[str, list[Picture]]:
         for one in _listed(heading.get("pictures")):
             try:
                 pictures.append(_read(one))
-            except (JobError, TypeError, ValueError, KeyError, AttributeError, zlib.error, binascii.Error):
+            except (TypeError, ValueError, KeyError, AttributeError, OverflowError, zlib.error):
                 continue
         if pictures:
             by_heading[str(heading.get("heading"))] = pictures

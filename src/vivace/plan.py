@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import tomllib
@@ -39,10 +40,10 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file. Raises `PlanError` naming the file, the line and what would be right."""
         file = Path(path)
-        if file.is_dir():
-            file = file / "plan.toml"
         try:
-            text = file.read_text(encoding="utf-8")
+            if file.is_dir():
+                file = file / "plan.toml"
+            text = file.read_text(encoding="utf-8-sig")  # some editors write a mark before the first letter
         except FileNotFoundError:
             raise PlanError(f"there is no plan file '{path}'") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -54,7 +55,7 @@ class Plan:
         """Read a plan from TOML text; `where` stands in the messages of `PlanError`."""
         try:
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also for numbers too long, and lists too deep to read
             raise PlanError(f"{where} is not valid TOML: {error}") from None
         version = document.pop("format", None)
         if version != FORMAT:
@@ -207,12 +208,15 @@ def _read_technique(name: str, settings: object, text: str, where: str) -> Techn
     if not isinstance(settings, dict):
         raise PlanError(f"{where}{_line(text, name)}: write [techniques.{name}] with its settings below")
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for key in settings:
+    for key, value in settings.items():
         if key not in known:
             hint = nearest(key, known) or (
                 f"; it has {', '.join(known)}" if known else "; it has no settings"
             )
             raise PlanError(f"{where}{_line(text, name, key)}: '{name}' has no setting '{key}'{hint}")
+        if isinstance(value, float) and not math.isfinite(value):
+            told = f"'{name}' cannot have {key} = {value}: write a finite number"
+            raise PlanError(f"{where}{_line(text, name, key)}: {told}")
     try:
         return TypeAdapter(cls).validate_json(json.dumps(settings, default=str), strict=True)
     except ValidationError as error:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 _LONGEST_SECONDS = 1e15
+_LARGEST = 1e15  # from here on a float is told by its power of ten
 UNKNOWN = _DASH = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -58,7 +59,9 @@ def real(value: object) -> float | None:
 
 
 def number(value: object) -> str:
-    """Three significant digits, and whole numbers in full: ``1,235``, ``41.2``, ``0.00312``, ``4.1e-07``."""
+    """Three significant digits, and whole numbers in full: ``1,235``, ``41.2``, ``0.00312``, ``4.1e-07``, and
+    ``3.2e+22``, which has no more digits.
+    """
     found = real(value)
     if found is None:
         return UNKNOWN
@@ -66,9 +69,9 @@ def number(value: object) -> str:
     rounded = abs(float(f"{found:.3g}"))
     if isinstance(value, int):
         return f"{sign}{abs(value):,}"
-    if rounded >= 100 or not rounded:
+    if 100 <= rounded < _LARGEST or not rounded:
         return f"{sign}{abs(found):,.0f}"
-    if rounded >= 1:
+    if 1 <= rounded < 100:
         return f"{sign}{abs(found):.{1 if rounded >= 10 else 2}f}"
     return f"{sign}{abs(found):.3g}"
 
@@ -154,11 +157,11 @@ def change(before: float, after: float) -> str:
 
 
 def times(value: object) -> str:
-    """A ratio: ``2.31×``, ``41.2×``, ``0.04×``."""
+    """A ratio: ``2.31×``, ``41.2×``, ``0.04×``, ``0.0013×``."""
     found = real(value)
     if found is None:
         return UNKNOWN
-    return (f"{found:.2f}" if abs(found) < 9.995 else number(found)) + _TIMES
+    return (f"{found:.2f}" if not found or 0.01 <= abs(found) < 9.995 else number(found)) + _TIMES
 
 
 def interval(low: object, high: object) -> str:

@@ -1,6 +1,7 @@
 """The command line: one sentence for every bad input, one document on standard output, and exit codes."""
 
 import dataclasses
+import io
 import json
 import math
 import multiprocessing
@@ -15,10 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vivace import recipes
 from vivace.command import cli
 from vivace.command.models import require_processor
+from vivace.command.options import draw_rows
 from vivace.errors import InputError
 from vivace.recipes import RECIPES
 
@@ -163,6 +166,7 @@ def test_help_is_quick_and_imports_no_torch():
         (["run", "plain.py"], "'plain.py' needs its interpreter: -- python plain.py"),
         (["plain.py"], "'plain.py' is no command: vivace run -- python plain.py for a script"),
         (["plain.py:job"], "vivace tune plain.py:job for a Job"),
+        ([f"{'a' * 300}.py"], "No such command 'aaa"),
         (
             ["run", "python", "plain.py", "--epochs", "3"],
             "vivace run has no option --epochs; what is a script's stands behind --: "
@@ -235,6 +239,12 @@ def test_techniques_lists_the_cards():
     assert one["name"] == "micro_batches"
     assert "num = 2" in one["settings"]
     assert one["what it does"]
+
+
+def test_an_address_is_told_to_its_end():
+    file, address = io.StringIO(), f"https://a.example/{'far/' * 30}"
+    draw_rows((), [["source", address]], Console(file=file, width=80))
+    assert "".join(file.getvalue().split()) == f"source{address}"
 
 
 def test_recipes_are_listed_and_can_be_loaded():
@@ -412,10 +422,10 @@ def test_a_notice_steers_no_terminal_either(capfd):
     from vivace.events import Event, EventKind
 
     with TrainProgress() as progress:
-        progress(Event(EventKind.NOTICE, {"text": "\x1b]0;mine\x07 [bold]a sample"}))
+        progress(Event(EventKind.NOTICE, {"text": "\x1b]0;mine\x07 [bold]a sample of fire:fire:fire"}))
     shown = capfd.readouterr().err.rstrip("\n")
     assert "]0;mine" in shown
-    assert "[bold]a sample" in shown
+    assert "[bold]a sample of fire:fire:fire" in shown
     assert shown.isprintable()
 
 
@@ -554,28 +564,39 @@ def test_a_shell_completes_commands_and_options(typed, place, offered):
 
 def test_a_full_or_closed_standard_output_is_one_sentence():
     command = [sys.executable, "-m", "vivace", "recipes", "--json"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    said = "vivace: standard output cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    full = "standard output cannot be written: No space left on device"
+    for arguments, said in ((command, full), ([*command, "nowhere"], "there is no recipe 'nowhere'")):
+        with open("/dev/full", "w") as disk:
+            done = subprocess.run(arguments, stdout=disk, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith(f"vivace: {said}")
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 1
 
 
-def test_what_nobody_reads_any_more_changes_no_exit_code():
-    reader, writer = os.pipe()
-    os.close(reader)
+@pytest.fixture(params=["a pipe that nobody reads", "a file on a full disk"])
+def lost(request):
+    """Where a command's messages cannot be written any more."""
+    if request.param == "a file on a full disk":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def test_what_nobody_reads_any_more_changes_no_exit_code(lost):
     codes = {}
     for command in ("recipes", "report nowhere"):
         arguments = [sys.executable, "-m", "vivace", *command.split()]
-        codes[command] = subprocess.run(arguments, stderr=writer, check=False).returncode
-    os.close(writer)
+        codes[command] = subprocess.run(arguments, stderr=lost, check=False).returncode
     assert codes == {"recipes": 0, "report nowhere": 2}
 
 
-def test_a_training_outlives_the_reader_of_its_progress():
+def test_a_training_outlives_the_reader_of_its_progress(lost):
     code = """
 from vivace.command.progress import TrainProgress
 from vivace.events import Event, EventKind
@@ -585,12 +606,9 @@ with TrainProgress() as progress:
         progress(Event(EventKind.NOTICE, {"text": text}))
 print("trained")
 """
-    reader, writer = os.pipe()
-    os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, text=True, check=False
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=lost, text=True, check=False
     )
-    os.close(writer)
     assert (done.returncode, done.stdout) == (0, "trained\n")
 
 

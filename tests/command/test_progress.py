@@ -1,7 +1,10 @@
 """What the terminal says while `tune` and `train` work, and at their end: a line a trial, no word torn."""
 
 import dataclasses
+import errno
 import io
+import os
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -111,6 +114,22 @@ def test_a_trial_that_wanted_memory_says_so():
     begun = "trial_begin", {"plan": "channels_last", "role": "candidate"}
     lines = shown(TuneProgress(), begun, ("trial_end", {"trial": crowded}))
     assert " ".join(lines).endswith("channels_last, while the GPU's memory was full 3 times")
+
+
+def test_a_terminal_that_is_gone_ends_no_training():
+    def stop():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with TrainProgress() as progress:
+        progress._status = SimpleNamespace(stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"), [(-3.2e-5, "-3.2e-05"), (0.0, "0.0000"), (-12345.67, "-12345.6700")]
+)
+def test_a_small_metric_is_no_nought(metric, told):
+    epoch = {"epoch": 1, "step": 32, "metric": metric, "metric_data": "validation"}
+    assert shown(TrainProgress(), ("epoch", epoch)) == [f"epoch 1  step 32  metric {told}"]
 
 
 def test_a_notice_is_in_letters_that_every_terminal_has():

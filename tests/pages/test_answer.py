@@ -126,6 +126,14 @@ def test_the_first_screen_counts_the_parts_that_it_leaves_out():
             "Same model: no. Worst of 1 check: 980 of 8 allowed (size of the update)",
         ),
         (
+            {
+                "kept": False,
+                "promise": "rounding",
+                "checks": [{"name": "scale", "score": 8.04, "limit": 8.0}],
+            },
+            "Same model: no. Worst of 1 check: 8.04 of 8 allowed (size of the update)",
+        ),
+        (
             {"kept": False, "promise": "rounding", "checks": CHECKS, "reason": "metric 0.91 against 0.97"},
             "Same model: no. Metric 0.91 against 0.97",
         ),
@@ -183,6 +191,16 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
     assert "157 checks, 8 shadow runs" in " ".join(lines)
     draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console, details=True)
     assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
+
+
+def test_a_layer_is_named_to_its_end_and_is_no_markup():
+    layer = f"heads.[cls].{'projection_of_the_' * 5}output"
+    check = {**CHECKS[0], "name": f"residual of {layer}, from step 21", "value": 0.1, "envelope": 0.1}
+    console = Console(file=io.StringIO(), width=80)
+    verdict = Verdict(True, "rounding", 1.0, 1.0, 33, 8, "", 12.0, ({**check, "kept": True},), 1)
+    draw(verdict, "job.py:job", "", console, details=True)
+    table = console.file.getvalue().partition("\n\n")[0]
+    assert layer in "".join(table.split())
 
 
 def test_what_broke_is_said_once_and_in_plain_words():

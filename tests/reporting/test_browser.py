@@ -155,9 +155,10 @@ def predictions():
     boxes = [Box(1, 1, 30, 30, names[2], True), Box(50, 30, 90, 60, "missed"), Box(20, 9, 63, 47, "b", False)]
     text = Text("one of three", ["before ", Piece("Ann", "PER", True), " in ", Piece("Paris", "ORG", False)])
     long = Text("", [Piece("given", "given"), " and" * 200])
+    legend = {"what stands behind the person in the picture": (9, 9, 200), "other": (200, 9, 9)}
     return {
         "Confusion": [Counts("all", names, counts)],
-        "Best": [Image(f"picture {number}", pixels, boxes) for number in range(6)],
+        "Best": [Image(f"picture {number}", pixels, boxes, legend) for number in range(6)],
         "Said": [text, long],
     }
 
@@ -210,6 +211,8 @@ def made_pages(ledger, tune_folder, train_folder, tmp_path):
         "loading": "2 cores can load 410 samples a second, the step consumes 1,900: nothing can feed it",
         "plan": {f"a_technique_of_many_words_{i}": {"number": i} for i in range(14)},
     }
+    refused = next(record for record in ledger if record.get("status") == "refused")
+    refused["techniques"] = {"decoded_cache": {"file": "/" + "a_folder_of_many_words_" * 9}}
     found["long"] = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
     for document in (ledger[-2], ledger[-1]["verdict"]):
         document |= {"kept": False, "reason": "update scale is 9.8 envelopes from strict fp32 " * 3}

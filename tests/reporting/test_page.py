@@ -3,16 +3,19 @@
 # ruff: noqa: RUF001 - the figures stand here as a reader sees them
 
 import html.parser
+import io
 import json
 import re
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 import vivace
+from vivace import pictures
 from vivace.errors import FolderError
-from vivace.reporting import phrases
+from vivace.reporting import phrases, terminal
 from vivace.reporting.reading import load
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -387,10 +390,10 @@ def test_a_train_run_that_is_still_going(train_folder):
     assert "Trained 900 steps; metric 0.975" in read(train_folder).text
 
 
-def test_the_metric_is_drawn_over_minutes_those_before_a_resume_counted(train_folder):
+def test_the_metric_is_drawn_over_minutes(train_folder):
     lines = [json.loads(line) for line in (train_folder / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if "metric" in line]
-    for line, seconds in zip(measured, (60.0, 180.0, 60.0), strict=True):  # of which the last was resumed
+    for line, seconds in zip(measured, (60.0, 180.0, 240.0), strict=True):
         line["seconds"] = seconds
     (train_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = json.loads((train_folder / "run.json").read_text())
@@ -422,6 +425,52 @@ def test_a_folder_without_a_run_is_refused_in_one_sentence(prepare, tmp_path):
     with pytest.raises(FolderError, match="nothing") as caught:
         vivace.report(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_no_fault_of_ours(tmp_path):
+    """As one without permission; this name is too long for anybody."""
+    folder = tmp_path / ("a" * 300)
+    for look in (vivace.report, lambda place: terminal(place, Console(file=io.StringIO()))):
+        with pytest.raises(FolderError, match="cannot be read: File name too long"):
+            look(folder)
+
+
+def test_what_of_a_training_cannot_be_read_is_said(train_folder):
+    facts = json.loads((train_folder / "run.json").read_text())
+    ratio = {"estimate": 0.0, "low": 0.0, "high": 1.0}
+    (train_folder / "run.json").write_text(
+        json.dumps(facts | {"found": {"outcome": "faster", "ratio": ratio}})
+    )
+    told = "Left out, as it cannot be read: run.json.found.ratio.estimate is no number above 0, and 1 more."
+    assert told in read(train_folder).text
+
+
+def test_a_plan_for_longer_trainings_without_a_speed_is_no_error(ledger, tune_folder):
+    ledger[-1]["long_plan"] = {"plan": {}, "speedup": {"estimate": 0.0, "low": 1.0, "high": 1.0}}
+    assert "result.long_plan.speedup.estimate is no number above 0" in read(tune_folder(ledger)).text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [("training", "of the training data"), (None, "Predictions of the c")]
+)
+def test_pictures_are_of_the_data_that_the_run_names(data, said, train_folder):
+    """A job without a metric does not say what its pictures are of."""
+    facts = json.loads((train_folder / "run.json").read_text())
+    (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": data}))
+    drawn = pictures.document({"of the cats": [pictures.Text("a", ["b"])]})
+    (train_folder / pictures.PICTURES).write_text(json.dumps(drawn))
+    assert said in " ".join(read(train_folder).text.split())
+
+
+def test_a_command_that_no_shell_reads_is_shown_as_it_is(ledger, tune_folder):
+    del ledger[-1]
+    ledger[0]["command"] = "vivace tune it's"
+    assert "Next vivace tune it's" in read(tune_folder(ledger)).text
+
+
+def test_one_shadow_run_is_one(ledger, tune_folder):
+    ledger[-1]["verdict"] |= {"steps": 1, "seeds": 1}
+    assert "was kept: 1 step, 1 shadow run, 1 min 36 s." in read(tune_folder(ledger)).text
 
 
 def test_report_imports_no_torch(ledger, tune_folder):

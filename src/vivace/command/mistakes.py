@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def _not_a_number(error: Exception) -> str:
 def _no_command(words: list[str]) -> str:
     """That a file stands where a command should."""
     file = words[0].partition(":")[0]
-    if not file.endswith(".py") or not Path(file).is_file():
+    if not file.endswith(".py") or not os.path.isfile(file):  # a Path raises where it may not look
         return ""
     script = shlex.join(["vivace", "run", "--", "python", file])
     return f"'{words[0]}' is no command: {script} for a script, vivace tune {shlex.quote(words[0])} for a Job"

@@ -36,7 +36,7 @@ def cell(value: object) -> str:
 def draw_rows(
     columns: tuple[str, ...], rows: list[list[str]], console: Any, caption: str | None = None
 ) -> None:
-    """Print a table; a column with long texts alone is folded."""
+    """Print a table; a column with long texts alone is folded, addresses in it too."""
     from rich.table import Table
     from rich.text import Text
 
@@ -45,7 +45,8 @@ def draw_rows(
     )
     for place, cells in enumerate(zip(*rows, strict=True)):
         short = max(map(len, cells)) <= LONGEST_UNBROKEN
-        table.add_column(columns[place] if columns else "", no_wrap=short)
+        title = columns[place] if columns else ""
+        table.add_column(title, no_wrap=short, overflow="ellipsis" if short else "fold")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)

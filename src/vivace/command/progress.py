@@ -42,11 +42,12 @@ class _Lines:
 
     def __exit__(self, *_: object) -> None:
         if self._status is not None:
-            self._status.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self._status.stop()
 
     def _doing(self, text: str) -> None:
         if self._status is not None:
-            with contextlib.suppress(OSError):  # the terminal may be gone
+            with contextlib.suppress(OSError):
                 self._status.update(printable(text))
 
     def _follow(self, status: Status) -> None:
@@ -279,10 +280,9 @@ def _words(payload: dict[str, Any], epochs: int | None) -> str:
         "epoch": "{:.0f}" + (f"/{epochs}" if epochs else ""),
         "step": "{:.0f}",
         "loss": "{:.4g}",
-        "metric": "{:.4f}",
-        "samples_per_second": "{:.0f}",
+        "metric": "{:.4g}" if abs(payload.get("metric") or 1) < 0.1 else "{:.4f}",
     }
-    names = {"samples_per_second": "samples/s", "metric": metric_title(payload)}
+    names = {"metric": metric_title(payload)}
     found = [(k, f) for k, f in shown.items() if isinstance(payload.get(k), (int, float))]
     return "  ".join(f"{names.get(key, key)} {form.format(payload[key])}" for key, form in found)
 

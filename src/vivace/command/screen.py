@@ -70,7 +70,8 @@ class Screen:
 
     def fail(self, kind: str, message: str) -> None:
         """The error's document, where documents are asked for, and its sentence."""
-        self.document({"error": {"kind": kind, "message": message}})
+        with contextlib.suppress(InputError):  # where standard output cannot be written, the sentence is left
+            self.document({"error": {"kind": kind, "message": message}})
         text = f"vivace: {printable(message)}"
         if sys.stderr.isatty():  # between words; elsewhere it stays one line
             width = shutil.get_terminal_size().columns
@@ -106,8 +107,8 @@ class Screen:
 
 
 def _print(text: str) -> None:
-    """On standard error, where somebody still reads it."""
-    with contextlib.suppress(BrokenPipeError):
+    """On standard error, where somebody still reads it and its disk is not full."""
+    with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 

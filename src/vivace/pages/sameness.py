@@ -95,8 +95,14 @@ def worst_check(verdict: Mapping[str, Any]) -> str:
         return ""
     _, score, limit, name = max(checks, key=lambda check: check[0])
     number = int(words.real(verdict.get("num_checks")) or len(checks))
-    told = f"{score:.1f}" if score < 100 else words.number(score)
-    return f"Worst of {words.count(number, 'check')}: {told} of {limit:.3g} allowed ({plain(name)})"
+    return f"Worst of {words.count(number, 'check')}: {of_limit(score, limit)} allowed ({plain(name)})"
+
+
+def of_limit(score: float, limit: float) -> str:
+    """A check's score and its limit, with the digits that show on which side it is: ``4.3 of 8``."""
+    digits = next(num for num in range(1, 17) if (round(score, num) > limit) == (score > limit))
+    told = f"{score:.{digits}f}" if score < 100 else words.number(score)
+    return f"{told} of {limit:.3g}"
 
 
 def plain(name: str) -> str:

@@ -150,14 +150,18 @@ def _notes(content: Content) -> list[str]:
     notes += [_longer(longer)] if isinstance(longer, dict) else []
     notes += [f"Loading: {content.loading}"] if content.loading else []
     notes += [_TRAINING_DATA] if result.get("metric_data") == "training" else []
-    if content.skipped:
-        more = f", and {len(content.skipped) - 1} more" if len(content.skipped) > 1 else ""
-        notes.append(f"Left out, as it cannot be read: {content.skipped[0]}{more}")
+    notes += _left_out(content)
     if content.unread:
         what = "trial" if content.unread == 1 else "trials"
         be = "is" if content.unread == 1 else "are"
         notes.append(f"{content.unread} {what} in the ledger could not be read and {be} left out")
     return notes
+
+
+def _left_out(content: Content) -> list[str]:
+    """What of the run's files cannot be read."""
+    more = f", and {len(content.skipped) - 1} more" if len(content.skipped) > 1 else ""
+    return [f"Left out, as it cannot be read: {content.skipped[0]}{more}"] if content.skipped else []
 
 
 def _of_ranks(result: Mapping[str, Any]) -> list[str]:
@@ -266,7 +270,10 @@ def _again(content: Content, plain: str) -> str:
     if command.startswith("vivace."):
         given = command if "budget=" in command else f"{command.removesuffix(')')}, budget='auto')"
         return re.sub(r"budget=[^,)]*", _budget(content), given) if more else command
-    words = shlex.split(command) if command else shlex.split(plain)
+    try:
+        words = shlex.split(command or plain)
+    except ValueError:  # no shell's
+        return command
     if more and "--budget" in words[:-1]:
         words[words.index("--budget") + 1] = more
     return shlex.join(words)
@@ -288,7 +295,7 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
     figure, sentence = _took(content, seconds, speedup, beside)
     notes = [str(notice) for notice in run.get("notices") or []]
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
-    notes += _found(found)
+    notes += [*_found(found), *_left_out(content)]
     name = str(run.get("job") or "")
     job, folder = shlex.quote(name or "JOB"), shlex.quote(str(content.folder))
     again = f"{_launched(run)} train {job} --out {folder} --resume"

@@ -11,6 +11,7 @@ from typing import Any
 from vivace import words
 from vivace.events import metric_title
 from vivace.ledger import Outcome, Ratio, Trial
+from vivace.pages.sameness import of_limit
 from vivace.pictures import Picture
 from vivace.reporting import phrases
 
@@ -289,7 +290,7 @@ class Content:
         kept = found.get("kept")
         same = "not decided" if kept is None else "the same model" if kept is True else "not the same model"
         worst, limit = (words.real(found.get(key)) for key in ("worst", "limit"))
-        far = f"; worst {worst:.1f} of {limit:.0f}" if worst is not None and limit is not None else ""
+        far = f"; worst {of_limit(worst, limit)}" if worst is not None and limit is not None else ""
         cost = words.percent(found.get("share"))
         return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {cost}"
 

@@ -40,20 +40,11 @@ class Course:
 
 
 def course(content: Content) -> Course:
-    """The course of a run; empty where its lines do not say when, as older runs' do not.
-
-    Each process of a resumed run counts from its own start: the seconds of those before are added.
+    """The course of a run, whose lines count the seconds of all its processes; empty where they say none, as
+    older runs' do.
     """
-    seconds, metrics = [], []
-    before = latest = 0.0
-    for line in content.metrics:
-        at, metric = words.real(line.get("seconds")), words.real(line.get("metric"))
-        if at is None or metric is None:
-            continue
-        before += latest if at < latest else 0.0
-        latest = at
-        seconds.append(before + at)
-        metrics.append(metric)
+    told = [(words.real(line.get("seconds")), words.real(line.get("metric"))) for line in content.metrics]
+    known = [(at, metric) for at, metric in told if at is not None and metric is not None]
     plan = content.training.get("plan")
     named = phrases.plan_name(plan) if isinstance(plan, dict) else content.folder.name
-    return Course(named, tuple(seconds), tuple(metrics))
+    return Course(named, tuple(at for at, _ in known), tuple(metric for _, metric in known))

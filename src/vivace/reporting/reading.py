@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +41,33 @@ OTHER_PAGES = {
 
 
 def page_of_another(folder: Path) -> tuple[Path, str] | None:
-    """The page that another verb has written into its folder, and the verb; None of a tune or train."""
-    if (folder / "metrics.jsonl").exists():
-        return None
-    found = [(folder / name, verb) for name, verb in OTHER_PAGES.items() if (folder / name).is_file()]
+    """The page that another verb has written into its folder, and the verb; None of a tune or train. Raises
+    FolderError where the folder is unreadable.
+    """
+    with _readable(folder):
+        if (folder / "metrics.jsonl").exists():
+            return None
+        found = [(folder / name, verb) for name, verb in OTHER_PAGES.items() if (folder / name).is_file()]
     return found[0] if found else None
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
 
 
 def load(folder: Path) -> Content:
     """Read a run's folder. Raises FolderError where it is missing, unreadable, or holds no run."""
-    if not folder.is_dir():
-        raise FolderError(f"there is no folder '{folder}'; give the --out folder of a tune or train run")
-    try:
+    with _readable(folder):
+        if not folder.is_dir():
+            raise FolderError(f"there is no folder '{folder}'; give the --out folder of a tune or train run")
         records = Ledger(folder / "ledger.jsonl").read()
         metrics = Ledger(folder / "metrics.jsonl").read()
         training = _document(folder / "run.json")
         pictures = read(_document(folder / PICTURES))
-    except OSError as error:
-        raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
     if not records and not metrics and not training:
         raise FolderError(
             f"'{folder}' holds no record of a run; give the --out folder of a tune or train run"

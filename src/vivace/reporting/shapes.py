@@ -107,6 +107,7 @@ RESULT = {
     "seconds": NUMBER,
     "interrupted": FLAG,
     "memory_bytes": NUMBER,
+    "long_plan": {"plan": TECHNIQUES, "speedup": RATIO, "from_steps": NUMBER, "warmup_seconds": NUMBER},
 }
 TRIAL = {
     "techniques": TECHNIQUES,
@@ -172,6 +173,7 @@ TRAINING = {
     "date": TEXT,
     "device": TEXT,
     "tuned": {"speedup": RATIO, "verdict": VERDICT},
+    "found": {"outcome": TEXT, "reason": TEXT, "ratio": RATIO, "saved_seconds": NUMBER, "page": TEXT},
     "watched": Each(ANY),
     "machine": MACHINE,
     "energy": ENERGY,

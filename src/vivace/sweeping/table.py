@@ -21,7 +21,8 @@ def draw(found: Swept, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     weighed = found.objectives[1:]
     for name in ("trial", found.metric_title, *weighed, "epochs", "took", "ended", "with"):
-        table.add_column(name, no_wrap=name != "with")
+        folded = name == "with"
+        table.add_column(Text(name), no_wrap=not folded, overflow="fold" if folded else "ellipsis")
     order = sorted(found.trials, key=lambda t: (t.metric is None, -(t.metric or 0.0)))
     for trial in order:
         cells = (

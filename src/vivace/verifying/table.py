@@ -120,13 +120,14 @@ def _fed_whole(verdict: Verdict) -> str:
 
 def _draw_checks(verdict: Verdict, console: Console) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("check")
+    table.add_column("check", overflow="fold")
     for column in ("envelopes", "allowed", "value", "envelope"):
         table.add_column(column, justify="right")
     for check in verdict.checks:
         figures = (words.number(check.get(key)) for key in ("score", "limit", "value", "envelope"))
         style = "" if check["kept"] else COLOURS[check["kept"]]
-        table.add_row(plain(check["name"]), *figures, style=style)
+        table.add_row(Text(plain(check["name"])), *figures, style=style)
     console.print(table)
