@@ -176,10 +176,12 @@ def test_equal_values_share_their_rank():
 def test_likeness_is_compared_by_rank(monkeypatch):
     monkeypatch.setattr(similarity, "cosines", lambda _model, first, _second: first)
     batches = [
-        (torch.tensor(said), None, torch.tensor(meant)) for said, meant in (([1, 8], [1, 2]), ([9], [3]))
+        (torch.tensor(said), None, torch.tensor(meant))
+        for said, meant in (([1.0, 8.0], [1, 2]), ([9.0], [3]))
     ]
     assert similarity.spearman(None, batches) == pytest.approx(1.0)
-    assert similarity.spearman(None, [(torch.tensor([5, 1, 3]), None, torch.tensor([1, 2, 3]))]) == -0.5
+    against = [(torch.tensor([5.0, 1.0, 3.0]), None, torch.tensor([1, 2, 3]))]
+    assert similarity.spearman(None, against) == pytest.approx(-0.5)
     assert similarity.spearman(None, [(torch.ones(3), None, torch.tensor([1, 2, 3]))]) == 0.0
 
 

@@ -22,7 +22,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, check_least, demanded, snownlp
+from vivace.recipes.sources import check_choice, check_least, demanded, needing, snownlp
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
 BATCH = 64
@@ -170,14 +170,17 @@ class Score:
 
     def __call__(self, model: nn.Module, batches: Iterable[Any]) -> float:
         """F1 of all entities together."""
-        right = number = 0
+        with needing():
+            from seqeval.metrics import f1_score
+            from seqeval.scheme import IOB2
+
+        true, found = [], []
         for tokens, tags in batches:
-            lengths, guesses = (tokens != 0).sum(1).tolist(), model(tokens).cpu()
-            for length, *rows in zip(lengths, tags.cpu(), guesses, strict=True):
-                true, said = (showing.spans(self.named(row[:length])).items() for row in rows)
-                right += len(true & said)
-                number += len(true) + len(said)
-        return 2 * right / max(1, number)
+            there = tokens != 0
+            for length, truth, guess in zip(there.sum(1).tolist(), tags, model(tokens), strict=True):
+                true.append(self.named(truth[:length]))
+                found.append(self.named(guess[:length]))
+        return float(f1_score(true, found, mode="strict", scheme=IOB2, zero_division=0))
 
     def pictures(self, model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
         """Sentences with their entities: those with fewest mistakes that have the most, and the others."""

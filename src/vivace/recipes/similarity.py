@@ -24,7 +24,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.classifying import loss
 from vivace.recipes.networks.schedules import clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_least, wordnet
+from vivace.recipes.sources import check_least, needing, wordnet
 from vivace.recipes.sources.characters import Vocabulary, padded
 
 LENGTH = 32  # words of a text that are read
@@ -137,9 +137,12 @@ def cosines(model: nn.Module, first: torch.Tensor, second: torch.Tensor) -> torc
 
 def spearman(model: nn.Module, batches: Iterable[Any]) -> float:
     """The rank correlation of the model's likeness with people's ratings."""
+    with needing():
+        from torchmetrics.functional.regression import spearman_corrcoef
+
     rows = [(cosines(model, first, second), ratings.float()) for first, second, ratings in batches]
-    both = torch.stack([ranks(torch.cat(parts)) for parts in zip(*rows, strict=True)])
-    return float(torch.corrcoef(both)[0, 1].nan_to_num())  # none where all are equally alike
+    said, meant = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    return float(spearman_corrcoef(said, meant).nan_to_num())  # none where all are equally alike
 
 
 def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:

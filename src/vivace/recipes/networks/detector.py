@@ -4,7 +4,6 @@ box.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.nn import functional
 from vivace.recipes.sources import needing
 
 with needing():
-    from faster_coco_eval import COCO, COCOeval_faster
     from torchvision.ops import batched_nms, generalized_box_iou_loss, sigmoid_focal_loss
 
 STRIDE = 8  # pixels between places
@@ -152,29 +150,14 @@ def mean_average_precision(
     """COCO's: the mean over classes and over intersections over union from 0.5 to 0.95. `found` says what a
     model sees on images.
     """
-    truth, told = list[dict[str, torch.Tensor]](), list[dict[str, torch.Tensor]]()
+    with needing():
+        from torchmetrics.detection import MeanAveragePrecision
+
+    score = MeanAveragePrecision(backend="faster_coco_eval")
     for images, targets, labels in batches:
-        for boxes, names in zip(targets, labels, strict=True):
-            truth.append({"boxes": boxes[names >= 0], "labels": names[names >= 0]})
-        told += found(model, images)
-    classes = {label for one in (*truth, *told) for label in one["labels"].tolist()}
-    score = COCOeval_faster(COCO(as_coco(truth, classes)), COCO(as_coco(told, classes)), "bbox")
-    score.run()
-    return float(score.stats[0])
-
-
-def as_coco(images: list[dict[str, torch.Tensor]], classes: set[int]) -> dict[str, Any]:
-    """The boxes of images as COCO's files have them: https://cocodataset.org/#format-data"""
-    found: list[dict[str, Any]] = []
-    for place, image in enumerate(images):
-        boxes, labels = image["boxes"].tolist(), image["labels"].tolist()
-        scores = image["scores"].tolist() if "scores" in image else [1.0] * len(labels)
-        for (left, top, right, bottom), label, score in zip(boxes, labels, scores, strict=True):
-            sides = [right - left, bottom - top]
-            which = {"id": len(found) + 1, "image_id": place, "category_id": label, "iscrowd": 0}
-            found.append({**which, "bbox": [left, top, *sides], "area": math.prod(sides), "score": score})
-    return {
-        "images": [{"id": place} for place in range(len(images))],
-        "annotations": found,
-        "categories": [{"id": label, "name": str(label)} for label in sorted(classes)],
-    }
+        truth = [
+            {"boxes": boxes[names >= 0], "labels": names[names >= 0]}
+            for boxes, names in zip(targets, labels, strict=True)
+        ]
+        score.update(found(model, images), truth)
+    return float(score.compute()["map"])

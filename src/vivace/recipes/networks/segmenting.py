@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from vivace.recipes.sources import needing
+
 IGNORED = 255  # a pixel's class that counts for nothing, as Pascal VOC marks outlines
 
 
@@ -21,13 +23,17 @@ def mean_iou(model: nn.Module, batches: Iterable[Any]) -> float:
     """Intersection over union of each class over all images together, the mean over the classes that are
     there, or are seen there by the model.
     """
-    counts: Any = 0  # stays on the device meanwhile
+    with needing():
+        from torchmetrics.classification import MulticlassJaccardIndex
+
+    found = None
     for batch in batches:
         logits = model(batch[0])
-        counts = counts + confusion(batch[1], logits.argmax(1), logits.shape[1])
-    shared = counts.diag()
-    whole = counts.sum(0) + counts.sum(1) - shared
-    return float((shared / whole)[whole > 0].mean())
+        if found is None:
+            found = MulticlassJaccardIndex(logits.shape[1], ignore_index=IGNORED).to(logits.device)
+        found.update(logits.argmax(1), batch[1])
+    assert found is not None
+    return float(found.compute())
 
 
 def confusion(true: torch.Tensor, guess: torch.Tensor, num_classes: int) -> torch.Tensor:
