@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from vivace.tensors.trees import digest, digest_beside_tensors
 
 _BYTES = 20
+_NOTHING = digest_beside_tensors(())
 _CHANGED = b"\xff"  # the last byte, beside the mark
 
 
@@ -51,5 +52,7 @@ class Witness:
 
 
 def _mark(batch: Any) -> bytes:
-    whole = (digest(batch), digest_beside_tensors(batch))
+    whole, beside = digest(batch), digest_beside_tensors(batch)
+    if beside != _NOTHING:  # of tensors alone the mark is that of runs that began before the rest counted
+        whole = (*whole, beside)
     return hashlib.sha256(repr(whole).encode()).digest()[:_BYTES]
