@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import _tasks
+
 from vivace import words as told
 from vivace.recipes import RECIPES
 
@@ -115,7 +117,8 @@ def page(trained: list[dict[str, Any]], tuned: list[dict[str, Any]], file: str) 
             name: found for name, found in record["recipes"].items() if "speed" in found or "failed" in found
         }
         if cases:
-            parts.append(words["machine"].format(**record["machine"], **_dated(record)))
+            dated = _dated(record) | {"date": _tasks.dates(record)}
+            parts.append(words["machine"].format(**record["machine"], **dated))
         for name in sorted(cases, key=list(RECIPES).index):
             parts += [f"### {name}", *case(name, cases[name], words)]
     if len(parts) == 2:

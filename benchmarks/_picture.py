@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import _tasks
+
 from vivace import words as told
 from vivace.pages.charts import Markup, element
 from vivace.recipes import RECIPES
@@ -55,7 +57,7 @@ def picture(records: Iterable[dict[str, Any]], file: str) -> str:
     parts = [element("style", Markup(STYLE)), *_legend(words)]
     for number, name in enumerate(names):
         parts += _row(name, done[name], HEAD + ROW * number, (WIDTH - LEFT - RIGHT) / longest, words)
-    said = words["below"].format(**newest["machine"], date=newest["date"], seeds=seeds)
+    said = words["below"].format(**newest["machine"], date=_tasks.dates(newest), seeds=seeds)
     parts.append(element("text", said, class_="small", x=0, y=height - 8))
     drawn = element(
         "svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH

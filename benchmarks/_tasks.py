@@ -55,12 +55,18 @@ def table(records: Iterable[dict[str, Any]], file: str) -> str:
             continue
         seen.add(record["machine"]["fingerprint"])
         seeds = " / ".join(sorted({str(found["seeds"]) for found in done.values()}))
-        parts.append(words["head"].format(**record["machine"], date=record["date"], seeds=seeds))
+        parts.append(words["head"].format(**record["machine"], date=dates(record), seeds=seeds))
         columns = [column.format(metric=words["metric"]) for column in words["columns"]]
         ordered = sorted(done, key=list(RECIPES).index)
         rows = [columns, ["---"] * len(columns), *(row(name, done[name], words) for name in ordered)]
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in rows))
     return "\n" + "\n\n".join(parts or [words["none"]]) + "\n\n"
+
+
+def dates(record: dict[str, Any]) -> str:
+    """When its rows were begun: a record goes on later with what is missing."""
+    rows = [found for found in record["recipes"].values() if "speed" in found]
+    return " / ".join(sorted({found.get("date", record["date"]) for found in rows} or {record["date"]}))
 
 
 def row(name: str, found: dict[str, Any], words: dict[str, Any]) -> list[str]:

@@ -13,8 +13,9 @@ tests, 5 %), which stands in `vivace.recipes` before anything is measured.
 A row is a recipe: its search and its trainings, about eight minutes on two quiet cores. The record is written
 after each training: a run that was stopped goes on where it was, recipe by recipe in the order of
 `vivace recipes`, and begins a row anew whose epochs or margin have changed. A recipe that fails says why in
-the record, and the next one follows. --epochs makes trainings shorter than the recipe's, to try this out;
-such a record is not kept. Exit code 1 where a recipe failed, was slower, or was not shown to be equal.
+the record, and the next one follows; a row says when it was begun. --epochs makes trainings shorter than
+the recipe's, to try this out; such a record is not kept. Exit code 1 where a recipe failed, was slower, or
+was not shown to be equal.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def row_of(name: str, record: dict[str, Any], chosen: argparse.Namespace) -> boo
     recipe = record["recipes"].get(name, {})
     if any(recipe.get(key, value) != value for key, value in stated.items()):
         recipe = {}
-    recipe = record["recipes"][name] = {"rows": [], **recipe, **stated}
+    day = record["date"] if recipe else _record.today()
+    recipe = record["recipes"][name] = {"date": day, "rows": [], **recipe, **stated}
     recipe.pop("failed", None)
     begin = time.monotonic()
     try:

@@ -152,10 +152,17 @@ def test_more_seeds_are_added_and_a_row_of_other_epochs_begins_anew(bench, monke
     (path,) = tmp_path.glob("accuracy/*/*.json")
     record = json.loads(path.read_text())
     assert record["recipes"]["digits"]["seeds"] == 4
+    assert record["recipes"]["digits"].pop("date") == record["date"]  # records of before have none
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(_record, "today", lambda: "2100-01-01")
+    accuracy.main()
+    record = json.loads(path.read_text())
+    assert _tasks.dates(record) == record["recipes"]["digits"]["date"] == record["date"]
     record["recipes"]["digits"]["epochs"] = 99
     path.write_text(json.dumps(record))
     accuracy.main()
     assert len(bench) == 1 + 8 * len(accuracy.WAYS)
+    assert _tasks.dates(json.loads(path.read_text())) == "2100-01-01"
 
 
 def test_a_recipe_that_fails_says_why_and_the_next_one_follows(bench, monkeypatch, tmp_path, capsys):
