@@ -15,7 +15,7 @@ import vivace
 from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
 from vivace.ledger import Ledger
 from vivace.training.resuming import load_streams
-from vivace.training.stopping import StopRequest, ends_like_ctrl_c
+from vivace.training.stopping import StopRequest, ends_like_ctrl_c, tells_first
 from vivace.training.training import train
 
 TINY = Path(__file__).parent / "scenes" / "tiny.py"
@@ -571,6 +571,24 @@ class TestSignals:
         os.kill(child.process.pid, number)
         assert child.wait() == 128 + number
         assert len(checkpoints(out)) == 1
+
+    def test_what_a_rank_has_found_is_told_before_a_launcher_ends_it(self):
+        heard, mine = [], signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+        try:
+            with tells_first():
+                signal.raise_signal(signal.SIGTERM)  # nothing has been trained yet
+            assert heard == [signal.SIGTERM]
+            with tells_first():
+                with StopRequest() as stop:
+                    signal.raise_signal(signal.SIGTERM)
+                assert stop.signal_name == "SIGTERM"
+                signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+            signal.raise_signal(signal.SIGTERM)
+            assert len(heard) == 2
+        finally:
+            signal.signal(signal.SIGTERM, mine)
 
     def test_who_has_taken_a_signal_keeps_it(self):
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from vivace.errors import InputError, RankLost, TechniqueWarning, VivaceError, printable
+from vivace.training.stopping import tells_first
 
 _show_warning = warnings.showwarning
 
@@ -178,7 +179,10 @@ def screen(
     """
     follows = one_speaks and os.environ.get("RANK", "0") != "0"
     current = Screen(as_json and not follows, quiet or follows)
+    in_launch = contextlib.ExitStack()
     try:
+        if "RANK" in os.environ:
+            in_launch.enter_context(tells_first())
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
         if device is not None:
@@ -211,5 +215,7 @@ def screen(
             f"a fault of Vivace's own, {type(error).__name__}: {error}; --debug shows where",
         )
         code = 2
+    finally:
+        in_launch.close()
     if code:
         raise typer.Exit(code)

@@ -24,6 +24,8 @@ class StopRequest:
             repeats to its ranks the Ctrl-C that the terminal has sent them already.
     """
 
+    num_ended = 0  # of all that this process has had
+
     def __init__(self, quiet_seconds: float = 0.0) -> None:
         self.signal_name = ""
         self._quiet_seconds = quiet_seconds
@@ -35,6 +37,7 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        StopRequest.num_ended += 1
         _give_back(self._before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -63,6 +66,25 @@ def ends_like_ctrl_c(*, once: bool = False) -> Iterator[None]:
 
     names = ("SIGINT", "SIGTERM", "SIGHUP") if once else ("SIGTERM", "SIGHUP")
     before = _handle(names, first if once else signal.default_int_handler)
+    try:
+        yield
+    finally:
+        _give_back(before)
+
+
+@contextmanager
+def tells_first() -> Iterator[None]:
+    """While entered, SIGTERM is not heard once a `StopRequest` has ended: torchrun ends the ranks that are
+    left as soon as one has failed, and what these found, and kept, is still to be told.
+    """
+    ended = StopRequest.num_ended
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        if StopRequest.num_ended == ended:
+            _give_back(before)
+            signal.raise_signal(number)
+
+    before = _handle(("SIGTERM",), answer)
     try:
         yield
     finally:
