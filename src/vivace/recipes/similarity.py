@@ -24,7 +24,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.classifying import loss
 from vivace.recipes.networks.schedules import clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_least, needing, wordnet
+from vivace.recipes.sources import check_least, check_modules, wordnet
 from vivace.recipes.sources.characters import Vocabulary, padded
 
 LENGTH = 32  # words of a text that are read
@@ -137,8 +137,7 @@ def cosines(model: nn.Module, first: torch.Tensor, second: torch.Tensor) -> torc
 
 def spearman(model: nn.Module, batches: Iterable[Any]) -> float:
     """The rank correlation of the model's likeness with people's ratings."""
-    with needing():
-        from torchmetrics.functional.regression import spearman_corrcoef
+    from torchmetrics.functional.regression import spearman_corrcoef
 
     rows = [(cosines(model, first, second), ratings.float()) for first, second, ratings in batches]
     said, meant = (torch.cat(parts) for parts in zip(*rows, strict=True))
@@ -200,6 +199,7 @@ def job(*, width: int = 64, depth: int = 1, epochs: int = 3) -> Job:
     """The job. `width` in hidden units, a multiple of 32."""
     check_width(width)
     check_least("depth", depth, 0)
+    check_modules("torchmetrics")
 
     def training() -> DataLoader[Any]:
         return DataLoader(meanings(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate)

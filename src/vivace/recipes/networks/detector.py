@@ -150,8 +150,7 @@ def mean_average_precision(
     """COCO's: the mean over classes and over intersections over union from 0.5 to 0.95. `found` says what a
     model sees on images.
     """
-    with needing():
-        from torchmetrics.detection import MeanAveragePrecision
+    from torchmetrics.detection import MeanAveragePrecision
 
     score = MeanAveragePrecision(backend="faster_coco_eval")
     for images, targets, labels in batches:

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vivace.recipes.sources import needing
-
 IGNORED = 255  # a pixel's class that counts for nothing, as Pascal VOC marks outlines
 
 
@@ -23,8 +21,7 @@ def mean_iou(model: nn.Module, batches: Iterable[Any]) -> float:
     """Intersection over union of each class over all images together, the mean over the classes that are
     there, or are seen there by the model.
     """
-    with needing():
-        from torchmetrics.classification import MulticlassJaccardIndex
+    from torchmetrics.classification import MulticlassJaccardIndex
 
     found = None
     for batch in batches:

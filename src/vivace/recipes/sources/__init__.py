@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -22,6 +23,14 @@ def needing(extra: str = "tasks") -> Iterator[None]:
         raise InputError(
             f"this recipe needs the module '{error.name}': pip install 'vivace[{extra}]'"
         ) from None
+
+
+def check_modules(*names: str) -> None:
+    """As `needing`, before a training: its metric imports them after the first epoch."""
+    with needing():
+        for name in names:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(name=name)
 
 
 def of_package(distribution: str, file: str, extra: str = "tasks") -> Path:
