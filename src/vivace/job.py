@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from vivace.pictures import Picture
 
 Batch: TypeAlias = object
-"""What the data yields: tensors in any containers, or whatever else the loss takes; see `tensors.trees`."""
+"""What the data yields: tensors in containers, or in objects with a ``to`` or ``pin_memory``, such as graphs.
+
+Whatever else the loss takes is handed to it as it is. See `tensors.trees`.
+"""
 
 # What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
 _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")

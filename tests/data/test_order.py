@@ -304,3 +304,14 @@ def test_a_dataset_is_told_the_epoch(workers):
     for epoch in (0, 1, 4):
         (batch,) = ordered(loader, seed=0, epoch=epoch)
         assert int(batch.min()) == 100 * epoch
+
+
+def test_a_loader_that_completes_its_batches_itself_is_read_as_it_is():
+    """Rebuilt from its dataset and functions it would give what its class has not completed."""
+
+    class Completed(DataLoader):
+        def _get_iterator(self):
+            return (batch * 2 for batch in super()._get_iterator())
+
+    epoch = ordered(Completed(torch.arange(6.0), batch_size=3), seed=0, epoch=0)
+    assert [batch.tolist() for batch in epoch] == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]

@@ -48,6 +48,13 @@ class OwnWay(DataLoader):
         return super().__iter__()
 
 
+class Filtered(DataLoader):
+    """Completes each batch once it is here, as loaders of a graph's neighbours do."""
+
+    def _get_iterator(self):
+        return map(torch.Tensor.neg, super()._get_iterator())
+
+
 class WithEpoch(Numbers):
     def set_epoch(self, epoch): ...
 
@@ -117,6 +124,7 @@ def test_no_workers_takes_workers_away():
         ({}, [1, 2], "the data is a list, not a torch DataLoader"),
         ({}, DataLoader(Stream()), "iterable dataset"),
         ({}, OwnWay(Numbers()), "your OwnWay iterates in its own way"),
+        ({}, Filtered(Numbers()), "your Filtered iterates in its own way"),
         ({}, DataLoader(WithEpoch()), "persistent = false"),
         ({}, ordered(DataLoader(WithEpoch()), seed=0, epoch=0), "persistent = false"),  # as `train` feeds it
         ({"num_workers": 0}, DataLoader(Numbers()), "already has num_workers = 0"),

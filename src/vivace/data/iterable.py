@@ -21,6 +21,7 @@ from vivace.job import Batch
 from vivace.technique.build import Stateful
 from vivace.tensors.randomness import Streams, capture, from_plain, restore, to_plain
 from vivace.tensors.trees import contents
+from vivace.torch_internals.loaders import iterates_itself
 
 STATE_SECONDS = 20.0  # between two states of the data: as much is read again after a stop
 STATE_COSTS = 100  # times what it takes to tell a state lie between two, at least
@@ -197,7 +198,7 @@ def keeper_of(source: Any) -> Any:
     """
     if keeps_state(source):
         return source
-    plain = isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
+    plain = isinstance(source, DataLoader) and not iterates_itself(source)
     return source.dataset if plain and not source.num_workers and keeps_state(source.dataset) else None
 
 

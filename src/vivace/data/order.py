@@ -37,6 +37,7 @@ from vivace.job import Batch, Job
 from vivace.tensors.loaders import CollatingDataset, known_length
 from vivace.tensors.randomness import SeededStreams, Streams, derive
 from vivace.tensors.trees import batch_size, split
+from vivace.torch_internals.loaders import iterates_itself
 
 _MARKS = 4096  # of the last batches: what workers fetch ahead lies within
 
@@ -116,7 +117,7 @@ def _rebuildable(loader: Iterable[Any]) -> bool:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     reads: Any = type(loader).__iter__
-    return reads is DataLoader.__iter__ or reads.__module__.startswith("torchdata.stateful_dataloader")
+    return not iterates_itself(loader) or reads.__module__.startswith("torchdata.stateful_dataloader")
 
 
 def _rebuild(

@@ -26,6 +26,7 @@ from vivace.tensors.loaders import with_workers
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.settings import on_threads
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.loaders import iterates_itself
 
 SECONDS = 0.5
 LITTLE = 0.05  # of a step: waiting of which nothing is said
@@ -76,9 +77,8 @@ def _sentence(one: float, wanted: float, workers: int, profile: Profile) -> str:
 
 
 def _unreadable(loader: DataLoader[Any]) -> str:
-    kind = type(loader)
-    if kind.__iter__ is not DataLoader.__iter__:
-        return f"your {kind.__name__} iterates in its own way"
+    if iterates_itself(loader):
+        return f"your {type(loader).__name__} iterates in its own way"
     return "your worker_init_fn acts in workers only" if loader.worker_init_fn else ""
 
 

@@ -16,7 +16,8 @@ from vivace.plan import Plan
 from vivace.technique import Build, Numerics, Seam
 from vivace.technique.registry import acting
 from vivace.technique.step import Step
-from vivace.tensors.trees import map_tensors
+from vivace.tensors import objects
+from vivace.tensors.trees import is_object, map_tensors
 
 
 class Session:
@@ -181,7 +182,13 @@ class Session:
 
 def place(batch: Batch, *, device: torch.device) -> Any:
     """Move every tensor of a batch to `device`; tensors that are there already are returned as they are."""
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+    def move(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.to(device, non_blocking=part.is_pinned())
+        return objects.moved(part, device)
+
+    return map_tensors(batch, move, is_object)
 
 
 def _closed(*_: object) -> NoReturn:

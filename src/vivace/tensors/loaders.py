@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vivace.errors import Refused
+from vivace.torch_internals.loaders import iterates_itself
 
 
 def known_length(data: Any) -> int | None:
@@ -34,7 +35,7 @@ def data_loader(loader: Iterable[Any], of_a_stream: str) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         name = "stream" if kind.__name__ == "IterableData" else kind.__name__
         raise Refused(f"the data is a {name}, not a torch DataLoader")
-    if kind.__iter__ is not DataLoader.__iter__:
+    if iterates_itself(loader):
         raise Refused(f"your {kind.__name__} iterates in its own way")
     if isinstance(loader.dataset, IterableDataset):
         raise Refused(of_a_stream)

@@ -40,6 +40,7 @@ class Outside:
         self._seen: set[int] = set()
         self._cells: list[tuple[Any, Any]] = []
         self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []  # some names of each
+        self._objects: list[tuple[dict[str, Any], frozenset[str]]] = []  # all names of each
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._arrays: list[tuple[Any, Any]] = []
@@ -60,6 +61,9 @@ class Outside:
             cell.cell_contents = value
         for space, values in self._spaces:
             space.update(values)
+        for space, names in self._objects:
+            for name in space.keys() - names:
+                del space[name]
         for kind, name, value in self._classes:
             if vars(kind).get(name) is not value:
                 setattr(kind, name, value)
@@ -84,7 +88,8 @@ class Outside:
         pairs += [(space.get(name), value) for space, then in self._spaces for name, value in then.items()]
         pairs += [(vars(kind).get(name), value) for kind, name, value in self._classes]
         pairs += [*self._tensors, *self._containers]
-        return not all(_alike(*pair) for pair in pairs)
+        more = any(space.keys() - names for space, names in self._objects)
+        return more or not all(_alike(*pair) for pair in pairs)
 
     def drew(self) -> bool:
         """Has any generator of random numbers moved since this was made?"""
@@ -142,6 +147,7 @@ class Outside:
         elif not of_library(type(value).__module__):
             space = getattr(value, "__dict__", {})
             self._spaces.append((space, dict(space)))
+            self._objects.append((space, frozenset(space)))
             self._look_at_all(space.values())
             self._look_at_slots(value)
             self._look(vars(type(value)).get("__call__"))

@@ -1,4 +1,4 @@
-"""Trees of tensors: batches in tuples, lists, mappings and dataclasses."""
+"""Trees of tensors: batches in tuples, lists, mappings, dataclasses, and objects such as graphs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from vivace.errors import Refused
+from vivace.tensors import objects
 
 Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
@@ -27,9 +28,10 @@ _BESIDE = (bool, int, float, complex, str, bytes, type(None), numpy.ndarray, num
 def map_tensors(
     batch: Tree, function: Callable[[Any], Any], whole: Callable[[object], bool] | None = None
 ) -> Any:
-    """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses.
+    """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings, dataclasses, and
+    objects that hold tensors (`vivace.tensors.objects`).
 
-    What `whole` holds for is given to `function` as it is.
+    What `whole` holds for is given to `function` as it is; it is not asked of what such an object holds.
     """
     if isinstance(batch, torch.Tensor) or (whole is not None and whole(batch)):
         return function(batch)
@@ -52,14 +54,24 @@ def map_tensors(
         for name in names:
             object.__setattr__(found, name, map_tensors(getattr(batch, name), function, whole))
         return found
-    return batch
+    return objects.replaced(batch, function) if objects.holds_tensors(batch) else batch
 
 
 def fields_of(thing: object) -> list[str] | None:
-    """The names of a dataclass's fields that are set; None of anything else."""
+    """The names of a dataclass's fields that are set; None of anything else, and of what keeps its fields in
+    a way of its own, as a `tensorclass` does.
+    """
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         return None
-    return [field.name for field in dataclasses.fields(thing) if hasattr(thing, field.name)]
+    names = [field.name for field in dataclasses.fields(thing) if hasattr(thing, field.name)]
+    own = getattr(thing, "__dict__", None)
+    elsewhere = own is not None and objects.holds_tensors(thing) and not own.keys() >= set(names)
+    return None if elsewhere else names
+
+
+def is_object(part: object) -> bool:
+    """Is it an object that holds tensors, and is asked for them: nothing that is looked through?"""
+    return objects.holds_tensors(part) and not _is_packed(part) and fields_of(part) is None
 
 
 def _mapped_sequence(batch: PackedSequence, function: Callable[[torch.Tensor], Any]) -> PackedSequence:
@@ -92,6 +104,8 @@ def _parts(batch: Tree, whole: Callable[[object], bool] | None) -> Iterator[Any]
         parts = batch.values()
     elif (names := fields_of(batch)) is not None:
         parts = (getattr(batch, name) for name in names)
+    elif is_object(batch):
+        parts = objects.held(batch)
     for part in parts:
         yield from _parts(part, whole)
 
@@ -111,25 +125,30 @@ def outline(batch: Tree) -> str:
 
     What stays on the CPU of packed sequences, their lengths, is among that.
     """
-    return repr(map_tensors(batch, _outlined, _is_packed))
+    return repr(map_tensors(batch, _outlined, _is_uncut))
 
 
-def _outlined(part: torch.Tensor | PackedSequence) -> tuple[object, ...]:
+def _outlined(part: Any) -> tuple[object, ...]:
     if isinstance(part, PackedSequence):
         return (*_outlined(part.data), part.batch_sizes.tolist(), part.sorted_indices is None)
+    if is_object(part):
+        return (objects.beside(part), *map(_outlined, objects.held(part)))
     return tuple(part.shape), part.dtype
 
 
 def batch_size(batch: Tree) -> int:
     """Samples in a batch: the length of its first tensor that has a dimension, else of an array, else 1.
 
-    Of lists with one item for each sample, as a detector gets them, it is their length, and of packed
-    sequences their number.
+    Of lists with one item for each sample, as a detector gets them, it is their length, of packed sequences
+    their number, and of an object that holds tensors what it says itself: its `batch_size`, such as graphs.
     """
     if columns := _columns(batch):
         return len(columns[0])
-    if packed := _packed(batch):
-        return int(packed[0].batch_sizes[0])
+    for part in _uncut(batch):
+        own = part.batch_sizes if _is_packed(part) else getattr(part, "batch_size", ())
+        size = [own] if isinstance(own, int) else own
+        if isinstance(size, Sequence | torch.Tensor) and len(size):
+            return int(size[0])
     arrays = (part for part in _parts(batch, _is_array) if _is_array(part))
     return next((int(part.shape[0]) for part in itertools.chain(tensors(batch), arrays) if part.ndim), 1)
 
@@ -138,9 +157,13 @@ def _is_array(part: object) -> bool:
     return isinstance(part, numpy.ndarray)
 
 
-def _packed(batch: Tree) -> list[PackedSequence]:
-    """A batch's packed sequences, whose rows are steps in time and not samples."""
-    return [part for part in _parts(batch, _is_packed) if _is_packed(part)]
+def _uncut(batch: Tree) -> list[Any]:
+    """A batch's packed sequences, whose rows are steps in time, and its objects, whose rows are their own."""
+    return [part for part in _parts(batch, _is_uncut) if _is_uncut(part)]
+
+
+def _is_uncut(part: object) -> bool:
+    return _is_packed(part) or is_object(part)
 
 
 def _is_packed(part: object) -> bool:
@@ -185,10 +208,11 @@ def split(batch: Tree, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples: tensors, arrays, and lists with an item a sample.
 
     What has another length stands in every piece; a batch without samples is one piece. Raises Refused where
-    a packed sequence or a sparse tensor is among them.
+    a packed sequence, an object that holds tensors, or a sparse tensor is among them.
     """
-    if _packed(batch):
-        raise Refused("a packed sequence cannot be cut into pieces")
+    for part in _uncut(batch):
+        kind = "packed sequence" if _is_packed(part) else type(part).__name__
+        raise Refused(f"a {kind} cannot be cut into pieces")
     if any(tensor.layout != torch.strided for tensor in tensors(batch)):
         raise Refused("a sparse tensor cannot be cut into pieces")
     total, whole = batch_size(batch), _rows_of(batch)
@@ -207,9 +231,9 @@ def split(batch: Tree, size: int) -> list[Any]:
 
 def joined(batches: Sequence[Any]) -> Any:
     """One batch of several, the inverse of `split`; None where their tensors differ in shape or number, or
-    are packed sequences.
+    lie in what cannot be cut.
     """
-    if _packed(batches[0]):
+    if _uncut(batches[0]):
         return None
     total, found = batch_size(batches[0]), [list(_parts(batch, _rows_of(batch))) for batch in batches]
     if len({tuple(map(_kind, each)) for each in found}) > 1:

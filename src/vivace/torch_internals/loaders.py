@@ -77,6 +77,17 @@ handle_deaths: Callable[[], None] = named(
 FILE_LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames", "_image_files", "images")
 """Attributes under which data sets keep their files: torchvision's, and those of the many like them."""
 
+_ITERATING = "_get_iterator"
+attribute(DataLoader, _ITERATING, lost="a loader that makes its batches in its own way is not told apart")
+
+
+def iterates_itself(loader: DataLoader[Any]) -> bool:
+    """Does its class make batches in its own way, which a plain loader with the same functions lacks?"""
+    kind = type(loader)
+    own = getattr(kind, _ITERATING, None) is not getattr(DataLoader, _ITERATING, None)
+    return own or kind.__iter__ is not DataLoader.__iter__
+
+
 attribute(DataLoader, "_iterator", lost="persistent workers of which one has died cannot be started again")
 
 
