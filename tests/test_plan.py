@@ -76,6 +76,7 @@ def test_two_techniques_of_one_slot_are_refused():
     ("text", "message"),
     [
         ("format = 2\n", "has format 2; this Vivace reads format 1"),
+        ("format = true\n", "has format True; this Vivace reads format 1"),
         ("", "has no format; this Vivace reads format 1"),
         (
             "format = 1\n\n[techniques.chanels_last]\n",

@@ -58,7 +58,7 @@ class Plan:
         except (ValueError, RecursionError) as error:  # also for numbers too long, and lists too deep to read
             raise PlanError(f"{where} is not valid TOML: {error}") from None
         version = document.pop("format", None)
-        if version != FORMAT:
+        if version != FORMAT or version is True:
             found = "no format" if version is None else f"format {version!r}"
             raise PlanError(f"{where} has {found}; this Vivace reads format {FORMAT}")
         tables = document.pop("techniques", {})

@@ -570,6 +570,9 @@ def test_a_full_or_closed_standard_output_is_one_sentence():
             done = subprocess.run(arguments, stdout=disk, stderr=subprocess.PIPE, text=True, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert done.stderr.startswith(f"vivace: {said}")
+    with open("/dev/full", "w") as disk:
+        done = subprocess.run([*command[:3], "--version"], stdout=disk, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, f"vivace: {full}\n")
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
     assert "Traceback" not in done.stderr

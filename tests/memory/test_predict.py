@@ -365,3 +365,9 @@ def test_cards_of_one_size_share_a_row():
         ["4.00", "GiB", "no", "B"],
         ["8.00", "GiB", "yes", "A,", "C"],
     ]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "mps", "gpu"])
+def test_another_device_is_refused_by_name(device):
+    with pytest.raises(vivace.InputError, match=f"predicted for 'cpu' or 'cuda', not for '{device}'"):
+        predict(wide(), device=device)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vivace import __version__
 from vivace.command.mistakes import meant
 from vivace.command.options import Address, AsJson, Debug, Details, JobName, OnDevice, Quiet, app
 from vivace.command.screen import Screen, screen
@@ -86,9 +87,8 @@ def _import_torch() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"vivace {version('vivace')}")
+        with screen(False, False, False) as out:
+            out.text(f"vivace {__version__}\n")
         raise typer.Exit
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vivace.data.order import share_of
-from vivace.errors import JobError, Refused, VivaceError
+from vivace.errors import InputError, JobError, Refused, VivaceError
 from vivace.inspection import inspect
 from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
@@ -81,9 +81,11 @@ def predict(
         ranks: of how many processes this is the step of one, with its share of the batch, under a plan that
             divides the weights among them (see `vivace.memory.divided`).
 
-    Raises Refused where the plan declines, where the job looks at numbers while it runs or has an own step,
-    and for recurrent layers.
+    Raises InputError for another device, and Refused where the plan declines, where the job looks at numbers
+    while it runs or has an own step, and for recurrent layers.
     """
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"a step is predicted for 'cpu' or 'cuda', not for '{device}'")
     plan = plan or Plan()
     batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
     if ranks > 1:
