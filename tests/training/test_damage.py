@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision import datasets, transforms
 
 from vivace.data.damage import Damage, path_of
@@ -131,6 +131,10 @@ def test_paths_are_found_where_datasets_keep_them():
     assert path_of(Subset(Numbers(), [5, 6]), 1) == "folder/6.jpg"
     assert path_of([1, 2], 0) == ""
     assert path_of(Wrapping(Subset(Numbers(), [5, 6])), 1) == "folder/6.jpg"
+    joined = ConcatDataset([Subset(Numbers(), [5, 6]), [1, 2], Numbers()])
+    found = [path_of(joined, index) for index in (0, 1, 2, 4, 6, 99, "a key")]
+    assert found == ["folder/5.jpg", "folder/6.jpg", "", "folder/0.jpg", "folder/2.jpg", "", ""]
+    assert path_of(Subset(joined, [4, 0]), 0) == "folder/0.jpg"
 
 
 class Wrapping(Dataset):

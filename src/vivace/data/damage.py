@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
@@ -154,9 +155,16 @@ class Damage:
 
 
 def path_of(dataset: Any, index: object) -> str:
-    """The file of a sample, where the dataset keeps a list of files as torchvision's do; else empty."""
-    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
-        dataset, index = dataset.dataset, dataset.indices[index]
+    """The file of a sample, where the dataset keeps a list of files as torchvision's do; else empty.
+
+    A Subset's dataset, and those that a ConcatDataset joins, are asked.
+    """
+    if isinstance(dataset, ConcatDataset) and isinstance(index, int) and 0 <= index < len(dataset):
+        number = bisect.bisect_right(dataset.cumulative_sizes, index)
+        before = dataset.cumulative_sizes[number - 1] if number else 0
+        return path_of(dataset.datasets[number], index - before)
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
+        return path_of(dataset.dataset, dataset.indices[index])
     for name in FILE_LISTS:
         try:
             entries = getattr(dataset, name)
