@@ -95,6 +95,7 @@ def test_training_resumes_bit_for_bit(name, tmp_path, one_thread):
         ("slow_loader", {"channels_last": {}}, True),
         ("frozen_part", {"bf16_weights": {}}, True),
         ("generator_batches", {"bf16_autocast": {}}, True),
+        ("graph_batches", {"bf16_weights": {}}, True),
         ("own_buffers", {"micro_batches": {"num": 2}}, False),
     ],
 )

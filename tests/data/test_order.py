@@ -315,3 +315,23 @@ def test_a_loader_that_completes_its_batches_itself_is_read_as_it_is():
 
     epoch = ordered(Completed(torch.arange(6.0), batch_size=3), seed=0, epoch=0)
     assert [batch.tolist() for batch in epoch] == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+
+
+def test_what_a_dataset_gives_at_once_reaches_the_collate_function_as_it_is():
+    """As a TensorDict's loader is written: with a collate function that hands on what the dataset gave."""
+
+    class AtOnce(Dataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            raise AssertionError("it is asked for all at once")
+
+        def __getitems__(self, indices):
+            return {"x": torch.tensor(indices)}
+
+    def as_it_is(batch):
+        return batch
+
+    loader = DataLoader(AtOnce(), batch_size=3, collate_fn=as_it_is)
+    assert [batch["x"].tolist() for batch in ordered(loader, seed=0, epoch=0)] == [[0, 1, 2], [3, 4, 5]]

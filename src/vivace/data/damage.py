@@ -56,8 +56,9 @@ class Damage:
         """The policy and the checksums of a Job; `path` is the list of damaged samples."""
         return cls(job.damaged, path, None if job.checksums is None else Checksums(job.checksums))
 
-    def read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
-        """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
+    def read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool = True) -> Any:
+        """The samples of one batch; an empty list where all are skipped. `seed` is where its random streams
+        begin. What the dataset's `__getitems__` gives is as it is: a collate function may count on that.
 
         Raises SampleError with index, path and what the dataset raised.
         """
@@ -66,14 +67,14 @@ class Damage:
         finally:
             self.reading("")
 
-    def _read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
+    def _read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool) -> Any:
         at_once = getattr(dataset, "__getitems__", None) if many else None
         if at_once is None and type(dataset) is TensorDataset:  # rows of tensors neither hang nor are damaged
-            at_once = partial(map, dataset.__getitem__)
+            at_once = partial(_each, dataset)
         if at_once is not None and self.checksums is None:
             self.reading(f"samples {list(indices)}")
             try:
-                return list(at_once(indices))
+                return at_once(indices)
             except _MISTAKES:
                 raise
             except Exception:  # one by one, to find out which
@@ -177,6 +178,10 @@ def path_of(dataset: Any, index: object) -> str:
         if isinstance(first, (str, os.PathLike)):
             return os.fspath(first)
     return ""
+
+
+def _each(dataset: TensorDataset, indices: Sequence[Any]) -> list[Any]:
+    return [dataset[index] for index in indices]
 
 
 def _nobody(_: str | int) -> None: ...

@@ -204,7 +204,7 @@ class SeededDataset(CollatingDataset):
         self._streams.seed = seed
         with self._streams:
             samples = damage.read(self.dataset, indices, seed, many=not self.single)
-            if not samples:
+            if isinstance(samples, list) and not samples:
                 return None
             if self.single:
                 return share_of(self.collate(samples[0]), self.rank, self.world_size)
