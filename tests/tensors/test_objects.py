@@ -62,6 +62,13 @@ class Documented:
         return self
 
 
+class Length:
+    """A number with a unit, which it changes by `to`."""
+
+    def to(self, unit):
+        raise ValueError(f"{unit} is no unit of length")
+
+
 def graphs(kind=Graphs):
     return kind(torch.ones(5, 3), torch.zeros(2, 7, dtype=torch.int64))
 
@@ -119,9 +126,18 @@ def test_an_outline_tells_shapes_and_what_stands_beside_tensors():
 
 
 def test_an_object_that_cannot_be_pickled_is_as_it_is_and_moved_all_the_same():
-    batch = Documented(torch.ones(2), threading.Lock())
+    batch = graphs()
+    batch.lock = threading.Lock()
     assert list(tensors(batch)) == []
     assert map_tensors(batch, torch.clone) is batch
+    there = place(batch, device=META)
+    assert {value.device for value in there.store.values()} == {META}
+    assert {value.device for value in batch.store.values()} == {CPU}
+
+
+def test_an_object_without_tensors_is_not_asked_to_move():
+    lengths = [Length()]
+    assert place(lengths, device=META)[0] is lengths[0]
 
 
 def test_modules_and_what_is_looked_through_are_no_objects():

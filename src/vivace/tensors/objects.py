@@ -11,13 +11,13 @@ import io
 import pickle
 from collections import UserDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
 _NONE = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage, nn.Module, tuple, list, dict, UserDict)
-_UNPICKLED = (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RecursionError)
 
 
 def holds_tensors(thing: object) -> bool:
@@ -33,7 +33,8 @@ def holds_tensors(thing: object) -> bool:
 
 def moved(thing: Any, device: torch.device) -> Any:
     """Such an object on `device`: by its own ``to``, where it has one, and a copy; itself, if it is there."""
-    if all(tensor.device == device for tensor in held(thing)):
+    written, tensors = _taken(thing)
+    if written and all(tensor.device == device for tensor in tensors):
         return thing
     if not hasattr(thing, "to"):
         return replaced(thing, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
@@ -48,9 +49,12 @@ def held(thing: object) -> list[torch.Tensor]:
 
 
 def replaced(thing: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """A copy of such an object with `function` applied to each tensor; itself where it cannot be pickled."""
+    """A copy of such an object with `function` applied to each tensor; itself where pickling makes none."""
     written, tensors = _taken(thing)
-    return _Reader(written, [function(tensor) for tensor in tensors]).load() if tensors else thing
+    others = [function(tensor) for tensor in tensors]
+    with suppress(Exception):  # what a library's class does there is its own affair
+        return _Reader(written, others).load() if others else thing
+    return thing
 
 
 def beside(thing: object) -> bytes:
@@ -63,7 +67,7 @@ def _taken(thing: object) -> tuple[bytes, list[torch.Tensor]]:
     writer = _Writer(file)
     try:
         writer.dump(thing)
-    except _UNPICKLED:
+    except Exception:  # a class may raise anything there
         return b"", []
     return file.getvalue(), writer.tensors
 
