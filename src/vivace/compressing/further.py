@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import torch
 
 from vivace.compressing.bench import Bench, outcome_of
@@ -54,13 +56,14 @@ class Trainer:
 
     def _run(self, job: str, plan: Plan, out: str, seconds: float, seed: int) -> None:
         goes_on = Path(out, CHECKPOINTS).exists()  # under its own plan: it may have fallen back
+        lived = time.time() - psutil.Process().create_time()  # from which a deadline counts
         train(
             job,
             None if goes_on else plan,
             out=out,
             seed=seed,
             resume=True,
-            deadline_seconds=seconds,
+            deadline_seconds=lived + seconds,
             checkpoint_every_seconds=CHECKPOINT_SECONDS,
             on_broken="fallback",
         )
