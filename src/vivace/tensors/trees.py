@@ -132,7 +132,8 @@ def _outlined(part: Any) -> tuple[object, ...]:
     if isinstance(part, PackedSequence):
         return (*_outlined(part.data), part.batch_sizes.tolist(), part.sorted_indices is None)
     if is_object(part):
-        return (objects.beside(part), *map(_outlined, objects.held(part)))
+        beside = objects.beside(part) or id(part)  # what is not looked into is another one each time
+        return (beside, *map(_outlined, objects.held(part)))
     return tuple(part.shape), part.dtype
 
 
