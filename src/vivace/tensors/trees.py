@@ -22,6 +22,7 @@ Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
 
 Digest = tuple[str, ...]  # of each tensor of a batch
+_unlike = itertools.count()
 _BESIDE = (bool, int, float, complex, str, bytes, type(None), numpy.ndarray, numpy.generic)
 
 
@@ -132,7 +133,7 @@ def _outlined(part: Any) -> tuple[object, ...]:
     if isinstance(part, PackedSequence):
         return (*_outlined(part.data), part.batch_sizes.tolist(), part.sorted_indices is None)
     if is_object(part):
-        beside = objects.beside(part) or id(part)  # what is not looked into is another one each time
+        beside = objects.beside(part) or next(_unlike)  # what is not looked into is another one each time
         return (beside, *map(_outlined, objects.held(part)))
     return tuple(part.shape), part.dtype
 
