@@ -1,9 +1,10 @@
-"""Vivace against pytorch-autotune on nine jobs: the same seconds to search, then one interleaved run.
+"""Vivace against the best one-liner of twelve jobs, and against pytorch-autotune with as long a search.
 
     scripts/bench peer [JOB ...] [--budget SECONDS|fast]
 
 Both results, and the one-liners a person would try instead (Fabric bf16-mixed, Accelerate bf16, torch.compile
-alone), are timed in turn against strict fp32, each in its own process, and each is judged by the ruler.
+alone), are timed in turn against strict fp32, each in its own process, and each is judged by the ruler. The
+best one-liner is the fastest of all but Vivace, job by job, as somebody who tried them all would choose.
 The peer lives in .venv-peer, made on the first call beside this environment, with the same versions of all
 else; where it can be imported already, nothing is made. Without a name: the jobs that today's record lacks.
 What is compared with another budget than `fast` stands beside the table and not in its mean.
@@ -59,6 +60,9 @@ JOBS = (
     "bert",
     "lstm",
     "loader_bound",
+    "detector",
+    "bert_padded",
+    "recommender",
 )
 NAMES = {
     "vivace": "Vivace",
@@ -118,9 +122,8 @@ def main() -> None:
         entry["command"] = f"scripts/bench peer {name} --budget {chosen.budget}"
         entry["seconds"] = time.monotonic() - begin
         entries[name] = entry
-        record["vivace_against_peer"] = geometric_mean(
-            [job["vivace_against_peer"] for job in record["jobs"].values()]
-        )
+        for mean in ("vivace_against_best", "vivace_against_peer"):
+            record[mean] = geometric_mean([job[mean] for job in record["jobs"].values()])
         _record.write(record)
         print(line(name, entry), flush=True)
     print("\n" + table(record))
@@ -144,6 +147,7 @@ def opened(machine: Machine) -> dict[str, Any]:
         **record,
         "conditions": CONDITIONS,
         "note": NOTES[machine.device.kind],
+        "vivace_against_best": None,
         "vivace_against_peer": None,
         "jobs": {},
         "longer": {},  # seconds of another budget: jobs, which the mean leaves out
@@ -182,8 +186,11 @@ def compared(reference: str, machine: Machine, seconds: float) -> dict[str, Any]
         for name, verdict in judged(source, machine, field, environment, seconds / 4).items():
             rows[name]["verdict"] = verdict
     speeds = [1 / turn[REFERENCE] for done in heats for turn in done.turns]
+    best = fastest_other(rows)
     return {
         "strict_fp32_samples_per_second": sorted(speeds)[len(speeds) // 2],
+        "best": best,
+        "vivace_against_best": ratios(heats, best).get("vivace", {}).get("ratio") if best else None,
         "vivace_against_peer": ratios(heats, "peer").get("vivace", {}).get("ratio"),
         "turns": [len(done.turns) for done in heats],
         "disturbed": [done.disturbed for done in heats],
@@ -267,6 +274,13 @@ def judged(
     return verdicts
 
 
+def fastest_other(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Who of all but Vivace is fastest, whatever the ruler says of it; empty where nobody could be timed."""
+    found = {name: row["ratio"]["estimate"] for name, row in rows.items() if row.get("ratio")}
+    found.pop("vivace", None)
+    return max(found, key=lambda name: found[name], default="")
+
+
 def geometric_mean(found: Sequence[dict[str, float] | None]) -> dict[str, float] | None:
     """The geometric mean of ratios, with the interval of a mean of independent ones; None where none is."""
     known = [ratio for ratio in found if ratio]
@@ -282,29 +296,34 @@ def geometric_mean(found: Sequence[dict[str, float] | None]) -> dict[str, float]
 def line(name: str, entry: dict[str, Any]) -> str:
     """One job in words: each contestant's ratio to strict fp32 and what the ruler says."""
     cells = [f"{NAMES[key]} {cell(row)}" for key, row in entry["contestants"].items()]
-    against = interval(entry["vivace_against_peer"])
-    return f"{name}: Vivace against pytorch-autotune {against}; {'; '.join(cells)}"
+    return f"{name}: Vivace against {best(entry)}; {'; '.join(cells)}"
+
+
+def best(entry: dict[str, Any]) -> str:
+    """``the best one-liner, Fabric bf16-mixed, 1.10x (1.08-1.12)``."""
+    known = f"the best one-liner, {NAMES[entry['best']]}," if entry["best"] else "one-liners"
+    return f"{known} {interval(entry['vivace_against_best'])}"
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table, with its note."""
-    lines = [f"| job | Vivace / peer | {' | '.join(NAMES.values())} |", "|---|---|" + "---|" * len(NAMES)]
-    for name, entry in record["jobs"].items():
-        cells = [name, interval(entry["vivace_against_peer"])]
+    columns = ["job", "Vivace / best one-liner", "Vivace / pytorch-autotune", *NAMES.values()]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    longer = record.get("longer", {})
+    rows = {f"{name}, {seconds} s": job for seconds, jobs in longer.items() for name, job in jobs.items()}
+    for name, entry in (record["jobs"] | rows).items():
+        cells = [name, *(interval(entry[f"vivace_against_{other}"]) for other in ("best", "peer"))]
         lines.append(f"| {' | '.join([*cells, *map(cell, entry['contestants'].values())])} |")
-    for budget, entries in record.get("longer", {}).items():
-        for name, entry in entries.items():
-            cells = [f"{name}, {budget} s", interval(entry["vivace_against_peer"])]
-            lines.append(f"| {' | '.join([*cells, *map(cell, entry['contestants'].values())])} |")
     behind = [name for name, entry in record["jobs"].items() if behind_beyond_noise(entry)]
     lines += [f"\nVivace is slower beyond noise on: {', '.join(behind)}"] if behind else []
-    lines.append(f"\nGeometric mean, Vivace / peer: {interval(record['vivace_against_peer'])}")
+    lines.append(f"\nGeometric mean over the best one-liner: {interval(record['vivace_against_best'])}")
+    lines.append(f"Geometric mean over pytorch-autotune: {interval(record['vivace_against_peer'])}")
     return "\n".join([*lines, *filter(None, [record["note"]])])
 
 
 def behind_beyond_noise(entry: dict[str, Any]) -> bool:
-    """Is Vivace's result known to be slower than the peer's?"""
-    return bool(entry["vivace_against_peer"]) and entry["vivace_against_peer"]["high"] < 1
+    """Is Vivace's result known to be slower than the best one-liner?"""
+    return bool(entry["vivace_against_best"]) and entry["vivace_against_best"]["high"] < 1
 
 
 def cell(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Nine training jobs on which Vivace meets its peer: a strict fp32 step takes 0.05-0.4 s on two CPU cores.
+"""Twelve training jobs on which Vivace meets its peer: a strict fp32 step takes 0.05-0.4 s on two CPU cores.
 
 Where there is a GPU the same jobs have the sizes that GPUs train: the second of each pair.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
+import sysconfig
 from collections.abc import Callable
 
 import torch
@@ -34,10 +36,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import vivace
+from vivace.recipes.networks import detector as fcos
 
 GPU = torch.cuda.is_available()
 NOT_MASKED = -100  # the label that cross_entropy leaves out
-MASK = 0  # the character that stands for a masked one
+MASK = 0  # the character that stands for a masked one, and behind a sequence's end for none
+MOST_BOXES = 4  # of an image
+NUM_COUNTS, NUM_CATEGORIES, NUM_ROWS = 13, 26, 10_000  # of the recommender: columns, columns, rows of a table
 
 
 def sized(cpu: int, gpu: int) -> int:
@@ -86,11 +91,119 @@ class Encoder(nn.Module):
         self.layers = nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, NUM_CHARACTERS)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """Map (batch, length) character codes to (batch, length, characters) logits."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.token_embedding(tokens) + self.position_embedding(positions)
-        return self.head(self.layers(self.dropout(self.norm(hidden))))
+        return self.head(self.layers(self.dropout(self.norm(hidden)), src_key_padding_mask=padding))
+
+
+def sentences(num_sequences: int, length: int) -> TensorDataset:
+    """Pieces of ten modules of Python's library, from a quarter of `length` to all of it long and padded by
+    zeros, and which module each is from.
+    """
+    generator = torch.Generator().manual_seed(0)
+    paths = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda path: path.name)
+    chosen = sorted(paths, key=lambda path: path.stat().st_size)[-NUM_CLASSES:]
+    sources = [path.read_bytes().decode("ascii", errors="ignore").encode() for path in chosen]
+    labels = torch.randint(NUM_CLASSES, (num_sequences,), generator=generator)
+    lengths = torch.randint(length // 4, length + 1, (num_sequences,), generator=generator)
+    starts = torch.rand(num_sequences, generator=generator)
+    tokens = torch.zeros(num_sequences, length, dtype=torch.long)
+    for row, label, size, start in zip(tokens, labels, lengths.tolist(), starts.tolist(), strict=True):
+        source = sources[label]
+        begin = int(start * (len(source) - length))
+        row[:size] = torch.tensor(list(source[begin : begin + size]))
+    return TensorDataset(tokens, labels)
+
+
+class Classifier(nn.Module):
+    """The encoder, which does not look at padding, with a class for each sequence as BERT is fine-tuned."""
+
+    def __init__(self, length: int, width: int, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(length, width, num_layers, num_heads)
+        self.encoder.head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.1))
+        self.classes = nn.Linear(width, NUM_CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, length) character codes to (batch, classes) logits."""
+        return self.classes(self.encoder(tokens, padding=tokens == MASK)[:, 0])
+
+
+def boxed_images(num_images: int, size: int) -> TensorDataset:
+    """Noise with up to four striped boxes, each box's stripes by its class; and (boxes, 5) of each image:
+    left, top, right, bottom in pixels, and the class, -1 for no box.
+    """
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(num_images, 3, size, size, generator=generator)
+    sides = torch.randint(size // 6, size // 2, (num_images, MOST_BOXES, 2), generator=generator)
+    corners = (torch.rand(sides.shape, generator=generator) * (size - sides)).long()
+    labels = torch.randint(-1, NUM_CLASSES, (num_images, MOST_BOXES), generator=generator)
+    stripes = torch.sin(torch.linspace(0.0, 25.0, size) * torch.arange(1, NUM_CLASSES + 1)[:, None])
+    for image, number in zip(*torch.where(labels >= 0), strict=True):
+        (left, top), (width, height) = corners[image, number].tolist(), sides[image, number].tolist()
+        pixels[image, :, top : top + height, left : left + width] += stripes[labels[image, number], :width]
+    return TensorDataset(pixels, torch.cat([corners, corners + sides, labels.unsqueeze(-1)], dim=-1))
+
+
+def boxes_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss of FCOS: focal for the classes, generalized IoU for the boxes."""
+    pixels, targets = batch
+    return fcos.loss(model, (pixels, targets[..., :4].float(), targets[..., 4]))
+
+
+def clicks(num_rows: int) -> TensorDataset:
+    """Rows of counts and of categories, most of them seldom, and whether somebody clicked: drawn, in Criteo's
+    shape.
+    """
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.empty(num_rows, NUM_COUNTS).exponential_(0.05, generator=generator).long()
+    categories = (torch.rand(num_rows, NUM_CATEGORIES, generator=generator) ** 3 * NUM_ROWS).long()
+    weights = torch.randn(NUM_CATEGORIES, NUM_ROWS, generator=generator)
+    drawn = weights.gather(1, categories.t()).sum(0) / NUM_CATEGORIES**0.5
+    labels = torch.sigmoid(drawn) > torch.rand(num_rows, generator=generator)
+    return TensorDataset(torch.cat([counts, categories], dim=1), labels.float())
+
+
+class Recommender(nn.Module):
+    """DLRM (Naumov et al., 2019, arXiv:1906.00091): counts by an MLP, categories by tables, and the products
+    of all pairs of them into another MLP.
+    """
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(NUM_ROWS, width) for _ in range(NUM_CATEGORIES))
+        self.bottom = nn.Sequential(
+            nn.Linear(NUM_COUNTS, 256),
+            nn.ReLU(),
+            nn.Linear(256, 64),
+            nn.ReLU(),
+            nn.Linear(64, width),
+            nn.ReLU(),
+        )
+        num_pairs = NUM_CATEGORIES * (NUM_CATEGORIES + 1) // 2
+        self.top = nn.Sequential(
+            nn.Linear(width + num_pairs, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1)
+        )
+        first, second = torch.tril_indices(NUM_CATEGORIES + 1, NUM_CATEGORIES + 1, offset=-1)
+        self.register_buffer("first", first, persistent=False)
+        self.register_buffer("second", second, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map (batch, columns) integers to (batch,) logits."""
+        counts, categories = rows.split((NUM_COUNTS, NUM_CATEGORIES), dim=1)
+        dense = self.bottom(torch.log1p(counts.float()))
+        looked_up = [table(column) for table, column in zip(self.tables, categories.unbind(1), strict=True)]
+        features = torch.stack([dense, *looked_up], dim=1)
+        products = torch.bmm(features, features.transpose(1, 2))[:, self.first, self.second]
+        return self.top(torch.cat([dense, products], dim=1)).squeeze(1)
+
+
+def click_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The mean binary cross entropy of a click."""
+    rows, labels = batch
+    return functional.binary_cross_entropy_with_logits(model(rows), labels)
 
 
 class Photographs(Dataset[tuple[Tensor, Tensor]]):
@@ -208,6 +321,17 @@ bert = vivace.Job(
     epochs=5,
 )
 
+bert_padded = vivace.Job(
+    model=lambda: Classifier(
+        sized(128, 512), sized(256, 768), num_layers=sized(6, 12), num_heads=sized(4, 12)
+    ),
+    data=lambda: loader(sentences(1024, length=sized(128, 512)), batch_size=sized(8, 16)),
+    loss=classification_loss,
+    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=5e-5),
+    on_gradients=clip_gradients,
+    epochs=3,
+)
+
 lstm = vivace.Job(
     model=lambda: CharacterLSTM(width=sized(512, 1024)),
     data=lambda: loader(text(2048, length=sized(64, 128)), batch_size=sized(16, 128)),
@@ -215,6 +339,23 @@ lstm = vivace.Job(
     optimizer=adam(2e-3),
     on_gradients=clip_gradients,
     epochs=5,
+)
+
+detector = vivace.Job(
+    model=lambda: fcos.Detector(NUM_CLASSES, width=sized(32, 64), depth=sized(1, 2)),
+    data=lambda: loader(boxed_images(256, size=sized(96, 320)), batch_size=sized(16, 32)),
+    loss=boxes_loss,
+    optimizer=adamw(2e-3),
+    on_gradients=clip_gradients,
+    epochs=10,
+)
+
+recommender = vivace.Job(
+    model=Recommender,
+    data=lambda: loader(clicks(sized(65_536, 524_288)), batch_size=sized(1024, 8192)),
+    loss=click_loss,
+    optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    epochs=3,
 )
 
 # The loader is as DataLoader makes it: no workers. What it decodes takes longer than the step.

@@ -38,7 +38,8 @@ def sum_in_float32(build: Workbench) -> None:
     sixteen bits: over 8,192 of them nine tenths of a bias's gradient were lost.
 
     Everywhere a linear layer gets its inputs contiguous: ``at::linear`` multiplies others without the bias,
-    such as the batch-first output of an LSTM, and adds it to what is rounded already.
+    such as the batch-first output of an LSTM, and adds it to what is rounded already. Where its weight has
+    sixteen bits it gets inputs of sixteen: the model may have made them as it ran, as ``counts.float()`` does.
 
     A `log_softmax` in the model gives fp32: near log(number of classes) sixteen bits step by half a percent,
     so that before training all losses are off in the same direction.
@@ -87,8 +88,15 @@ def _of_float32(self: nn.Module, *inputs: Any, **named: Any) -> Any:
 
 def _of_contiguous(self: nn.Module, *inputs: object, **named: object) -> torch.Tensor:
     """A subclass may call its input by another name."""
-    first = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in inputs]
-    others = {key: x.contiguous() if isinstance(x, torch.Tensor) else x for key, x in named.items()}
+    weight = getattr(self, "weight", None)
+    half = weight.dtype if isinstance(weight, torch.Tensor) and weight.dtype in HALF else None
+
+    def fitting(x: object) -> object:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.contiguous() if half is None or x.dtype != torch.float32 else x.to(half).contiguous()
+
+    first, others = map(fitting, inputs), {key: fitting(x) for key, x in named.items()}
     result: torch.Tensor = type(self).forward(self, *first, **others)
     return result
 
