@@ -54,11 +54,20 @@ def live_proof(record: dict, file: str) -> Iterator[Row]:
 def peer(record: dict, file: str) -> Iterator[Row]:
     """The geometric mean of the ratios, and whose results the ruler rejects."""
     words, jobs = WORDS[file], record["jobs"].values()
-    over = {name: ratio for name, job in record["jobs"].items() if (ratio := _over_the_best(job)) is not None}
-    if over:
-        asked = words["best"].format(version=record["versions"]["pytorch-autotune"], count=len(over))
-        each = ", ".join(f"`{name}` {ratio:.2f}" for name, ratio in sorted(over.items(), key=lambda o: -o[1]))
-        yield asked, f"{statistics.geometric_mean(over.values()):.2f}x; {each}"
+    known = {
+        name: job["vivace_against_best"]["estimate"]
+        for name, job in record["jobs"].items()
+        if job["vivace_against_best"]
+    }
+    if known:
+        version, cores = record["versions"]["pytorch-autotune"], record["machine"]["cores"]
+        each = ", ".join(
+            f"`{name}` {ratio:.2f}" for name, ratio in sorted(known.items(), key=lambda o: -o[1])
+        )
+        yield (
+            words["best"].format(version=version, count=len(known), cores=cores),
+            f"{_interval(record['vivace_against_best'])}; {each}",
+        )
     if record["vivace_against_peer"]:
         asked = words["peer"].format(version=record["versions"]["pytorch-autotune"], count=len(jobs))
         flatters = words["flatters"] if record["note"] else ""
@@ -75,13 +84,6 @@ def peer(record: dict, file: str) -> Iterator[Row]:
     for budget, entries in record.get("longer", {}).items():
         for name, entry in entries.items():
             yield words["longer"].format(job=name, budget=budget), _interval(entry["vivace_against_peer"])
-
-
-def _over_the_best(job: dict) -> float | None:
-    """How much faster Vivace's plan is than the fastest of the others, all measured against strict fp32."""
-    ratios = {name: found["ratio"] for name, found in job["contestants"].items() if found.get("ratio")}
-    own = ratios.pop("vivace", None)
-    return own["estimate"] / max(each["estimate"] for each in ratios.values()) if own and ratios else None
 
 
 def search(record: dict, file: str) -> Iterator[Row]:

@@ -20,7 +20,7 @@ WORDS = {
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
         "best": "Speed over the best of `pytorch-autotune` {version}, Fabric, Accelerate, `torch.compile`, "
-        "geometric mean of {count} jobs, one core, 120 s of search; job by job",
+        "geometric mean of {count} jobs, cores used: {cores}, 120 s of search; job by job",
         "peer": "Speed over that of `pytorch-autotune` {version}, geometric mean of {count} jobs",
         "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
         "behind": "Jobs on which Vivace is slower than `pytorch-autotune` beyond noise",
@@ -137,7 +137,7 @@ WORDS = {
         "share": "校验占搜索时间的比例",
         "of": "{count} / {of}（{rate:.1%}）",
         "best": "与 `pytorch-autotune` {version}、Fabric、Accelerate、`torch.compile` 中最快者的速度之比，"
-        "{count} 个任务的几何平均（一个核，搜索 120 秒）；逐个任务",
+        "{count} 个任务的几何平均（{cores} 核，搜索 120 秒）；逐个任务",
         "peer": "与 `pytorch-autotune` {version} 的速度之比，{count} 个任务的几何平均",
         "flatters": "（CPU 上的比较对我们有利：它在 CPU 上从不尝试 bfloat16）",
         "behind": "Vivace 明显慢于 `pytorch-autotune` 的任务",

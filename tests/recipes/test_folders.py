@@ -18,6 +18,7 @@ from vivace.recipes import (
     keras_cnn,
     language_model,
     segmentation,
+    similarity,
     text_classification,
 )
 from vivace.recipes.sources import folders
@@ -223,9 +224,72 @@ def test_wikitext2(data):
     assert bytes(next(iter(language_model.unseen("wikitext2")))[0][0][:5].tolist()) == b"test "
 
 
+@pytest.fixture
+def stsb(data):
+    """Three files, of which a pair that is tested trains too, the other way round."""
+    (data / "stsbenchmark").mkdir()
+    similarity.stsb.cache_clear()
+    similarity.vocabulary.cache_clear()
+    halves = ["a man plays the flute", "two dogs sleep near houses"]
+
+    def line(number):
+        first, second = halves[number % 2], halves[number % 4 // 2]
+        rating = "4.75" if first == second else "0.2"
+        return "\t".join(
+            ["news", "headlines", "2016", str(number), rating, first, f"{second} of number {number}"]
+        )
+
+    def write(part, numbers, *more):
+        rows = list(map(line, numbers))
+        (data / "stsbenchmark" / f"sts-{part}.csv").write_text("\n".join([*rows, *more, ""]))
+
+    again = line(900).split("\t")
+    write("test", range(900, 930))
+    write("dev", range(600, 640))
+    write("train", range(300), "\t".join([*again[:5], again[6], again[5], "a licence"]))
+    yield data / "stsbenchmark"
+    similarity.stsb.cache_clear()
+    similarity.vocabulary.cache_clear()
+
+
+def test_stsb_trains_on_the_ratings_of_pairs_that_are_not_tested(stsb):
+    job = load("similarity,data=stsb,width=32,epochs=20")
+    assert {part: len(similarity.stsb(part)) for part in ("train", "dev", "test")} == {
+        "train": 300,
+        "dev": 40,
+        "test": 30,
+    }
+    first, second, ratings = next(iter(job.data()))
+    assert len(first) == len(second) == len(ratings) == similarity.BATCH
+    assert 0 <= ratings.min() <= ratings.max() <= similarity.MOST_ALIKE
+    torch.manual_seed(0)
+    model = job.model()
+    built = job.optimizer(model)
+    losses = []
+    for _ in range(12):
+        for batch in job.data():
+            losses.append(value := job.loss(model, batch))
+            value.backward()
+            built.step()
+            built.zero_grad()
+    assert losses[-1] < losses[0] / 2
+    assert -1 <= job.metric(model.eval(), job.validation()) <= 1
+    assert len(next(iter(similarity.unseen("stsb")))[2]) == 30
+    for drawn in job.pictures(model, job.validation()).values():
+        assert len(drawn)
+
+
+def test_a_line_of_stsb_without_a_rating_is_named(stsb):
+    with (stsb / "sts-dev.csv").open("a") as file:
+        file.write("genre\tfile\tyear\t1\t5.5\tone\tother\n")
+    with pytest.raises(InputError, match=r"line 41 of '.*sts-dev.csv' has no rating from 0 to 5 with two"):
+        similarity.stsb("dev")
+
+
 @pytest.mark.parametrize(
     "reference",
     [
+        "similarity,data=stsb",
         "classification,data=cifar10",
         "segmentation,data=voc",
         "detection,data=penn_fudan",

@@ -190,3 +190,25 @@ def test_a_norm_in_float64_stays_so_and_may_be_given_its_input_by_name():
         with attached as session:
             losses.append(float(session.step(torch.ones(3, 4))))
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.1)
+
+
+@pytest.mark.parametrize("compiled", [{}, {"compile": {}}], ids=["eager", "compiled"])
+def test_a_call_for_which_the_person_turned_autocast_off_is_in_fp32(compiled):
+    """Such as the one whose outputs are the aim of another."""
+    model, seen = torch.nn.Sequential(torch.nn.Linear(4, 3)), []
+    model[0].register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
+
+    def loss(model, batch):
+        with torch.autocast("cpu", enabled=False):
+            aim = model(batch)
+        return (model(batch) - aim.detach()).square().mean()
+
+    attached = vivace.attach(
+        vivace.Plan.from_dict(PLAN | compiled),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=loss,
+    )
+    with attached as session:
+        assert session.step(torch.randn(8, 4)) > 0, "rounding alone"
+    assert seen == [torch.float32, torch.bfloat16]

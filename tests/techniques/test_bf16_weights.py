@@ -353,3 +353,74 @@ def test_sums_of_embeddings_that_would_be_in_sixteen_bits_are_refused():
         vivace.attach(
             vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
         )
+
+
+class States(nn.Module):
+    """An LSTM that is given its first states, as tutorials write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, batch):
+        states = torch.zeros(1, len(batch), 16), torch.zeros(1, len(batch), 16)
+        return self.head(self.layer(batch, states)[0][:, -1])
+
+
+class Cells(States):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRUCell(8, 16)
+
+    def forward(self, batch):
+        state = torch.zeros(len(batch), 16)
+        for column in batch.unbind(1):
+            state = self.layer(column, hx=state)
+        return self.head(state)
+
+
+class Coordinates(States):
+    """A convolution that is told where it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv1d(6, 16, 3)
+
+    def forward(self, batch):
+        where = torch.linspace(-1.0, 1.0, 8).expand(len(batch), 1, 8)
+        return self.head(self.layer(torch.cat([batch, where], dim=1)).mean(2))
+
+
+class Times(States):
+    """A linear layer of numbers that the model makes of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 16)
+
+    def forward(self, batch):
+        return self.head(self.layer(torch.log1p(batch[..., 0].abs().long().float())))
+
+
+@pytest.mark.parametrize("kind", [States, Cells, Coordinates, Times])
+def test_what_a_model_makes_in_fp32_as_it_runs_is_rounded_for_its_products(kind):
+    torch.manual_seed(0)
+    batch = torch.randn(6, 5, 8), torch.randint(3, (6,))
+    found, seen = [], []
+    for plan in ({}, PLAN):
+        torch.manual_seed(1)
+        model = kind()
+        model.layer.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs))
+        attached = vivace.attach(
+            vivace.Plan.from_dict(plan),
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        )
+        with attached as session:
+            found.append([float(session.step(batch)) for _ in range(3)])
+        assert "forward" not in vars(model.layer)
+    last = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+    assert last.dtype == torch.bfloat16
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+    assert found[1][-1] < found[1][0]

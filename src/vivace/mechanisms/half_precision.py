@@ -36,7 +36,8 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     """Run the models under `torch.autocast`; what they return is in fp32 again.
 
     In an own step nothing else is in `dtype`. Elsewhere the loss is under autocast, too, and gets fp32: a
-    CPU's autocast leaves the log_softmax, sum and mean of half-precision numbers in half precision.
+    CPU's autocast leaves the log_softmax, sum and mean of half-precision numbers in half precision. A model
+    that the person's loss calls where it has turned autocast off is not run in `dtype`.
     """
     import torch
 
@@ -50,7 +51,8 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*arguments: object, **keywords: object) -> Any:
-            with lower():
+            as_it_says = not (build.own_step or torch.is_autocast_enabled(build.device.type))
+            with nullcontext() if as_it_says else lower():
                 outputs = original(*arguments, **keywords)
             return cast(outputs, dtype, torch.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.job import Batch
@@ -94,7 +95,7 @@ class _Half:
         import torch
         from torch import nn
 
-        from vivace.tensors.modules import modules_of
+        from vivace.tensors.modules import CONVOLUTIONS, modules_of
         from vivace.torch_internals.modules import RunningNorm
 
         model, self.modules = self.model, list(self.model.modules())
@@ -102,6 +103,7 @@ class _Half:
         kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
         self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
+        self.products = modules_of(model, *CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase)
 
         # Of a module that has several names, one: functional_call would not give it its own tensors back.
         def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[nn.Module, str]]:
@@ -132,12 +134,18 @@ class _Half:
         return [name.removeprefix("model.") for name in dict.fromkeys(found)]
 
     def call(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        import torch
+
         from vivace.tensors.modules import patched
         from vivace.torch_internals.modules import FLAT_WEIGHTS, flat_names
 
         flat = [[getattr(module, name) for name in flat_names(module)] for module in self.recurrent]
         recurrent = patched(self.recurrent, FLAT_WEIGHTS, flat)
-        with recurrent, patched(self.embeddings, "forward", self.lookups):
+        # Compiled code is not asked: it would have to hand each module its forward back.
+        asked = () if torch.compiler.is_compiling() else self.products
+        products = [module for module in asked if "forward" not in module.__dict__]
+        rounding = patched(products, "forward", [MethodType(_of_bfloat16, module) for module in products])
+        with recurrent, rounding, patched(self.embeddings, "forward", self.lookups):
             return self.original(*inputs[0], **inputs[1])
 
     def forward(self, *arguments: object, **keywords: object) -> Any:
@@ -167,6 +175,16 @@ class _Half:
             n for n, (own, memory) in before.items() if copies[n] is not own or _memory_of(own) != memory
         ]
         return cast(outputs, torch.bfloat16, torch.float32)
+
+
+def _of_bfloat16(self: nn.Module, *inputs: object, **named: object) -> Any:
+    """With the tensors that the model has made in fp32 as it runs, such as first states or noise, rounded."""
+    import torch
+
+    from vivace.tensors.trees import cast
+
+    inputs, named = cast((inputs, named), torch.float32, torch.bfloat16)
+    return type(self).forward(self, *inputs, **named)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -17,6 +17,8 @@ from vivace.torch_internals.modules import BatchNorm
 if TYPE_CHECKING:
     from vivace.tensors.trees import Tree
 
+CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 Kind = TypeVar("Kind", bound=nn.Module)

@@ -39,7 +39,7 @@ def sum_in_float32(build: Workbench) -> None:
 
     Everywhere a linear layer gets its inputs contiguous: ``at::linear`` multiplies others without the bias,
     such as the batch-first output of an LSTM, and adds it to what is rounded already. Where its weight has
-    sixteen bits it gets inputs of sixteen: the model may have made them as it ran, as ``counts.float()`` does.
+    sixteen bits so have its inputs: the model may have made them in fp32 as it ran, as ``counts.float()``.
 
     A `log_softmax` in the model gives fp32: near log(number of classes) sixteen bits step by half a percent,
     so that before training all losses are off in the same direction.
