@@ -199,7 +199,7 @@ class PeerSearch:
         batch = tuple(first_batches(call(self.job, "data"), 1)[0])
 
         def loss(outputs: Any, targets: Any) -> Any:
-            return self.job.loss(lambda _: outputs, (None, targets))  # type: ignore[misc]
+            return self.job.loss(lambda _: outputs, (batch[0], targets))  # type: ignore[misc]
 
         begin = time.perf_counter()
         with interrupted_after(OVERRUN * seconds):

@@ -85,6 +85,19 @@ def test_the_geometric_mean_of_ratios_narrows_as_independent_ones_do(peer):
     assert four == pytest.approx(ratio(1.0, 0.5**0.5, 2.0**0.5))
 
 
+def test_the_best_one_liner_is_the_fastest_of_all_but_vivace(peer):
+    rows = {"vivace": {"ratio": ratio(3.0, 2.9, 3.1)}, "peer": {"status": "failed"}, "fabric": {}}
+    assert peer.fastest_other(rows) == ""
+    entry = {"best": "", "vivace_against_best": None}
+    assert peer.best(entry) == "one-liners not measured"
+    rows |= {"fabric": {"ratio": ratio(1.2, 0.9, 1.6)}, "compile": {"ratio": ratio(1.3, 1.2, 1.4)}}
+    assert peer.fastest_other(rows) == "compile"
+    entry = {"best": "compile", "vivace_against_best": ratio(0.9, 0.8, 0.99)}
+    assert peer.best(entry) == "the best one-liner, torch.compile, 0.90x (0.80-0.99)"
+    assert peer.behind_beyond_noise(entry)
+    assert not peer.behind_beyond_noise(entry | {"vivace_against_best": ratio(0.9, 0.8, 1.01)})
+
+
 def test_ratios_pair_the_turns_of_each_set_of_processes(timing):
     def turns(slowness):
         return [{"strict_fp32": slowness * d, "peer": slowness * d / 2} for d in (1.0, 1.1, 0.9, 1.0, 1.2)]
@@ -201,7 +214,51 @@ def test_a_dry_run_without_the_peers(peer, monkeypatch, tmp_path):
     assert rows["vivace"]["ratio"]["low"] > 0
     assert rows["vivace"]["verdict"]["kept"] is True
     assert entry["vivace_against_peer"] is None
+    assert entry["vivace_against_best"] is None
     for name in ("peer", "fabric", "accelerate"):
         assert rows[name]["status"] == "not installed"
         assert f"{rows[name]['reason']}" in peer.table(record)
     assert str(tmp_path.parent) not in json.dumps(_record.clean(record), allow_nan=False)
+
+
+def test_padded_sequences_end_where_their_texts_do_and_padding_is_not_looked_at(peer):
+    import peer_jobs
+
+    tokens, labels = peer_jobs.sentences(6, 32).tensors
+    lengths = (tokens != peer_jobs.MASK).sum(1)
+    assert 8 <= lengths.min() < lengths.max() <= 32
+    assert all((row[:size] != 0).all() for row, size in zip(tokens, lengths, strict=True))
+    assert labels.max() < peer_jobs.NUM_CLASSES
+    torch.manual_seed(0)
+    model = peer_jobs.Classifier(32, 64, num_layers=1, num_heads=4).eval()
+    shortest = int(lengths.argmin())
+    padded, alone = tokens[shortest : shortest + 1], tokens[shortest : shortest + 1, : lengths[shortest]]
+    assert torch.allclose(model(padded), model(alone), atol=1e-5)
+
+
+def test_boxes_hold_what_was_drawn_and_the_detector_learns_from_them(peer):
+    import peer_jobs
+
+    pixels, targets = peer_jobs.boxed_images(4, 48).tensors
+    boxes, labels = targets[..., :4], targets[..., 4]
+    assert (boxes >= 0).all()
+    assert (boxes <= 48).all()
+    assert (boxes[..., 2:] > boxes[..., :2]).all()
+    assert labels.unique().min() == -1
+    model = peer_jobs.fcos.Detector(peer_jobs.NUM_CLASSES, width=8, depth=1)
+    peer_jobs.boxes_loss(model, (pixels, targets)).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_recommender_sees_every_pair_of_features_once(peer):
+    import peer_jobs
+
+    rows, labels = peer_jobs.clicks(64).tensors
+    categories = rows[:, peer_jobs.NUM_COUNTS :]
+    assert categories.shape == (64, peer_jobs.NUM_CATEGORIES)
+    assert 0 <= categories.min() <= categories.max() < peer_jobs.NUM_ROWS
+    assert 0 < labels.mean() < 1
+    model = peer_jobs.Recommender(8)
+    pairs = {frozenset(pair) for pair in zip(model.first.tolist(), model.second.tolist(), strict=True)}
+    assert len(pairs) == len(model.first) == 27 * 26 // 2
+    assert model(rows).shape == (64,)
