@@ -55,8 +55,10 @@ def stsb(part: str) -> tuple[wordnet.Rated, ...]:
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
+        fields = line.split("\t")
         try:
-            rating, first, second = float((fields := line.split("\t"))[4]), *fields[5:7]
+            rating = float(fields[4])
+            first, second = fields[5:7]
         except (IndexError, ValueError):
             rating, first, second = -1.0, "", ""
         if not 0 <= rating <= MOST_ALIKE or not units(first) or not units(second):
