@@ -54,6 +54,17 @@ def test_what_is_said_first_of_public_scripts_is_what_was_measured(name, counts)
     assert re.findall(r"\d[\d.]*x?", said) == [scripts, faster, best, slower]
 
 
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_what_is_said_first_of_one_liners_is_what_was_measured(name):
+    head, _, rest = text_of(name).partition("\n## ")
+    said = next(line for line in head.split("\n") if "`pytorch-autotune`" in line)
+    row = next(line for line in rest.split("\n") if "Fabric" in line and "/peer/" in line)
+    jobs = [float(ratio) for ratio in re.findall(r"`\w+` (\d\.\d\d)\b", row)]
+    mean = re.search(r"(\d\.\d\d)x \(", row)[1]
+    assert sorted(re.findall(r"\d\.\d\d", said)) == sorted([mean, f"{min(jobs):.2f}", f"{max(jobs):.2f}"])
+    assert re.search(rf"\b{len(jobs)} (jobs|个任务)", said)
+
+
 def test_the_code_has_as_many_lines_as_is_said():
     for name, said in ((ENGLISH, "these eleven lines"), (CHINESE, "这十一行")):
         code = re.findall(
