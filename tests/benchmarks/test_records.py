@@ -28,10 +28,13 @@ def texts(thing):
 
 
 def ratios(record):
-    """Every ratio that a record of `cpu` or `gpu` measured."""
+    """Every ratio that a record of `cpu` or `gpu` measured, and of `peer` those over the best one-liner."""
     if record.get("benchmark") == "gpu":
         found = [value for _, case in _gpus.steps(record) for value in case["ratio"].values()]
         return found + [value for _, each in _gpus.kernels(record) for value in each.values()]
+    if record.get("benchmark") == "peer":
+        over = [record["vivace_against_best"], *(j["vivace_against_best"] for j in record["jobs"].values())]
+        return [value for ratio in over if ratio for value in ratio.values()]
     if "speedup" not in record:
         return []
     found = [record["speedup"], *(step["ratio"] for step in record["waterfall"])]
