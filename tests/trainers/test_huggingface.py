@@ -120,7 +120,7 @@ class Mine(transformers.TrainerCallback):
             {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
             "ends with the weights of its last step: leave load_best_model_at_end=True out",
         ),
-        ({"callbacks": [Mine()]}, "callback Mine would not be called"),
+        ({"callbacks": [Mine()]}, "callback Mine would not be called: take it off"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "knows no metric"),
     ],
 )
@@ -164,6 +164,31 @@ def test_a_step_of_its_own_is_refused(tmp_path):
     plain.__class__ = Mine
     with pytest.raises(vivace.JobError, match="own training_step would not be called"):
         vivace.Job.from_trainer(plain)
+
+
+class Holding(torch.nn.Module):
+    """A loss that calls the model itself, as those of sentence_transformers do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs):
+        return self.model(**inputs).loss
+
+
+class WithALoss(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return next(iter(self.losses.values()))(inputs)
+
+
+def test_a_loss_that_holds_the_model_itself_is_refused(tmp_path):
+    plain = trainer(tmp_path)
+    plain.__class__, plain.losses = WithALoss, {"pairs": Holding(plain.model)}
+    with pytest.raises(vivace.JobError, match=r"losses \(Holding\) holds the model's weights itself.*run"):
+        vivace.Job.from_trainer(plain)
+    plain.losses = {"pairs": torch.nn.Linear(2, 2)}
+    assert vivace.Job.from_trainer(plain)
 
 
 class Sentences(torch.utils.data.Dataset):

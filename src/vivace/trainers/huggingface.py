@@ -98,10 +98,32 @@ def _refuse(trainer: Any) -> None:
         if getattr(type(trainer), name, None) is not getattr(Trainer, name, None):
             raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
     _refuse_evaluation(trainer)
+    _refuse_other_holders(trainer)
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback)
         if not kind.__module__.startswith(SHOWING) or kind.__name__ == "EarlyStoppingCallback":
-            raise JobError(f"the Trainer's callback {kind.__name__} would not be called: leave it out")
+            name = kind.__name__
+            raise JobError(
+                f"the Trainer's callback {name} would not be called: take it off by remove_callback"
+            )
+
+
+def _refuse_other_holders(trainer: Any) -> None:
+    """Raises JobError where a module beside the model holds its weights, as sentence_transformers' losses do:
+    it would compute with those of the Trainer, and not of the Job.
+    """
+    import torch
+
+    own = set() if trainer.model is None else {id(one) for one in trainer.model.parameters()}
+    for name, value in vars(trainer).items():
+        if name in ("model", "model_wrapped"):
+            continue
+        for one in value.values() if isinstance(value, Mapping) else (value,):
+            if isinstance(one, torch.nn.Module) and any(id(weight) in own for weight in one.parameters()):
+                raise JobError(
+                    f"the Trainer's {name} ({type(one).__name__}) holds the model's weights itself and would "
+                    f"not see those that a Job trains: hand the script to `vivace run -- python SCRIPT`"
+                )
 
 
 def _refuse_evaluation(trainer: Any) -> None:
