@@ -4,6 +4,7 @@
 
 Each job is tuned, verified and confirmed in fresh processes; the figures are the confirmation's. Beside each
 stands the figure that the lower end of its 95 % interval must reach on 2 cores with avx512-bf16 (AMX helps).
+Then the plan's step is profiled: how far it is from what this machine reaches, and where its time goes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import _record
 
 import vivace
+from vivace.inspection import measuring
 
 HERE = Path(__file__).resolve().parent
 DEMANDED = {
@@ -48,6 +50,7 @@ def measure(name: str, budget: str) -> dict:
     """Tune one job and write its record; returns it."""
     with tempfile.TemporaryDirectory() as folder:
         result = vivace.tune(f"{HERE / 'jobs.py'}:{name}", budget=budget, out=Path(folder) / "tune")
+        limit = {} if result.interrupted else limit_of(name, result.plan, Path(folder) / "profile")
     if result.interrupted:
         raise SystemExit(result.exit_code)  # what was cut off is no record
     document, verdict = result.to_dict(), result.verdict
@@ -60,9 +63,26 @@ def measure(name: str, budget: str) -> dict:
         **{key: document[key] for key in kept},
         **{key: getattr(verdict, key, None) for key in ("kept", "loss_envelopes", "displacement_envelopes")},
         "trials": [{key: trial[key] for key in trials} for trial in document["trials"]],
+        "limit": limit,
     }
     _record.write(record)
     return record
+
+
+def limit_of(name: str, plan: vivace.Plan, folder: Path) -> dict:
+    """The share of this machine's limit that a plan's step reaches, and the seconds of each kind of operator
+    beside the least that they can take here; or why that is not known.
+    """
+    machine = vivace.inspect()
+    if not measuring.stored(machine):
+        absent = measuring.measure(machine)[machine.device.kind].absent
+        if "store" in absent:
+            return {"share": None, "missing": [absent["store"]]}
+    document = vivace.profile(f"{HERE / 'jobs.py'}:{name}", plan, out=folder).document
+    known = {key: document[key] for key in ("step_seconds", "bound_seconds", "shares", "missing")}
+    kept = ("operator", "seconds", "bound_seconds")
+    rows = [{key: row[key] for key in kept} for row in document["roofline"] if row["seconds"]]
+    return {"share": document["share_of_limit"], **known, "operators": rows}
 
 
 if __name__ == "__main__":

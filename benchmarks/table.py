@@ -29,11 +29,20 @@ from cpu import DEMANDED
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = tuple(DEMANDED)
 LIMIT = 8  # envelopes: vivace.verifying.judgement.LIMIT, which tests/benchmarks/test_records.py compares
+NOTABLE = 0.03  # of a step, from which an operator is listed
 MARKERS = re.compile(r"(<!-- (figures|evidence|scripts|tasks|gpus) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
     "README.md": {
         "machine": "Measured on {device}, {cores} cores, torch {torch}:",
-        "columns": ("job", "date", "strict fp32, samples/s", "the plan, 95 % interval", "same model", "plan"),
+        "columns": (
+            "job",
+            "date",
+            "strict fp32, samples/s",
+            "the plan, 95 % interval",
+            "share of the limit",
+            "same model",
+            "plan",
+        ),
         "identical": "bit-identical",
         "kept": "yes: {worst:.1f} of {limit}",
         "broken": "no: {worst:.1f} of {limit}",
@@ -49,6 +58,7 @@ WORDS = {
             "日期",
             "严格 fp32（样本/秒）",
             "采用方案后（95% 区间）",
+            "达到上限的",
             "是否同一模型",
             "方案",
         ),
@@ -67,9 +77,11 @@ Written by `scripts/bench table` from the files beside it; edit none of them. A 
 `vivace tune` on one job: `records/<job>/<machine>/<date>.json`, with every trial, its interval, every refusal
 and its reason. The figure is the confirmation's: fresh processes, against strict fp32, with its 95 %
 interval; *no plan kept* means that none was faster beyond noise, kept its promise and was confirmed.
-*Demanded* is what the lower end had to reach. *Same model* is the largest distance from the reference in
-envelopes of rounding, of which {limit} are allowed; [how Vivace verifies](../docs/how-it-verifies.md) says
-what an envelope is. At the end stands what the other benchmarks asked and found.
+*Demanded* is what the lower end had to reach. *Limit* is the share that the plan's step reaches of what this
+machine can do in its precision, by [`vivace profile`](../docs/profile.md). *Same model* is the largest
+distance from the reference in envelopes of rounding, of which {limit} are allowed;
+[how Vivace verifies](../docs/how-it-verifies.md) says what an envelope is. At the end stands what the other
+benchmarks asked and found.
 """
 
 
@@ -150,6 +162,7 @@ def table(records: list[dict], file: str) -> str:
                         row["date"],
                         f"{row['baselines']['strict_fp32']:,.0f}",
                         figure(row, words),
+                        reached(row),
                         verdict(row, words),
                         plan(row) or words["reference"],
                     )
@@ -166,13 +179,24 @@ def table(records: list[dict], file: str) -> str:
 def overview(records: list[dict]) -> str:
     """records/README.md: every record, under its machine."""
     parts = [HEAD.format(limit=LIMIT)]
-    columns = ("job", "date", "strict fp32", "defaults", "the plan", "demanded", "same model", "plan")
+    columns = (
+        "job",
+        "date",
+        "strict fp32",
+        "defaults",
+        "the plan",
+        "demanded",
+        "limit",
+        "same model",
+        "plan",
+    )
     for fingerprint, group in itertools.groupby(records, key=lambda record: record["machine"]["fingerprint"]):
         rows = list(group)
         machine = rows[0]["machine"]
         parts.append(f"## {machine['device']}, {machine['cores']} cores (`{fingerprint}`)\n")
         parts.append("Speeds in samples a second; *defaults*: PyTorch as it comes.\n")
         parts.append(_grid(columns, map(_row, rows)))
+        parts += split(rows)
         parts.append("\n| job | date | command | vivace | versions |\n|---|---|---|---|---|")
         for row in rows:
             versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
@@ -192,6 +216,7 @@ def _row(record: dict) -> tuple[str, ...]:
         f"{baselines['default']:,.0f}" if baselines["default"] else "not measured",
         figure(record, words),
         f"{record['demanded']}, {'reached' if met else '**missed**'}",
+        reached(record),
         verdict(record, words),
         plan(record) or words["reference"],
     )
@@ -204,6 +229,30 @@ def figure(record: dict, words: dict) -> str:
         return words["unsteady" if unsteady else "nothing"]
     ratio = record["speedup"]
     return f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def reached(record: dict) -> str:
+    """``38 %`` of what the machine reaches in the plan's precision; a dash where that is not known."""
+    share = record.get("limit", {}).get("share")
+    return "-" if share is None else f"{share:.0%}"
+
+
+def split(records: list[dict]) -> list[str]:
+    """Where steps of plans go: milliseconds of each kind of operator, and the least that it takes here."""
+    known = [record for record in records if reached(record) != "-"]
+    if not known:
+        return []
+    rows = []
+    for record in known:
+        limit, step = record["limit"], 1e3 * record["limit"]["step_seconds"]
+        cells = [f"`{record['job']}`", record["date"], f"{step:.0f} of {1e3 * limit['bound_seconds']:.0f}"]
+        for row in limit["operators"]:
+            if row["seconds"] >= NOTABLE * limit["step_seconds"]:
+                least = "" if row["bound_seconds"] is None else f" of {1e3 * row['bound_seconds']:.0f}"
+                cells.append(f"{row['operator']} {1e3 * row['seconds']:.0f}{least}")
+        rows.append((*cells[:3], ", ".join(cells[3:])))
+    columns = ("job", "date", "ms of a step, of the limit's", "of which, each beside its own limit")
+    return ["", _grid(columns, rows)]
 
 
 def verdict(record: dict, words: dict) -> str:

@@ -125,3 +125,19 @@ def test_a_reference_and_an_exact_plan_have_words():
     assert table.verdict(record, words) == "no: 7.2 of 8"
     record = {"plan": {"compile": {"regional": True}, "tf32": {}}}
     assert table.plan(record) == "compile (regional=True) + tf32"
+
+
+def test_the_share_of_the_limit_and_where_a_step_goes_are_said_where_they_are_known():
+    operators = [
+        {"operator": "convolution", "seconds": 0.181, "bound_seconds": 0.063},
+        {"operator": "index", "seconds": 0.02, "bound_seconds": None},
+        {"operator": "loss", "seconds": 0.001, "bound_seconds": 0.0},
+    ]
+    limit = {"share": 0.383, "step_seconds": 0.4, "bound_seconds": 0.153, "operators": operators}
+    record = {"job": "resnet", "date": "2026-01-02", "limit": limit}
+    assert table.reached(record) == "38%"
+    (line,) = [line for line in "\n".join(table.split([record, {}])).splitlines() if "resnet" in line]
+    assert line == "| `resnet` | 2026-01-02 | 400 of 153 | convolution 181 of 63, index 20 |"
+    for unknown in ({}, {"limit": {"share": None, "missing": ["the machine was busy"]}}):
+        assert table.reached(unknown) == "-"
+        assert table.split([unknown]) == []

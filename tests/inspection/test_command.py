@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import pytest
+from rich.console import Console
+
+from vivace.words import percent
+
 VIVACE = """
 import signal
+import vivace.inspection.measuring
+vivace.inspection.measuring.TOLERATED_SHARE = 2.0  # what runs beside the tests is not to be seen
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command ignores it
 from vivace.command.cli import main
 main()
@@ -59,6 +67,33 @@ def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path, monkeypatch):
     assert measuring.known(machine, {"cpu": found}) == {"matmul_fp32": 2e11}  # it is shown all the same
     assert found.values == {"matmul_fp32": 2e11}
     assert "Not a directory" in found.absent["store"]
+
+
+@pytest.mark.parametrize(
+    ("used", "spread", "reason"),
+    [
+        (0.5, 0.01, f"other processes used {percent(0.5)} of the processor meanwhile"),
+        (0.0, 0.45, f"readings of matmul fp32 lie {percent(0.45)} apart"),
+        (0.02, 0.05, ""),
+    ],
+)
+def test_what_a_busy_machine_reaches_is_shown_and_not_stored(tmp_path, monkeypatch, used, spread, reason):
+    from vivace.inspection import inspect, measuring, table
+    from vivace.inspection.ceilings import Ceiling, Survey
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    readings = {"matmul_fp32": Ceiling(2e11, spread, 5, "now"), "disk_read": Ceiling(1e9, 0.9, 5, "now")}
+    monkeypatch.setattr(measuring, "survey", lambda *_, **__: Survey(dict(readings)))
+    monkeypatch.setattr(measuring.ForeignLoad, "disturb", lambda self: setattr(self, "largest", used))
+    machine = inspect()
+    found = measuring.measure(machine)["cpu"]
+    assert found.values == {"matmul_fp32": 2e11, "disk_read": 1e9}
+    why = found.absent.get("store", "")
+    assert why == (f"{reason}; measure again when the machine is idle" if reason else "")
+    assert bool(measuring.stored(machine)) is not bool(reason)
+    console = Console(width=200, record=True, file=io.StringIO())
+    table.draw_ceilings("cpu", found, {}, console)
+    assert (f"not stored: {why}" in console.export_text()) is bool(reason)
 
 
 def test_a_ceiling_that_moved_since_it_was_stored_says_so():

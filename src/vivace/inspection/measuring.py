@@ -5,35 +5,59 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from vivace import words
 from vivace.inspection import store
 from vivace.inspection.ceilings import Progress, Survey, survey
 from vivace.inspection.figures import CatalogueEntry, cpu_figures, gpu_figures, this_processor
+from vivace.inspection.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.inspection.table import facts_of
 from vivace.machine import TRAINED_ON, Machine
 
 SECONDS = 45.0
 CPU_SHARE = 0.3  # of the time, where there is another device
+COMPUTED = ("matmul_", "convolution_", "copy_device")  # ceilings that repeat where nobody else computes
+TOLERATED_SPREAD = 0.3  # of one of those
 
 
 def measure(
     machine: Machine, seconds: float = SECONDS, progress: Progress | None = None
 ) -> dict[str, Survey]:
-    """Survey each kind of device that torch trains on, and store what was found.
+    """Survey each kind of device that torch trains on, and store what was found on an idle machine.
 
-    An interruption ends it. Where the store cannot be written, the reason stands among the absent keys.
+    An interruption ends it. Where nothing is stored, the reason stands among the absent keys.
     """
     kinds = [kind for kind in TRAINED_ON if any(d.kind == kind and d.served for d in machine.devices)]
     found: dict[str, Survey] = {}
     for kind in kinds:
         share = 1.0 if len(kinds) == 1 else CPU_SHARE if kind == "cpu" else 1 - CPU_SHARE
-        before = store.load(machine.measured_as, kind)
-        found[kind] = with_spread_since(before, survey(kind, seconds=seconds * share, progress=progress))
-        try:
-            store.save(machine.measured_as, kind, found[kind])
-        except OSError as error:
-            found[kind].absent["store"] = f"{store.path_of(machine.measured_as)}: {error.strerror or error}"
+        found[kind] = survey_and_keep(machine, kind, seconds * share, progress)
         if found[kind].interrupted:
             break
+    return found
+
+
+def survey_and_keep(machine: Machine, kind: str, seconds: float, progress: Progress | None = None) -> Survey:
+    """A survey, which is stored unless others used the processor or its readings lie far apart.
+
+    Then, and where the store cannot be written, the reason stands among the absent keys.
+    """
+    others = ForeignLoad([])
+    found = survey(kind, seconds=seconds, progress=progress)
+    others.disturb()
+    apart = {key: one.spread for key, one in found.ceilings.items() if key.startswith(COMPUTED)}
+    widest = max(apart, key=lambda key: apart[key], default="")
+    found = with_spread_since(store.load(machine.measured_as, kind), found)
+    if others.largest > TOLERATED_SHARE:
+        why = f"other processes used {words.percent(others.largest)} of the processor meanwhile"
+    elif apart and apart[widest] > TOLERATED_SPREAD:
+        why = f"readings of {widest.replace('_', ' ')} lie {words.percent(apart[widest])} apart"
+    else:
+        try:
+            store.save(machine.measured_as, kind, found)
+        except OSError as error:
+            found.absent["store"] = f"{store.path_of(machine.measured_as)}: {error.strerror or error}"
+        return found
+    found.absent["store"] = f"{why}; measure again when the machine is idle"
     return found
 
 

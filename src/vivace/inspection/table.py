@@ -86,9 +86,8 @@ def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], consol
         console.print(f"\n{device}, measured {max(dates)}", style="bold", markup=False)
         console.print(table)
     for key, reason in survey.absent.items():
-        console.print(
-            f"not measured: {key.replace('_', ' ')}: {reason}", style="dim", markup=False, soft_wrap=True
-        )
+        what = "not stored" if key == "store" else f"not measured: {key.replace('_', ' ')}"
+        console.print(f"{what}: {reason}", style="dim", markup=False, soft_wrap=True)
 
 
 def draw_apis(

@@ -362,14 +362,11 @@ def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[s
 
 
 def _with_ceilings(machine: Machine, device: str) -> Machine:
-    """The machine with ceilings of `device`: stored ones, or measured now and stored."""
-    from vivace.inspection.ceilings import survey
-    from vivace.inspection.store import cached_ceilings, save
+    """The machine with ceilings of `device`: stored ones, or measured now, and stored where it is idle."""
+    from vivace.inspection.measuring import survey_and_keep
+    from vivace.inspection.store import cached_ceilings
 
     ceilings = cached_ceilings(machine.measured_as, device)
     if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
-        found = survey(device, seconds=CEILING_SECONDS)
-        ceilings = found.values
-        with contextlib.suppress(OSError):  # a home that cannot be written: measured again next time
-            save(machine.measured_as, device, found)
+        ceilings = survey_and_keep(machine, device, CEILING_SECONDS).values
     return dataclasses.replace(machine, ceilings=ceilings)
