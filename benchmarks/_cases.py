@@ -185,7 +185,7 @@ def table(metric: str, found: dict[str, Any], words: dict[str, Any]) -> str:
     rows = [columns, ["---"] * len(columns)]
     for way, name in words["ways"].items():
         one = found["ways"][way]
-        reached, seeds = one["reached"], sum(row["way"] == way for row in found["rows"])
+        reached, seeds = one["reached"], found["seeds"]
         until = told.duration(one["seconds_to_target"])
         if reached < seeds:
             until = words["of"].format(reached=reached, seeds=seeds)

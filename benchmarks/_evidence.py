@@ -66,13 +66,14 @@ def peer(record: dict, file: str) -> Iterator[Row]:
         )
         yield (
             words["best"].format(version=version, count=len(known), cores=cores),
-            f"{_interval(record['vivace_against_best'])}; {each}",
+            f"{_interval(record['vivace_against_best'])}; {each}{_without(record, words)}",
         )
     if record["vivace_against_peer"]:
-        asked = words["peer"].format(version=record["versions"]["pytorch-autotune"], count=len(jobs))
+        counted = sum(job["vivace_against_peer"] is not None for job in jobs)
+        asked = words["peer"].format(version=record["versions"]["pytorch-autotune"], count=counted)
         flatters = words["flatters"] if record["note"] else ""
         yield asked, _interval(record["vivace_against_peer"]) + flatters
-    ratios = {name: job["vivace_against_peer"] for name, job in record["jobs"].items()}
+    ratios = {name: job["vivace_against_best"] for name, job in record["jobs"].items()}
     behind = [f"`{name}`" for name, ratio in ratios.items() if ratio and ratio["high"] < 1]
     yield words["behind"], ", ".join(behind) or words["none"]
     broken = []
@@ -83,7 +84,14 @@ def peer(record: dict, file: str) -> Iterator[Row]:
     yield words["broken"], ", ".join(broken)
     for budget, entries in record.get("longer", {}).items():
         for name, entry in entries.items():
-            yield words["longer"].format(job=name, budget=budget), _interval(entry["vivace_against_peer"])
+            if entry["vivace_against_best"]:
+                yield words["longer"].format(job=name, budget=budget), _interval(entry["vivace_against_best"])
+
+
+def _without(record: dict, words: dict) -> str:
+    """The jobs of which there is no ratio."""
+    names = [f"`{name}`" for name, job in record["jobs"].items() if not job["vivace_against_best"]]
+    return words["not_timed"].format(names=", ".join(names)) if names else ""
 
 
 def search(record: dict, file: str) -> Iterator[Row]:
@@ -216,8 +224,9 @@ def compress(record: dict, file: str) -> Iterator[Row]:
 def kernels(record: dict, file: str) -> Iterator[Row]:
     """What the kernels take of each kind of chip, without one."""
     for target, found in record["kernels"].items():
-        registers = max(one["registers"] for one in found.values())
-        spilled = sum(one["spilled_bytes"] for one in found.values())
+        built = [one for one in found.values() if not one.get("error")]
+        registers = max((one["registers"] for one in built), default=0)
+        spilled = sum(one["spilled_bytes"] for one in built)
         yield WORDS[file]["kernels"].format(target=target), f"{registers}, {spilled}"
 
 

@@ -73,6 +73,7 @@ def _rows(record: dict[str, Any], words: dict[str, Any]) -> Iterator[tuple[str, 
 
     yield cells(words["strict"], cases[f"{JOB} | strict fp32"], "1", "float32")
     for plan, case in steps(record):
-        ratio, fused = case["ratio"], " fused" if "fused_batchnorm" in case["plan"] else ""
+        ratio, norm = case["ratio"], case["plan"].get("fused_batchnorm")
+        fused = "" if norm is None else " products" if norm.get("products") else " fused"
         shown = f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
         yield cells(plan, case, shown, f"bfloat16{fused}" if "bf16_autocast" in case["plan"] else "")

@@ -252,7 +252,7 @@ def _taken(asked: list[str]) -> Row:
     except Refused as refused:
         return {"refused": str(refused)}
     except Exception as error:  # of one pair, which shall not end the table
-        return {"refused": f"FAILED: {type(error).__name__}: {error}"}
+        return {"failed": f"{type(error).__name__}: {error}"}
     finally:
         session = None
         gc.collect()
@@ -299,6 +299,9 @@ def compared(asked: list[list[str]]) -> Iterator[Row]:
             sides.append(pool.apply(side, (asked,)))
     for (network, plan), mine, real in zip(asked, *sides, strict=True):
         row = {"network": network, "plan": plan}
+        if "failed" in real:
+            yield {**row, **real}
+            continue
         reason = mine.get("refused") or real.get("refused")
         if reason:
             yield {**row, "refused": reason}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import hashlib
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from typing import Any
 import vivace
 from vivace.files import replace_text
 from vivace.machine import Machine
+from vivace.tuning.result import Result
 
 RECORDS = Path(__file__).resolve().parent.parent / "records"
 FOLDERS = re.compile(r"(?<![\w./:-])/(?:[\w.+-]+/)+")
@@ -70,8 +72,25 @@ def write(record: Mapping[str, Any]) -> None:
 
 @functools.cache
 def where() -> dict[str, str]:
-    """Under which machine, versions and Vivace this process measures."""
-    return {"machine": vivace.inspect().fingerprint, "vivace": vivace.__version__}
+    """Under which machine and which Vivace this process measures, down to its last line."""
+    digest = hashlib.sha256()
+    package = Path(vivace.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    machine = vivace.inspect()
+    return {
+        "machine": machine.fingerprint,
+        "versions": json.dumps(machine.versions, sort_keys=True),
+        "vivace": f"{vivace.__version__} {digest.hexdigest()[:12]}",
+    }
+
+
+def tuned(job: vivace.Job | str, budget: str | float, out: str | Path) -> Result:
+    """What `vivace tune` finds. Ctrl-C ends the benchmark, too: what was cut off is no search."""
+    result = vivace.tune(job, budget=budget, out=out)
+    if result.interrupted:
+        raise SystemExit(result.exit_code)
+    return result
 
 
 def keep(path: Path | None, thing: Any) -> None:

@@ -92,9 +92,13 @@ def row_of(name: str, record: dict[str, Any], chosen: argparse.Namespace) -> boo
 
 
 def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
-    """Write the record, unless this is a try."""
+    """Write the record under the day of its newest recipe, unless this is a try."""
     if not chosen.epochs:
+        before = _record.path_of(record)
+        record["date"] = max(recipe["date"] for recipe in record["recipes"].values())
         _record.write(record)
+        if before != _record.path_of(record):
+            before.unlink(missing_ok=True)
 
 
 class Failed(Exception):
@@ -103,7 +107,7 @@ class Failed(Exception):
 
 def begun(chosen: argparse.Namespace) -> dict[str, Any]:
     """The newest record of this machine and these versions, to go on with, or a new one."""
-    command = f"scripts/bench accuracy --seeds {chosen.seeds} --budget {chosen.budget}"
+    command = f"scripts/bench accuracy --budget {chosen.budget}"
     record = _record.opened("accuracy", command, vivace.inspect())
     record |= {"budget": chosen.budget, "recipes": {}}
     if chosen.epochs:
@@ -112,7 +116,9 @@ def begun(chosen: argparse.Namespace) -> dict[str, Any]:
     for path in sorted(_record.path_of(record).parent.glob("*.json"), reverse=True):
         before = json.loads(path.read_text(encoding="utf-8"))
         if all(before[key] == _record.clean(record[key]) for key in same):
-            return before
+            for recipe in before["recipes"].values():
+                recipe.setdefault("date", before["date"])
+            return {**before, "command": command}
     return record
 
 
@@ -137,7 +143,7 @@ def searched(name: str, budget: str) -> dict[str, Any]:
     seconds = 0.0
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
         for _ in range(MOST_SEARCHES):
-            result = vivace.tune(name, budget=budget, out=Path(folder, "tune"))
+            result = _record.tuned(name, budget, Path(folder, "tune"))
             seconds += result.seconds
             if result.outcome.answered:
                 break

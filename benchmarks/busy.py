@@ -64,7 +64,8 @@ def main() -> None:
         rows = {job: row for job, row in rows_of(ledger, same).items() if job in asked}
         print(told(rows[name]), flush=True)
         right = sum(row["right"] for row in rows.values())
-        _record.write({**opened, "right": right, "of": len(rows), "jobs": rows})
+        if not chosen.jobs:  # else the whole record would give way to a part
+            _record.write({**opened, "right": right, "of": len(rows), "jobs": rows})
 
 
 def rows_of(ledger: Ledger, same: Row) -> dict[str, Row]:

@@ -49,10 +49,8 @@ def main() -> None:
 def measure(name: str, budget: str) -> dict:
     """Tune one job and write its record; returns it."""
     with tempfile.TemporaryDirectory() as folder:
-        result = vivace.tune(f"{HERE / 'jobs.py'}:{name}", budget=budget, out=Path(folder) / "tune")
-        limit = {} if result.interrupted else limit_of(name, result.plan, Path(folder) / "profile")
-    if result.interrupted:
-        raise SystemExit(result.exit_code)  # what was cut off is no record
+        result = _record.tuned(f"{HERE / 'jobs.py'}:{name}", budget, Path(folder) / "tune")
+        limit = limit_of(name, result.plan, Path(folder) / "profile")
     document, verdict = result.to_dict(), result.verdict
     kept = ("reason", "plan", "speedup", "baselines", "promise", "break_even_steps", "waterfall", "seconds")
     trials = ("techniques", "status", "reason", "ratio", "peak_bytes", "warmup_seconds", "predicted", "role")

@@ -78,6 +78,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if unknown := sorted(set(chosen.rows) - set(rows)):
         parser.error(f"there is no row {unknown[0]}; there are 1 to {max(rows)}")
+    if chosen.rows and chosen.record and chosen.keep is None:
+        parser.error("--record writes all rows: give those that are known by --keep, or name none")
     outcomes: dict[str, dict] = _record.kept(chosen.keep) or {}
     begin = time.monotonic()
     wanted = set(chosen.rows or rows)

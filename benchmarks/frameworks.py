@@ -133,10 +133,7 @@ class Comparison:
         path = folder / "plan.toml"
         if not path.exists():
             seconds = QUICK_TUNE_SECONDS if self.quick else TUNE_SECONDS
-            result = vivace.tune(self._job(job), budget=seconds, out=folder)
-            if result.interrupted:
-                raise SystemExit(result.exit_code)  # a plan of half a search is no plan of tune's
-            result.plan.save(path)
+            _record.tuned(self._job(job), seconds, folder).plan.save(path)
         return path
 
     def work_of(self, job: str) -> dict[str, Any]:

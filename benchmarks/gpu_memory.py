@@ -41,6 +41,8 @@ def main() -> None:
             rows += json.loads(printed.splitlines()[-1])
             for row in rows[-len(_peaks.PLANS) :]:
                 print(_line(row), flush=True)
+    if failed := sum("failed" in row for row in rows):
+        sys.exit(f"{failed} of {len(rows)} pairs failed: nothing is recorded")
     summary = _summary(rows)
     print(json.dumps(summary))
     if not chosen.networks:
@@ -61,8 +63,8 @@ def _stand_in() -> ModuleType:
 
 def _line(row: dict[str, Any]) -> str:
     title = f"{row['network']:18} {row['plan']:13}"
-    if "refused" in row:
-        return f"{title} {row['refused']}"
+    if "failed" in row or "refused" in row:
+        return f"{title} {row.get('refused') or 'FAILED: ' + row['failed']}"
     sizes = (
         f"{key} {row[f'predicted_{key}'] / 2**20:8.1f} of {row[f'real_{key}'] / 2**20:8.1f} MiB "
         f"{row[f'error_percent_{key}']:+6.2f} %"

@@ -151,6 +151,7 @@ def summarise(judged: list[dict[str, Any]]) -> dict[str, Any]:
         "let_through": those("defect", "let through"),
         "milder_let_through": those("milder", "let through"),
         "alarms": those("right", "refused"),
+        "cannot_act": len(judged) - len(acted),
     }
 
 

@@ -200,7 +200,7 @@ def compared(reference: str, machine: Machine, seconds: float) -> dict[str, Any]
 
 def tuned(reference: str, seconds: float, folder: Path) -> dict[str, Any]:
     """What Vivace finds, and how."""
-    result = vivace.tune(reference, budget=seconds, out=folder)
+    result = _record.tuned(reference, seconds, folder)
     fields = ("techniques", "status", "reason", "ratio", "warmup_seconds", "predicted", "role")
     trials = [trial.to_dict() for trial in result.trials]
     return {

@@ -118,5 +118,8 @@ def ratios(heats: Sequence[Heat], base: str) -> dict[str, dict[str, Any]]:
             }
     for done in heats:
         for name, (status, reason) in done.failures.items():
-            rows[name] = {**rows.get(name, {}), "status": status, "reason": reason}
+            rows[name] = {
+                "status": status,
+                "reason": reason,
+            }  # what was timed before says nothing of the rest
     return rows

@@ -21,6 +21,7 @@ holds faults that others met in their trainings; of these there is a record.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import math
 import sys
@@ -113,10 +114,19 @@ def kept(folder: str = "") -> Ledger:
     return Ledger(KEPT / f"{'-'.join(filter(None, (vivace.inspect().fingerprint, folder)))}.jsonl")
 
 
+def digest_of(folder: Path) -> str:
+    """Of where a folder lies and of all its cases: what was judged holds for no other one."""
+    digest = hashlib.sha256(str(folder.resolve()).encode())
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".toml")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def examine_folder(folder: Path, deadline: float, fresh: bool) -> None:
     """Judge a stranger's cases; ends the process with an error where one of them says nothing."""
     try:
-        record = _folder.examine(folder, kept(folder.resolve().name), deadline, fresh=fresh)
+        ledger = kept(f"{folder.resolve().name}-{digest_of(folder)}")
+        record = _folder.examine(folder, ledger, deadline, fresh=fresh)
     except InputError as error:
         sys.exit(f"scripts/bench ruler: {error}")
     if record is None:
@@ -241,7 +251,7 @@ def judge(verifier: Verifier, plan: dict[str, Any], seconds: float | None) -> It
 def cost(job: str, budget: float) -> Item:
     """The seconds of a short search, and how many of them its verdicts took."""
     with tempfile.TemporaryDirectory() as folder:
-        result = vivace.tune(f"{HERE / 'examined.py'}:{job}", budget=budget, out=Path(folder) / "tune")
+        result = _record.tuned(f"{HERE / 'examined.py'}:{job}", budget, Path(folder) / "tune")
         verdicts = Ledger(Path(folder) / "tune" / "ledger.jsonl").read("verdict")
     seconds = sum(verdict["seconds"] for verdict in verdicts)
     return {"verify_seconds": seconds, "tune_seconds": result.seconds, "num_verdicts": len(verdicts)}

@@ -67,7 +67,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from _record import named_jobs, opened, write
+from _record import named_jobs, opened, where, write
 from _script_data import make
 
 import vivace
@@ -116,6 +116,9 @@ def main() -> None:
         if missing:
             print(f"{name:24} needs packages that this environment lacks: pip install {' '.join(missing)}")
             continue
+        if not (place := copy_of(asked.folder, listed[name])).is_dir():
+            print(f"{name:24} needs a copy of {listed[name]['repository']} in '{place}'")
+            continue
         journal = DONE / machine.fingerprint / f"{name}.jsonl"
         if asked.fresh:
             journal.unlink(missing_ok=True)
@@ -125,7 +128,8 @@ def main() -> None:
             continue
         record = opened("scripts", f"scripts/bench scripts FOLDER {name}", machine, f"script_{name}")
         record |= summarised(listed[name], pairs)
-        write(record)
+        if not too_long(record):  # which says nothing of Vivace
+            write(record)
         print(f"{name:24} {told(record)}", flush=True)
 
 
@@ -145,15 +149,12 @@ def measured(folder: Path, script: dict[str, Any], count: int, journal: Path, de
     """Pairs of whole runs in turn: those of the journal, and new ones until enough or time is up."""
     journal.parent.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(journal)
-    pairs: list[Pair] = [
-        pair
-        for pair in ledger.read()
-        if pair["command"] == script["command"] and pair["vivace"] == vivace.__version__
-    ]
+    same = {"command": script["command"], **where()}
+    pairs: list[Pair] = [pair for pair in ledger.read() if {key: pair.get(key) for key in same} == same]
     while len(pairs) < count and time.monotonic() < deadline:
         order = (False, True) if len(pairs) % 2 == 0 else (True, False)
         found = {under: once(folder, script, under) for under in order}
-        pair = {"command": script["command"], "vivace": vivace.__version__, "load": os.getloadavg()[0]}
+        pair = {**same, "load": os.getloadavg()[0]}
         pairs.append({**pair, "alone": found[False], "under": found[True]})
         ledger.append("pair", pairs[-1])
     return pairs[:count]
@@ -182,11 +183,16 @@ def summarised(script: dict[str, Any], pairs: list[Pair]) -> dict[str, Any]:
     }
 
 
+def too_long(record: dict[str, Any]) -> bool:
+    """Did a run take longer than the script may?"""
+    return any(TOO_LONG in pair for pair in record["exit_codes"])
+
+
 def told(record: dict[str, Any]) -> str:
     """A line of the terminal."""
     codes = record["exit_codes"]
     if record["ratio"] is None:
-        return f"{'too long' if any(TOO_LONG in pair for pair in codes) else 'broken'}: exit codes {codes}"
+        return f"{'too long' if too_long(record) else 'broken'}: exit codes {codes}"
     wall, cpu = (
         f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
         for ratio in (record["ratio"], record["cpu_ratio"])
@@ -218,10 +224,14 @@ def once(folder: Path, script: dict[str, Any], under: bool) -> dict[str, Any]:
     }
 
 
+def copy_of(folder: Path, script: dict[str, Any]) -> Path:
+    """Where the copy of a script's repository lies."""
+    return folder / str(script["repository"]).replace("/", "+")
+
+
 def prepared(folder: Path, script: dict[str, Any], root: Path) -> tuple[Path, list[str], dict[str, str]]:
     """Copy a script's repository to `root`, with what it reads: folder, command and environment of a run."""
-    source = folder / script["repository"].replace("/", "+")
-    shutil.copytree(source, root, ignore=shutil.ignore_patterns(".git"))
+    shutil.copytree(copy_of(folder, script), root, ignore=shutil.ignore_patterns(".git"))
     working = root / script["folder"]
     for place, wanted in script.get("makes", {}).items():
         make(wanted["kind"], working / place, **{k: v for k, v in wanted.items() if k != "kind"})

@@ -171,7 +171,7 @@ def tune(name: str, budget: str, best: Plan, bench: Bench, machine: Machine, exh
     """
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
-        result = vivace.tune(f"{HERE / 'jobs.py'}:{name}", budget=budget, out=Path(folder) / "tune")
+        result = _record.tuned(f"{HERE / 'jobs.py'}:{name}", budget, Path(folder) / "tune")
         seconds = time.monotonic() - begin
     ratio = Ratio(1.0, 1.0, 1.0) if result.plan == best else against(best, result.plan, bench, machine)
     return {

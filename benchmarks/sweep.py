@@ -211,6 +211,7 @@ def run_vivace(job: str, seconds: float, seed: int) -> dict[str, Any]:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
+                sys.exit(f"the sweep ended with {process.returncode} before its {seconds:.0f} s were over")
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()

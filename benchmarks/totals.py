@@ -77,6 +77,8 @@ def main() -> None:
     opened = _record.opened("totals", command, vivace.inspect()) | {"budget": chosen.budget}
 
     def keep(bench: Bench) -> None:
+        if chosen.jobs or chosen.times > 1:  # else the whole record would give way to a part
+            return
         _record.write({**opened, "jobs": {name: summary(bench.of(name)) for name in asked if bench.of(name)}})
 
     bench = Bench(chosen.work, chosen.budget, run, chosen.times, keep)
@@ -102,8 +104,7 @@ class Bench:
     ) -> None:
         self.work, self.budget, self.start = work.absolute(), budget, start
         self.times, self.keep = times, keep
-        machine = vivace.inspect()
-        self.same = {"budget": budget, "machine": machine.fingerprint, "versions": dict(machine.versions)}
+        self.same = {"budget": budget, **_record.where()}
         self.work.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(self.work / "rows.jsonl")
 
@@ -120,7 +121,8 @@ class Bench:
         """Run the rows of a job that are missing."""
         epochs = EPOCHS[name] * self.times
         job = f"{HERE / 'jobs.py'}:trained,name={name},epochs={epochs}"
-        plan, warm = self.work / name / f"tune-{epochs}" / "plan.toml", self.work / name / "compiled"
+        searched = f"tune-{epochs}-{self.budget}-{self.same['vivace'].split()[-1]}"
+        plan, warm = self.work / name / searched / "plan.toml", self.work / name / "compiled"
         search = ["tune", job, "--budget", self.budget, "--out", str(plan.parent)]
         tuned = self._row(name, "tune", 0, search, warm)
         ways = {"strict": [], "plan": ["--plan", str(plan)]}

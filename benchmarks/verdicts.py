@@ -92,6 +92,8 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no script '{unknown[0]}'; there are: {', '.join(known)}")
     rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
+    if chosen.record and not rows:
+        parser.error("--record writes the rows that --keep holds, and there are none")
     for name in [] if chosen.record else chosen.scripts or known:
         if name in SEVERAL_CORES and num_cores() < 2:
             print(f"-   {name:22} needs two cores", flush=True)

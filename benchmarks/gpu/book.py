@@ -16,7 +16,7 @@ from typing import Any
 import vivace
 from vivace.errors import ChildFailed, InputError, Refused
 
-SAME = ("device", "torch", "dry")
+SAME = ("device", "driver", "torch", "dry")
 FILE = "cases.jsonl"
 Case = dict[str, Any]
 FAILED: Case = {"status": "failed"}
@@ -91,11 +91,11 @@ class Book:
         self.unreached: list[str] = []
         first, parts = read(folder)
         self.cases = parts.get(part, {})
-        changed = [key for key in SAME if first and first[key] != now[key]]
+        changed = [key for key in SAME if first and first.get(key) != now.get(key)]
         if changed:
             raise InputError(
-                f"'{self.path}' was measured with {changed[0]} {first[changed[0]]!r}, and this is "
-                f"{now[changed[0]]!r}: choose another --out"
+                f"'{self.path}' was measured with {changed[0]} {first.get(changed[0])!r}, and this is "
+                f"{now.get(changed[0])!r}: choose another --out"
             )
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
             with self.path.open("a", encoding="utf-8") as file:

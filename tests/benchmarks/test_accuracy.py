@@ -162,7 +162,9 @@ def test_more_seeds_are_added_and_a_row_of_other_epochs_begins_anew(bench, monke
     path.write_text(json.dumps(record))
     accuracy.main()
     assert len(bench) == 1 + 8 * len(accuracy.WAYS)
-    assert _tasks.dates(json.loads(path.read_text())) == "2100-01-01"
+    (path,) = tmp_path.glob("accuracy/*/*.json")  # it is filed under the day of its newest recipe
+    record = json.loads(path.read_text())
+    assert path.stem == record["date"] == _tasks.dates(record) == "2100-01-01"
 
 
 def test_a_recipe_that_fails_says_why_and_the_next_one_follows(bench, monkeypatch, tmp_path, capsys):

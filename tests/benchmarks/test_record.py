@@ -2,9 +2,13 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import _record
+import fold_eval
 import pytest
+import real_loops
+import verdicts
 
 from vivace.errors import FolderError
 
@@ -27,6 +31,40 @@ def test_what_another_machine_or_version_measured_is_not_taken_over(other, tmp_p
     monkeypatch.setattr(_record, "where", lambda: elsewhere)
     with pytest.raises(SystemExit, match="on another machine or under other versions: name another file"):
         _record.kept(path)
+
+
+def test_another_line_of_vivace_is_another_vivace(tmp_path, monkeypatch):
+    monkeypatch.setattr(_record.vivace, "__file__", str(tmp_path / "__init__.py"))
+    found = []
+    for text in ("VALUE = 1\n", "VALUE = 2\n"):
+        (tmp_path / "module.py").write_text(text)
+        found.append(_record.where.__wrapped__())
+    assert found[0] != found[1]
+    assert found[0]["machine"] == found[1]["machine"]
+
+
+def test_a_search_that_was_cut_off_ends_the_benchmark(tmp_path, monkeypatch):
+    cut_off = SimpleNamespace(interrupted=True, exit_code=130)
+    monkeypatch.setattr(_record.vivace, "tune", lambda *_, **__: cut_off)
+    with pytest.raises(SystemExit, match="130"):
+        _record.tuned("job", 60, tmp_path)
+    whole = SimpleNamespace(interrupted=False)
+    monkeypatch.setattr(_record.vivace, "tune", lambda *_, **__: whole)
+    assert _record.tuned("job", 60, tmp_path) is whole
+
+
+def test_a_record_of_nothing_and_one_of_a_part_are_not_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_record, "RECORDS", tmp_path)
+    for benchmark in (verdicts, real_loops):
+        monkeypatch.setattr("sys.argv", [benchmark.__name__, "--record"])
+        with pytest.raises(SystemExit):
+            benchmark.main()
+        assert "--keep holds, and there are none" in capsys.readouterr().err
+    monkeypatch.setattr(fold_eval, "timed", lambda name: {"difference": 0.0})
+    for words, there in ((["resnet50"], False), ([], True)):
+        monkeypatch.setattr("sys.argv", ["fold_eval", *words])
+        assert fold_eval.main() == 0
+        assert bool(list(tmp_path.rglob("*.json"))) is there
 
 
 def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):

@@ -52,6 +52,8 @@ def test_pairs_alternate_and_go_on_where_they_were_ended(folder, tmp_path, monke
     assert "2.00x" in scripts.told(found)
     other = {**SCRIPT, "command": ["python", "other.py"]}
     assert scripts.measured(folder, other, 3, journal, 0.0) == []
+    monkeypatch.setattr(scripts, "where", lambda: {"vivace": "another"})
+    assert scripts.measured(folder, SCRIPT, 3, journal, 0.0) == []
 
 
 def test_vivace_is_compiled_before_it_is_timed(tmp_path, monkeypatch):
@@ -118,6 +120,9 @@ packages = ["json", "no_such_package"]
     monkeypatch.setattr("sys.argv", ["scripts", str(folder), "one"])
     scripts.main()
     assert "pip install no_such_package\n" in capsys.readouterr().out
+    listed.write_text(listed.read_text().replace(', "no_such_package"', "").replace("some/one", "some/other"))
+    scripts.main()
+    assert f"needs a copy of some/other in '{folder / 'some+other'}'\n" in capsys.readouterr().out
 
 
 def test_every_script_that_is_listed_reads_a_known_kind():
