@@ -29,6 +29,8 @@ from cpu import DEMANDED
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = tuple(DEMANDED)
 LIMIT = 8  # envelopes: vivace.verifying.judgement.LIMIT, which tests/benchmarks/test_records.py compares
+LIMITED = 4  # the column that says the share of the limit, left out where it is known of no row
+UNKNOWN = "-"
 NOTABLE = 0.03  # of a step, from which an operator is listed
 MARKERS = re.compile(r"(<!-- (figures|evidence|scripts|tasks|gpus) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
@@ -43,6 +45,8 @@ WORDS = {
             "same model",
             "plan",
         ),
+        "limited": "*Share of the limit*: what the step reaches of what this machine can do in the plan's "
+        "precision, by [`vivace profile`](docs/profile.md#the-limit); a dash: not known.",
         "identical": "bit-identical",
         "kept": "yes: {worst:.1f} of {limit}",
         "broken": "no: {worst:.1f} of {limit}",
@@ -62,6 +66,8 @@ WORDS = {
             "是否同一模型",
             "方案",
         ),
+        "limited": "“达到上限的”一列由 [`vivace profile`](docs/profile.md#the-limit) 给出：以方案所用精度计，"
+        "一步达到这台机器上限的百分之几；短横线表示未知。",
         "identical": "逐位相同",
         "kept": "是：{worst:.1f} / {limit}",
         "broken": "否：{worst:.1f} / {limit}",
@@ -153,27 +159,28 @@ def table(records: list[dict], file: str) -> str:
     for _, group in itertools.groupby(newest, key=lambda record: record["machine"]["fingerprint"]):
         rows = list(group)
         parts.append(words["machine"].format(**rows[0]["machine"], torch=_versions(rows, "torch")))
-        parts.append(
-            _grid(
-                words["columns"],
-                (
-                    (
-                        f"`{row['job']}`",
-                        row["date"],
-                        f"{row['baselines']['strict_fp32']:,.0f}",
-                        figure(row, words),
-                        reached(row),
-                        verdict(row, words),
-                        plan(row) or words["reference"],
-                    )
-                    for row in rows
-                ),
-            )
-        )
+        columns = [words["columns"], *(_cells(row, words) for row in rows)]
+        limited = any(reached(row) != UNKNOWN for row in rows)
+        if not limited:
+            columns = [(*cells[:LIMITED], *cells[LIMITED + 1 :]) for cells in columns]
+        parts.append(_grid(columns[0], columns[1:]))
+        parts += [words["limited"]] if limited else []
     known = {record["job"] for record in records}
     missing = [f"`{job}`" for job in JOBS if job not in known]
     parts += [words["missing"].format(jobs=", ".join(missing))] if missing else []
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def _cells(row: dict, words: dict) -> tuple[str, ...]:
+    return (
+        f"`{row['job']}`",
+        row["date"],
+        f"{row['baselines']['strict_fp32']:,.0f}",
+        figure(row, words),
+        reached(row),
+        verdict(row, words),
+        plan(row) or words["reference"],
+    )
 
 
 def overview(records: list[dict]) -> str:
@@ -234,12 +241,12 @@ def figure(record: dict, words: dict) -> str:
 def reached(record: dict) -> str:
     """``38 %`` of what the machine reaches in the plan's precision; a dash where that is not known."""
     share = record.get("limit", {}).get("share")
-    return "-" if share is None else f"{share:.0%}"
+    return UNKNOWN if share is None else f"{share:.0%}"
 
 
 def split(records: list[dict]) -> list[str]:
     """Where steps of plans go: milliseconds of each kind of operator, and the least that it takes here."""
-    known = [record for record in records if reached(record) != "-"]
+    known = [record for record in records if reached(record) != UNKNOWN]
     if not known:
         return []
     rows = []

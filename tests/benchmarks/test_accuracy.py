@@ -91,6 +91,7 @@ def test_a_search_that_could_not_measure_takes_its_time_too(monkeypatch):
     results = [
         SimpleNamespace(
             seconds=seconds,
+            interrupted=False,
             outcome=SimpleNamespace(answered=answered),
             to_dict=lambda: told | {"trials": []},
         )

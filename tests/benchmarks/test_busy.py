@@ -46,12 +46,14 @@ def test_a_row_is_not_run_again_unless_something_else_is_asked(tmp_path, monkeyp
         return {"job": name, "right": True, "alone": found, "beside": found}
 
     monkeypatch.setattr(busy, "row_of", row_of)
+    monkeypatch.setattr(busy, "JOBS", ("gpt",))
     monkeypatch.setattr(_record, "write", written.append)
-    for words in ([], [], ["--load", "2"], ["--budget", "30"], []):
-        monkeypatch.setattr("sys.argv", ["busy.py", "gpt", "--work", str(tmp_path), *words])
+    for words in (["gpt"], [], ["--load", "2"], ["--budget", "30"], []):
+        monkeypatch.setattr("sys.argv", ["busy.py", *words, "--work", str(tmp_path)])
         busy.main()
+        assert bool(written) is (words != ["gpt"])  # some jobs are no record of all
     assert ran == [("gpt", "fast", 4), ("gpt", "fast", 2), ("gpt", "30", 4)]
-    assert written[-1]["command"] == "scripts/bench busy gpt --load 4 --budget fast"
+    assert written[-1]["command"] == "scripts/bench busy --load 4 --budget fast"
     here = _record.where()
     monkeypatch.setattr(_record, "where", lambda: {**here, "machine": "another"})
     busy.main()
