@@ -78,8 +78,8 @@ def limit_of(name: str, plan: vivace.Plan, folder: Path) -> dict:
     machine = vivace.inspect()
     if not measuring.stored(machine):
         absent = measuring.measure(machine)[machine.device.kind].absent
-        if "store" in absent:
-            return {"share": None, "missing": [absent["store"]]}
+        if measuring.STEADY in absent:
+            return {"share": None, "missing": [absent[measuring.STEADY]]}
     document = vivace.profile(f"{HERE / 'jobs.py'}:{name}", plan, out=folder).document
     known = {key: document[key] for key in ("step_seconds", "bound_seconds", "shares", "missing")}
     kept = ("operator", "seconds", "bound_seconds")

@@ -88,7 +88,7 @@ def test_what_a_busy_machine_reaches_is_shown_and_not_stored(tmp_path, monkeypat
     machine = inspect()
     found = measuring.measure(machine)["cpu"]
     assert found.values == {"matmul_fp32": 2e11, "disk_read": 1e9}
-    why = found.absent.get("store", "")
+    why = found.absent.get("steady", "")
     assert why == (f"{reason}; measure again when the machine is idle" if reason else "")
     assert bool(measuring.stored(machine)) is not bool(reason)
     console = Console(width=200, record=True, file=io.StringIO())

@@ -19,7 +19,7 @@ import torch
 
 import vivace
 from vivace.errors import ChildFailed, FolderError, InputError, JobError, PlanError
-from vivace.inspection import store
+from vivace.inspection import measuring, store
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -149,6 +149,19 @@ def test_a_plan_that_cannot_be_read_costs_no_earlier_profile(tmp_path, machine):
     with pytest.raises(PlanError):
         vivace.profile(TINY_JOBS["mlp"](), plan=tmp_path / "typo.toml", out=tmp_path, machine=machine)
     assert (tmp_path / "profile.json").exists()
+
+
+def test_ceilings_of_a_busy_machine_are_used_not_kept_and_said_not_to_hold(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    readings = {key: Ceiling(value, 0.6, 5, "") for key, value in CEILINGS.items()}
+    monkeypatch.setattr(measuring, "survey", lambda *_, **__: Survey(dict(readings)))
+    monkeypatch.setattr(measuring.ForeignLoad, "disturb", lambda self: False)
+    done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path / "out", timed_seconds=0.1)
+    assert done.document["bound_seconds"] > 0
+    (said,) = [reason for reason in done.document["missing"] if reason.startswith("a limit that holds: ")]
+    assert "apart; measure again when the machine is idle" in said
+    assert "Missing: a limit that holds" in done.page_path.read_text()
+    assert vivace.inspect().ceilings == {}
 
 
 def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ SECONDS = 45.0
 CPU_SHARE = 0.3  # of the time, where there is another device
 COMPUTED = ("matmul_", "convolution_", "copy_device")  # ceilings that repeat where nobody else computes
 TOLERATED_SPREAD = 0.3  # of one of those
+STEADY = "steady"  # among the absent keys: why a survey is not stored
 
 
 def measure(
@@ -57,7 +58,7 @@ def survey_and_keep(machine: Machine, kind: str, seconds: float, progress: Progr
         except OSError as error:
             found.absent["store"] = f"{store.path_of(machine.measured_as)}: {error.strerror or error}"
         return found
-    found.absent["store"] = f"{why}; measure again when the machine is idle"
+    found.absent[STEADY] = f"{why}; measure again when the machine is idle"
     return found
 
 

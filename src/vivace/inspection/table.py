@@ -86,7 +86,7 @@ def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], consol
         console.print(f"\n{device}, measured {max(dates)}", style="bold", markup=False)
         console.print(table)
     for key, reason in survey.absent.items():
-        what = "not stored" if key == "store" else f"not measured: {key.replace('_', ' ')}"
+        what = "not stored" if key in ("store", "steady") else f"not measured: {key.replace('_', ' ')}"
         console.print(f"{what}: {reason}", style="dim", markup=False, soft_wrap=True)
 
 

@@ -115,12 +115,13 @@ def profile(
         name = job if isinstance(job, str) else UNNAMED
         epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
     record = _read_record(folder, exit_code, command)
+    unsteady = ""
     if machine is None:
-        known = _with_ceilings(known, str(record.get("device", "cpu")))
+        known, unsteady = _with_ceilings(known, str(record.get("device", "cpu")))
     record["exit_code"] = exit_code
     document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
     document |= {} if wanted is None else {"plan": wanted.to_dict()}
-    return _judge(record, folder, known, name, epochs, document)
+    return _judge(record, folder, known, name, epochs, document, unsteady)
 
 
 def _require_either(job: Job | str | None, command: Sequence[str]) -> None:
@@ -203,11 +204,14 @@ def _judge(
     name: str,
     epochs: int | None,
     more: dict[str, Any],
+    unsteady: str,
 ) -> Profiled:
     from vivace.profiling.judge import judge
 
     trace = folder / TRACE
     document = {**judge(record, trace, machine, name, epochs), **more}
+    if unsteady and document["bound_seconds"] is not None:
+        document["missing"].append(f"a limit that holds: {unsteady}")
     document["page_path"] = str(folder / "profile.html")
     document["trace_path"] = str(trace) if trace.is_file() else None
     _write(document, folder)
@@ -361,12 +365,13 @@ def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[s
     return record
 
 
-def _with_ceilings(machine: Machine, device: str) -> Machine:
-    """The machine with ceilings of `device`: stored ones, or measured now, and stored where it is idle."""
-    from vivace.inspection.measuring import survey_and_keep
+def _with_ceilings(machine: Machine, device: str) -> tuple[Machine, str]:
+    """The machine with ceilings of `device`: stored ones, or measured now; and why these do not hold."""
+    from vivace.inspection.measuring import STEADY, survey_and_keep
     from vivace.inspection.store import cached_ceilings
 
     ceilings = cached_ceilings(machine.measured_as, device)
     if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
-        ceilings = survey_and_keep(machine, device, CEILING_SECONDS).values
-    return dataclasses.replace(machine, ceilings=ceilings)
+        found = survey_and_keep(machine, device, CEILING_SECONDS)
+        return dataclasses.replace(machine, ceilings=found.values), found.absent.get(STEADY, "")
+    return dataclasses.replace(machine, ceilings=ceilings), ""
