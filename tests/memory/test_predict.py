@@ -100,7 +100,8 @@ with start(job, plan, vivace.inspect()) as session:
     held = [p.to_local() for p in session.model.parameters()]
     held += [s.to_local() for state in session.optimizer.state.values() for s in list(state.values())[1:]]
     held = sum(t.numel() * t.element_size() for t in held)
-    measured = held + peak_of(lambda: session.step(share), session.build.device)
+    peaks = [peak_of(lambda: session.step(share), session.build.device) for _ in range(4)]
+    measured = held + min(peaks)  # what a rank waits for lies in memory longer where others use the processor
 found = {n: p.to_dict() for n, p in predicted.items()}, measured
 """
 
