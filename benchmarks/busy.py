@@ -52,8 +52,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/busy"), help="rows and plans")
     chosen = parser.parse_args()
     asked = _record.named_jobs(parser, chosen.jobs, JOBS)
-    command = "scripts/bench busy" + "".join(f" {name}" for name in chosen.jobs)
-    command += f" --load {chosen.load} --budget {chosen.budget}"
+    command = f"scripts/bench busy --load {chosen.load} --budget {chosen.budget}"
     opened = _record.opened("busy", command, vivace.inspect()) | {"load": chosen.load}
     chosen.work.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(chosen.work / "rows.jsonl")

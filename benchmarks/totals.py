@@ -71,9 +71,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/totals"), help="rows, plans and caches")
     chosen = parser.parse_args()
     asked = _record.named_jobs(parser, chosen.jobs, EPOCHS) if chosen.jobs else [*DEMANDED]
-    command = "scripts/bench totals" + "".join(f" {name}" for name in chosen.jobs)
-    command += f" --times {chosen.times}" if chosen.times > 1 else ""
-    command += f" --budget {chosen.budget}"
+    command = f"scripts/bench totals --budget {chosen.budget}"
     opened = _record.opened("totals", command, vivace.inspect()) | {"budget": chosen.budget}
 
     def keep(bench: Bench) -> None:

@@ -145,3 +145,31 @@ def test_a_command_of_an_older_record_is_told_as_it_is_typed(command, typed):
         [{**FASTER, "benchmark": "scripts", "command": command}], "README.md", "", None
     )
     assert told == f"`{typed}`"
+
+
+def test_who_has_no_ratio_and_who_is_behind_the_best_one_liner_is_named():
+    def job(best):
+        ratio = dict(zip(("estimate", "low", "high"), best, strict=True)) if best else None
+        contestants = {"vivace": {"verdict": {"kept": True}}, "peer": {}}
+        return {"vivace_against_best": ratio, "vivace_against_peer": None, "contestants": contestants}
+
+    found = {
+        "machine": MACHINE,
+        "versions": {"pytorch-autotune": "2.0"},
+        "note": "",
+        "jobs": {"mlp": job((1.2, 1.1, 1.3)), "gpt": job((0.9, 0.8, 0.99)), "lstm": job(None)},
+        "vivace_against_best": {"estimate": 1.04, "low": 1.0, "high": 1.1},
+        "vivace_against_peer": None,
+        "longer": {"600": {"mlp": job((1.5, 1.4, 1.6)), "lstm": job(None)}},
+    }
+    rows = dict(_evidence.peer(found, "README.md"))
+    (mean,) = [told for asked, told in rows.items() if "geometric mean of 2 jobs" in asked]
+    assert mean == "1.04x (1.00-1.10); `mlp` 1.20, `gpt` 0.90; without a figure: `lstm`"
+    assert rows["Jobs on which Vivace is slower than the best one-liner beyond noise"] == "`gpt`"
+    assert [told for asked, told in rows.items() if "600 s" in asked] == ["1.50x (1.40-1.60)"]
+
+
+def test_a_kernel_that_does_not_compile_has_no_registers():
+    built = {"sum": {"registers": 40, "spilled_bytes": 0}, "product": {"error": "no room"}}
+    ((_, told),) = _evidence.kernels({"kernels": {"sm_90": built}}, "README.md")
+    assert told == "40, 0"

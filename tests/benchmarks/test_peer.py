@@ -108,6 +108,11 @@ def test_ratios_pair_the_turns_of_each_set_of_processes(timing):
     assert rows["peer"]["ratio"] == pytest.approx(ratio(2.0, 2.0, 2.0))
     assert rows["peer"]["warmup_seconds"] == 3.0
     assert rows["vivace"] == {"status": "failed", "reason": "it died"}
+    heats[0].failures.clear()
+    heats[1].failures.clear()
+    heats[2].failures["peer"] = ("failed", "it died late")
+    rows = timing.ratios(heats, "strict_fp32")  # two heats of three are no ratio of it
+    assert rows["peer"] == {"status": "failed", "reason": "it died late"}
 
 
 def test_a_record_names_no_folder_and_holds_no_infinity(peer):
