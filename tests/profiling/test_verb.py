@@ -24,6 +24,7 @@ from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling import judge
+from vivace.profiling.answering import answer
 from vivace.testing import TINY_JOBS
 
 CEILINGS = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
@@ -161,6 +162,11 @@ def test_ceilings_of_a_busy_machine_are_used_not_kept_and_said_not_to_hold(tmp_p
     (said,) = [reason for reason in done.document["missing"] if reason.startswith("a limit that holds: ")]
     assert "apart; measure again when the machine is idle" in said
     assert "Missing: a limit that holds" in done.page_path.read_text()
+    notes = answer({**done.document, "share_of_limit": 0.4}).notes
+    assert any(note.startswith("The limit may lie higher: readings of ") for note in notes)
+    assert not any(
+        "may lie higher" in note for note in answer({**done.document, "share_of_limit": None}).notes
+    )
     assert vivace.inspect().ceilings == {}
 
 

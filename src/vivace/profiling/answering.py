@@ -89,6 +89,8 @@ def _notes(document: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:
     if document.get("disturbed"):
         used = words.percent(document["foreign_share"])
         notes.append(f"Other processes used {used} of the processor meanwhile, so all times are disturbed")
+    if document.get("unsteady_limit") and limit is not None:
+        notes.append(f"The limit may lie higher: {document['unsteady_limit']}")
     if document.get("idle_gpu"):
         notes.append(capital(document["idle_gpu"]))
     if document.get("replaced"):

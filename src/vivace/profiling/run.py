@@ -211,6 +211,7 @@ def _judge(
     trace = folder / TRACE
     document = {**judge(record, trace, machine, name, epochs), **more}
     if unsteady and document["bound_seconds"] is not None:
+        document["unsteady_limit"] = unsteady
         document["missing"].append(f"a limit that holds: {unsteady}")
     document["page_path"] = str(folder / "profile.html")
     document["trace_path"] = str(trace) if trace.is_file() else None
