@@ -46,6 +46,46 @@ def test_they_take_turns_and_the_winner_is_confirmed_in_turns(bench):
     assert confirmed.ratio.low > 2.0
 
 
+AGEING = """
+import time
+import torch
+import vivace
+
+
+class Ageing(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, numbers):
+        self.steps += 1
+        time.sleep(3e-4 * float(self.steps))
+        return super().forward(numbers)
+
+
+job = vivace.Job(
+    model=Ageing,
+    data=lambda: [torch.ones(2, 4)] * 50,
+    loss=lambda model, batch: model(batch).sum(),
+    optimizer=lambda model: torch.optim.Adam(model.parameters()),
+)
+"""
+
+
+def test_the_reference_is_as_little_trained_as_a_candidate(tmp_path, hurried):
+    """Where steps become slower as it trains, as with denormal numbers on a processor."""
+    (tmp_path / "ageing.py").write_text(AGEING, encoding="utf-8")
+    source, ledger = Source(f"{tmp_path}/ageing.py:job"), Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
+    with contextlib.closing(bench):
+        bench.check()
+        bench.open_reference()
+        bench.reference.block(150)  # 45 ms a step
+        trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
+    assert trial.ratio is not None, trial.reason
+    assert trial.ratio.estimate < 2.0  # of itself, and not of what it has become
+
+
 def test_a_refusal_names_its_technique_only_among_others():
     refused = Refused("the model has no 2-D convolution").by("channels_last")
     crossed = VivaceError.from_dict(refused.to_dict())

@@ -21,6 +21,7 @@ import torch
 from vivace.data.damage import Damage
 from vivace.data.order import ordered, share_of
 from vivace.errors import JobError, VivaceError
+from vivace.inspection.limits import free_memory
 from vivace.job import Batch, Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
@@ -111,6 +112,7 @@ class Worker:
         self._faults: list[int] = []  # page faults until each of the later steps that warmed up
         self._largest: list[Any] | None = None
         self._validation: list[Any] | None = None
+        self._remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
         limit = os.environ.get("VIVACE_MEMORY_BYTES")
         if limit and self.machine.device.kind == "cuda":
             device = training_device(self.machine)
@@ -325,6 +327,26 @@ class Worker:
             done["processor"] = time.process_time() - worked
         return done
 
+    def remember(self) -> None:
+        """Keep the weights and the optimizer's state as they are now, for `again`: on a processor, in one
+        process, where a fourth of the free memory suffices.
+
+        There the speed of a step depends on what was trained before: numbers below the smallest normal one,
+        such as a gradient behind attention that has become sharp, take many times as long.
+        """
+        session = self.session
+        assert session is not None
+        if session.build.device.type != "cpu" or self.ranks.world_size > 1:
+            return
+        held = [tensor.detach() for tensor in _trained(session)]
+        if sum(tensor.nbytes for tensor in held) <= free_memory() / 4:
+            self._remembered = [(tensor, tensor.clone()) for tensor in held]
+
+    def again(self) -> None:
+        """Put the weights and the optimizer's state back to what they were when they were kept."""
+        for tensor, kept in self._remembered:
+            tensor.copy_(kept)
+
     def evaluate(self) -> float | None:
         """What one evaluation of the metric takes under the open plan; see `evaluation_seconds`."""
         assert self.session is not None
@@ -438,6 +460,14 @@ class Worker:
         ranks = (num_ranks,) if num_ranks > 1 else ()
         text = repr((shapes, inputs, optimizers, *ranks))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _trained(session: Session) -> Iterator[torch.Tensor]:
+    """What the steps of a session change: weights, buffers and the optimizer's state."""
+    for model in session.build.models:
+        yield from itertools.chain(model.parameters(), model.buffers())
+    for optimizer in session.optimizers:
+        yield from tensors([dict(state) for state in optimizer.state.values()])
 
 
 def _noted(loader: Iterable[Batch], arrived: list[float]) -> Iterator[Batch]:

@@ -150,9 +150,10 @@ class Bench:
         return profile
 
     def open_reference(self) -> None:
-        """Open strict fp32, warm it up and observe one step."""
+        """Open strict fp32, warm it up and observe one step; each comparison finds it as it is then."""
         self.reference.open(self.base)
         self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
+        self.reference.ask("remember")
         if len(self.needed) and not self.effects:  # which a candidate may have other settings of
             effect = self.reference.ask("confirm", reference=self.observed)["effect"]
             self._refuse_duplicate(self.base, effect)
@@ -312,8 +313,10 @@ class Bench:
         return used[0], comparison
 
     def _resident(self) -> Contestant:
-        """The reference, opened again where it was parked or died."""
-        if not self.reference.child.alive:
+        """The reference, as little trained as a candidate; opened again where it was parked or died."""
+        if self.reference.child.alive:
+            self.reference.ask("again")
+        else:
             self.park()
             self.reference = self._contestant()
             self.open_reference()
