@@ -59,13 +59,13 @@ def led(tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(course, "HOPELESS", 0.0)
     monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.0)
 
-    def run(train, *favoured, plan=None):
+    def run(train, *favoured, plan=None, factors=None):
         watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), tell=tell)
 
         def timing(wall, cpu):
             acting = watching.conductor._acting if watching.conductor is not None else None
             names = acting.plan.names if acting is not None else ()
-            fast = 0.5 if any(name in favoured for name in names) else 1.0
+            fast = min((factors or dict.fromkeys(favoured, 0.5)).get(name, 1.0) for name in ("", *names))
             return Timing(fast, fast)
 
         monkeypatch.setattr(conductor, "Timing", timing)

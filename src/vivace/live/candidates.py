@@ -44,6 +44,13 @@ def compiling(own: Collection[str]) -> Technique | None:
     return find("compile")() if rounds and "compile" not in own else None
 
 
+def later(root: nn.Module) -> Technique | None:
+    """What helps only once a model has been trained for a while, if it may act on this one's device."""
+    rounds = not torch.are_deterministic_algorithms_enabled()
+    on_processor = all(parameter.device.type == "cpu" for parameter in root.parameters())
+    return find("flush_denormals")() if rounds and on_processor else None
+
+
 def adding(base: Plan, group: list[Technique]) -> Plan:
     """The plan with the techniques of a group that it does not hold."""
     for technique in group:

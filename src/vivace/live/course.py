@@ -15,7 +15,15 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import EACH_COMPILES, PRECISION_COSTS, adding, additions, convolves, own_settings
+from vivace.live.candidates import (
+    EACH_COMPILES,
+    PRECISION_COSTS,
+    adding,
+    additions,
+    convolves,
+    later,
+    own_settings,
+)
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.copies import times_on_copies
 from vivace.live.errand import LEDGER, PLAN
@@ -37,6 +45,7 @@ LONG_STEP_SECONDS = (1.0, 0.1)  # with convolutions, without: in shorter ones th
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 MOMENT_SECONDS = 1.0  # until it is looked again whether more may be spent
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
+LATER = 1.05  # times as fast, on a copy: then it is tried what helps a model that was trained for a while
 WATCHED_PAIRS = 12  # of the newest, for the ratio
 SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
@@ -64,6 +73,7 @@ class Course:
         together = loop.ranks is not None
         self.own = own_settings(loop.seen, root, loop.page_faults, rest, together=together)
         self.compiling = Compiling(self.own)
+        self.later = None if together or self.spending.is_free else later(root)
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
@@ -99,15 +109,24 @@ class Course:
         """
         cost = yield from self._sought()
         self.is_settled = True
-        while not self.plan.techniques and self.spending.will_compile(self.compiling.seconds):
+        wait = WATCH_STEPS
+        while not self.plan.techniques and (self.later or self._will_compile):
             if self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             elif self.seconds_of_hooks > PASSING_SHARE * self.step_seconds:
                 return
-            else:
+            elif self._will_compile:
                 yield Pause(self.plan, WATCH_STEPS)
+            else:
+                yield Pause(self.plan, wait)
+                wait = min(2 * wait, MOST_WATCH_STEPS)
+                cost = yield from self._seen_again(cost)
         if self.plan.techniques:
             yield from self._watch(cost)
+
+    @property
+    def _will_compile(self) -> bool:
+        return self.spending.will_compile(self.compiling.seconds)
 
     def _sought(self) -> Generator[Wish, Any, float]:
         """Adopt what is given or found; returns about the seconds of a proof."""
@@ -119,9 +138,7 @@ class Course:
         if given is None:
             self.compiling.foretell(proof, self.spending)
         cost = proof.end(plan)
-        if not plan.techniques:
-            return 0.0
-        if self._confirms:
+        if plan.techniques and self._confirms:
             yield from self._confirmed(plan)
         return cost
 
@@ -225,6 +242,41 @@ class Course:
             yield from self._confirmed(plan)
         return cost
 
+    def _seen_again(self, cost: float) -> Generator[Wish, Any, float]:
+        """Try what may help by now, where nothing acts; about the seconds of a proof, of which the last took
+        `cost`.
+        """
+        yield from self._afforded(cost)
+        kept: Kept = yield KEEP
+        with untouched(self.root):
+            proof = Proof(kept, self.machine, self.clock)
+        found = yield from self._helps_by_now(proof)
+        cost = proof.end(self.plan)
+        if found is not None:
+            yield from self._tried(self.plan, *found)
+        return cost
+
+    def _helps_by_now(self, proof: Proof) -> Generator[Wish, Any, tuple[Plan, Verdict] | None]:
+        """What makes a copy of the step faster by now, with its proof: not all does when training begins."""
+        if self.later is None or self.later.name in self.plan.names:
+            return None
+        base, plan = self.plan, self.plan.adding(self.later)
+        copies = times_on_copies(proof, [plan, base] if base.techniques else [plan], 2)
+        while True:
+            try:
+                next(copies)
+            except StopIteration as ended:
+                times, refused = ended.value
+                break
+            yield from self._afforded(2 * max(self.step_seconds, proof.reference.wall_seconds))
+        if plan in refused:
+            self._note(plan, refused[plan])
+            self.later = None
+        if times.get(plan, 0.0) < LATER * times.get(base, 1.0):
+            return None
+        verdict = proof.judge_until(plan, self.spending.until(self.step_seconds))
+        return None if verdict is None else (plan, verdict)
+
     def _ranked(
         self, proof: Proof, groups: list[list[Technique]], rounds: int
     ) -> Generator[Wish, Any, list[tuple[list[Technique], float | None]]]:
@@ -322,6 +374,7 @@ class Course:
             while verdict is None:
                 yield from self._afforded(proof.expected_seconds(self.plan))
                 verdict = proof.judge_until(self.plan, self.spending.until(self.step_seconds))
+            found = (yield from self._helps_by_now(proof)) if verdict.kept else None
             proof.end(self.plan)
             cost = self.spending.spent - before
             self.verdicts.append(verdict)
@@ -330,6 +383,10 @@ class Course:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
             yield from self._time_again()
+            if found is not None and self.plan.techniques:
+                base, plan = self.plan, found[0]
+                if (yield from self._tried(base, *found)) == plan and self._confirms:
+                    yield from self._confirmed(plan)
             if self.plan.techniques and self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             if self.spending.is_free:

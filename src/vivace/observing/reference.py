@@ -23,6 +23,7 @@ from vivace.observing.observe import minor_faults, now, observe, profile_step
 from vivace.operators import SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
+from vivace.tensors.denormals import denormals
 from vivace.tensors.loaders import known_length, notices
 from vivace.tensors.modules import kinds_of
 from vivace.tensors.trees import batch_size, bytes_of
@@ -107,12 +108,15 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
 
 
 class Kernels(OperatorMode):
-    """Notes operators that a compiler makes kernels of, with the shapes they run on, and convolutions."""
+    """Notes operators that a compiler makes kernels of, with the shapes they run on; convolutions; and
+    denormal numbers.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
+        self.numbers = self.denormal = 0
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
@@ -126,12 +130,15 @@ class Kernels(OperatorMode):
             plain = weight.shape[2:] == (1, 1) or found[0, 0].numel() <= SMALL_MAP
             self.convolutions += number
             self.small += number if groups == 1 and plain else 0
+        for one in found if isinstance(found, (tuple, list)) else (found,):
+            if type(one) is torch.Tensor and one.device.type == "cpu":
+                self.numbers, self.denormal = self.numbers + one.numel(), self.denormal + denormals(one)
         return found
 
 
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
-    """Of a forward and backward pass: how many operators differ in name or shapes, but products; and the
-    share of the 2-D convolutions' multiplications that have 1x1 windows or small maps.
+    """Of a forward and backward pass: how many operators differ in name or shapes, but products; the share of
+    the 2-D convolutions' multiplications that have 1x1 windows or small maps; and that of denormal numbers.
     """
     kernels = Kernels()
 
@@ -142,7 +149,8 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     with session.seams.observed(forward=counted, backward=counted):
         session.step(batch)
     small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
-    return {"distinct_operators": len(kernels.seen), "small_convolutions": small}
+    slow = kernels.denormal / kernels.numbers if kernels.numbers else 0.0
+    return {"distinct_operators": len(kernels.seen), "small_convolutions": small, "denormals": slow}
 
 
 def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:

@@ -1,0 +1,61 @@
+"""What helps only once a model has been trained for a while is looked at anew, also where nothing acts yet."""
+
+import pytest
+import torch
+from torch import nn
+
+from vivace.live import course
+from vivace.tensors.denormals import are_flushed
+
+
+def train(steps=1500):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        inputs, labels = torch.randn(12, 8, generator=generator), torch.randint(3, (12,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return model
+
+
+def in_plans(document):
+    return [name for entry in document["tried"] for name in entry["plan"]]
+
+
+@pytest.mark.parametrize("others", [[], ["fused_optimizer"]])
+def test_what_helps_by_now_joins_the_plan_that_acts(led, monkeypatch, others):
+    monkeypatch.setattr(course, "LATER", 0.0)
+    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
+    alone = train()
+    factors = {"flush_denormals": 0.5} | dict.fromkeys(others, 0.8)
+    loop, model, document = led(train, *factors, factors=factors)
+    assert sorted(document["plan"]) == sorted(factors)
+    assert not loop.problems
+    assert loop.conductor.course.plan_steps > 20
+    assert not are_flushed()
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-3)
+
+
+@pytest.mark.parametrize(("name", "value"), [("LATER", 1e9), ("PASSING_SHARE", 0.0)])
+def test_nothing_is_tried_where_a_copy_gains_nothing_or_looking_takes_too_long(led, monkeypatch, name, value):
+    monkeypatch.setattr(course, "LATER", 0.0)
+    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
+    monkeypatch.setattr(course, name, value)
+    loop, _, document = led(train, "flush_denormals")
+    assert "flush_denormals" not in in_plans(document)
+    assert loop.guard.off == (name == "PASSING_SHARE")  # every hook is gone
+
+
+def test_a_run_whose_bits_must_be_equal_is_left_alone(led, monkeypatch):
+    monkeypatch.setattr(course, "LATER", 0.0)
+    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
+    torch.use_deterministic_algorithms(True)
+    try:
+        _, _, document = led(train, "flush_denormals")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "flush_denormals" not in in_plans(document)
