@@ -172,7 +172,14 @@ WORDS_LIKE_TECHNIQUES = {
     "inspection/figures.py": {"tf32"},
     "inspection/gauges.py": {"tf32"},
     # The few that may act on a loop which Vivace does not run, each leaving the script's objects alone.
-    "live/candidates.py": {"compile", "bf16_autocast", "channels_last", "fused_optimizer", "host_allocator"},
+    "live/candidates.py": {
+        "compile",
+        "bf16_autocast",
+        "channels_last",
+        "flush_denormals",
+        "fused_optimizer",
+        "host_allocator",
+    },
     "live/loop.py": {"compile"},
     "trainers/huggingface.py": {"fsdp", "tf32"},
     "profiling/judge.py": {"channels_last", "tf32"},

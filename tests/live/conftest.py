@@ -58,6 +58,7 @@ def led(tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
     monkeypatch.setattr(course, "HOPELESS", 0.0)
     monkeypatch.setattr(course, "SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(course, "later", lambda root: None)
 
     def run(train, *favoured, plan=None, factors=None):
         watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), tell=tell)

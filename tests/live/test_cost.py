@@ -72,6 +72,7 @@ def timed(tmp_path, monkeypatch, one_thread, turned):
     monkeypatch.setattr(candidates, "FEWEST_FAULTS", 0)
     turned()
     Timed.turned = turned
+    monkeypatch.setattr(course, "later", lambda root: None)
     begun, ended = Hosted.__init__, Hosted.close
 
     def begin(self, *arguments, **keywords):
@@ -885,6 +886,22 @@ def test_of_what_acts_on_the_process_alone_no_copies_are_timed(timed, monkeypatc
     watching = timed(plain(1500), 0.01, lambda step: 1.3)
     assert asked == [[]]
     assert watching.conductor.course.plan.names == ("host_allocator",)
+
+
+@pytest.mark.parametrize(("steps", "looks"), [(500, 0), (4000, 4)])
+def test_looking_again_where_nothing_acts_stays_within_its_share(timed, monkeypatch, steps, looks):
+    monkeypatch.setattr(course, "additions", lambda *_: [])
+    monkeypatch.setattr(course, "later", candidates.later)
+    asked, times = [], course.times_on_copies
+    monkeypatch.setattr(
+        course,
+        "times_on_copies",
+        lambda proof, plans, rounds: asked.append(plans) or times(proof, plans, rounds),
+    )
+    watching = timed(plain(steps), 0.1)
+    assert [plan.names for plans in asked for plan in plans] == [("flush_denormals",)] * looks
+    assert not watching.conductor.course.plan.techniques
+    assert watching.spending.spent <= watching.spending.allowed(0.1)
 
 
 @pytest.mark.parametrize(("megabytes", "is_tried"), [(0, False), (4, True)])

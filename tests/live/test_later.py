@@ -1,10 +1,10 @@
-"""What helps only once a model has been trained for a while is looked at anew, also where nothing acts yet."""
+"""What helps only once a model has been trained for a while is looked for anew, also where nothing acts."""
 
 import pytest
 import torch
 from torch import nn
 
-from vivace.live import course
+from vivace.live import candidates, course
 from vivace.tensors.denormals import are_flushed
 
 
@@ -21,14 +21,22 @@ def train(steps=1500):
     return model
 
 
+@pytest.fixture
+def led(led, monkeypatch):
+    """Where it may be looked for, however short the run is."""
+    monkeypatch.setattr(course, "later", candidates.later)
+    monkeypatch.setattr(course, "LATER", 0.0)
+    monkeypatch.setattr(course, "LATER_SECONDS", 0.0)
+    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
+    return led
+
+
 def in_plans(document):
     return [name for entry in document["tried"] for name in entry["plan"]]
 
 
 @pytest.mark.parametrize("others", [[], ["fused_optimizer"]])
-def test_what_helps_by_now_joins_the_plan_that_acts(led, monkeypatch, others):
-    monkeypatch.setattr(course, "LATER", 0.0)
-    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
+def test_what_helps_by_now_joins_the_plan_that_acts(led, others):
     alone = train()
     factors = {"flush_denormals": 0.5} | dict.fromkeys(others, 0.8)
     loop, model, document = led(train, *factors, factors=factors)
@@ -40,19 +48,15 @@ def test_what_helps_by_now_joins_the_plan_that_acts(led, monkeypatch, others):
         torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-3)
 
 
-@pytest.mark.parametrize(("name", "value"), [("LATER", 1e9), ("PASSING_SHARE", 0.0)])
+@pytest.mark.parametrize(("name", "value"), [("LATER", 1e9), ("LATER_SECONDS", 1e9), ("PASSING_SHARE", 0.0)])
 def test_nothing_is_tried_where_a_copy_gains_nothing_or_looking_takes_too_long(led, monkeypatch, name, value):
-    monkeypatch.setattr(course, "LATER", 0.0)
-    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
     monkeypatch.setattr(course, name, value)
     loop, _, document = led(train, "flush_denormals")
     assert "flush_denormals" not in in_plans(document)
-    assert loop.guard.off == (name == "PASSING_SHARE")  # every hook is gone
+    assert loop.guard.off == (name != "LATER")  # every hook is gone
 
 
-def test_a_run_whose_bits_must_be_equal_is_left_alone(led, monkeypatch):
-    monkeypatch.setattr(course, "LATER", 0.0)
-    monkeypatch.setattr(course, "PASSING_SHARE", 1e9)
+def test_a_run_whose_bits_must_be_equal_is_left_alone(led):
     torch.use_deterministic_algorithms(True)
     try:
         _, _, document = led(train, "flush_denormals")

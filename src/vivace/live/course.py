@@ -46,6 +46,7 @@ HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script'
 MOMENT_SECONDS = 1.0  # until it is looked again whether more may be spent
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 LATER = 1.05  # times as fast, on a copy: then it is tried what helps a model that was trained for a while
+LATER_SECONDS = 60.0  # that a run on which nothing acts has left, for that to be looked at
 WATCHED_PAIRS = 12  # of the newest, for the ratio
 SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
@@ -109,17 +110,17 @@ class Course:
         """
         cost = yield from self._sought()
         self.is_settled = True
-        wait = WATCH_STEPS
-        while not self.plan.techniques and (self.later or self._will_compile):
+        wait = left = WATCH_STEPS
+        while not self.plan.techniques and (self._may_help_later or self._will_compile):
             if self.spending.compiles(self.compiling.seconds):
                 cost = yield from self._compiled()
             elif self.seconds_of_hooks > PASSING_SHARE * self.step_seconds:
                 return
-            elif self._will_compile:
-                yield Pause(self.plan, WATCH_STEPS)
             else:
-                yield Pause(self.plan, wait)
-                wait = min(2 * wait, MOST_WATCH_STEPS)
+                yield Pause(self.plan, WATCH_STEPS)
+                left -= WATCH_STEPS
+            if left <= 0 and self._may_help_later:
+                wait = left = min(2 * wait, MOST_WATCH_STEPS)
                 cost = yield from self._seen_again(cost)
         if self.plan.techniques:
             yield from self._watch(cost)
@@ -127,6 +128,10 @@ class Course:
     @property
     def _will_compile(self) -> bool:
         return self.spending.will_compile(self.compiling.seconds)
+
+    @property
+    def _may_help_later(self) -> bool:
+        return self.later is not None and self.loop.seconds_left >= LATER_SECONDS
 
     def _sought(self) -> Generator[Wish, Any, float]:
         """Adopt what is given or found; returns about the seconds of a proof."""
