@@ -14,7 +14,7 @@ import torch
 
 BITS = 71_362  # of 1e-40 as a float32; a thread that takes it for zero could not write it
 SHARED = 32_768  # numbers from which torch shares an operator among threads, for each of them
-RUNTIMES = ("libgomp", "libiomp", "libomp")
+RUNTIME = "libgomp"  # GNU's, which ends the threads of this thread alone; others end those of all
 PAUSED_HARD = 2  # omp_pause_hard of OpenMP 5.0, section 3.2.44: the threads end
 
 
@@ -43,10 +43,10 @@ def denormals(tensor: torch.Tensor) -> int:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP libraries that this process has loaded; none where the system does not tell."""
+    """GNU's OpenMP libraries that this process has loaded; none where the system does not tell."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[-1] for line in lines}
-    return sorted(path for path in paths if path.rpartition("/")[2].startswith(RUNTIMES))
+    return sorted(path for path in paths if path.rpartition("/")[2].startswith(RUNTIME))
