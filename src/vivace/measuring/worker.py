@@ -338,7 +338,7 @@ class Worker:
         assert session is not None
         if session.build.device.type != "cpu" or self.ranks.world_size > 1:
             return
-        held = [tensor.detach() for tensor in _trained(session)]
+        held = [tensor.detach() for tensor in _trained(session) if tensor.layout == torch.strided]
         if sum(tensor.nbytes for tensor in held) <= free_memory() / 4:
             self._remembered = [(tensor, tensor.clone()) for tensor in held]
 
