@@ -72,3 +72,12 @@ def test_a_profile_counts_them():
         torch.full((3, 4), 1e-40) * torch.tensor([1.0, 0.0, -1.0, 1e9])
         torch.zeros(5, dtype=torch.float64) + 1e-40  # normal in float64
     assert kernels.denormal == 12 + 6
+
+
+def test_of_a_large_tensor_the_first_rows_are_counted():
+    numbers = torch.zeros(100, 30)
+    numbers[:10] = 1e-40
+    assert denormals.denormals(numbers, most=600) == (600, 300)
+    assert denormals.denormals(numbers, most=1) == (30, 30)
+    assert denormals.denormals(numbers, most=3000) == (3000, 300)
+    assert denormals.denormals(torch.tensor(1e-40), most=1) == (1, 1)

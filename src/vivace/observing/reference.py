@@ -30,6 +30,7 @@ from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import Operator, OperatorMode
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
+LOOKED_AT = 2**18  # numbers of a tensor among which denormal ones are counted, about
 PARTS = ("data", "place", "forward", "backward", "update")
 
 
@@ -132,7 +133,8 @@ class Kernels(OperatorMode):
             self.small += number if groups == 1 and plain else 0
         for one in found if isinstance(found, (tuple, list)) else (found,):
             if type(one) is torch.Tensor and one.device.type == "cpu":
-                self.numbers, self.denormal = self.numbers + one.numel(), self.denormal + denormals(one)
+                number, slow = denormals(one, LOOKED_AT)
+                self.numbers, self.denormal = self.numbers + number, self.denormal + slow
         return found
 
 

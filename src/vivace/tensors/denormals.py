@@ -34,12 +34,16 @@ def flush(on: bool) -> None:
             ctypes.CDLL(path).omp_pause_resource_all(PAUSED_HARD)  # new threads take the mode over
 
 
-def denormals(tensor: torch.Tensor) -> int:
-    """How many of a float32 tensor's numbers they are; of another dtype's none."""
-    if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
-        return 0
+def denormals(tensor: torch.Tensor, most: int) -> tuple[int, int]:
+    """Of how many numbers how many they are: in a float32 tensor's first rows, about `most`; of another
+    dtype's none.
+    """
+    if tensor.dtype != torch.float32 or tensor.layout != torch.strided or not tensor.numel():
+        return tensor.numel(), 0
+    if tensor.numel() > most:
+        tensor = tensor.narrow(0, 0, max(1, len(tensor) * most // tensor.numel()))
     bits = tensor.detach().view(torch.int32) & 0x7FFFFFFF
-    return int(((bits > 0) & (bits < 0x00800000)).sum())
+    return tensor.numel(), int(((bits > 0) & (bits < 0x00800000)).sum())
 
 
 def _openmp() -> list[str]:
