@@ -16,8 +16,9 @@ MOST_GAIN = 4.0
 
 @dataclasses.dataclass(frozen=True)
 class FlushDenormals(Technique):
-    """They come up as a model is trained: in gradients behind a sharp attention, or of losses near zero, and
-    in the optimizer's means of rows that are seldom seen. Acts on all threads that share an operator.
+    """Such numbers come up as a model is trained: in gradients behind a sharp attention, or of losses near
+    zero, and in the optimizer's means of rows that are seldom seen. Acts on all threads that share an
+    operator.
     """
 
     card: ClassVar[Card] = Card(
