@@ -729,7 +729,10 @@ def test_what_is_told_counts_the_start_and_the_page(timed, monkeypatch, tmp_path
     assert document_of(asked)["saved_seconds"] == -3.0
 
 
-@pytest.mark.parametrize(("technique", "stays"), [("host_allocator", True), ("fused_optimizer", False)])
+@pytest.mark.parametrize(
+    ("technique", "stays"),
+    [("host_allocator", True), ("fused_optimizer", False), ("flush_denormals", False)],
+)
 def test_what_is_of_the_process_alone_stays_while_it_evaluates(timed, technique, stays):
     acting = []
 

@@ -8,6 +8,7 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
 from vivace.tensors import denormals
+from vivace.tensors.settings import on_threads
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
 
 FlushDenormals = registry.find("flush_denormals")
@@ -20,10 +21,8 @@ class TestFlushDenormals(TechniqueContract):
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(2):
+        yield
 
 
 def halves():

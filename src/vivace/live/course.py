@@ -266,14 +266,7 @@ class Course:
         if self.later is None or self.later.name in self.plan.names:
             return None
         base, plan = self.plan, self.plan.adding(self.later)
-        copies = times_on_copies(proof, [plan, base] if base.techniques else [plan], 2)
-        while True:
-            try:
-                next(copies)
-            except StopIteration as ended:
-                times, refused = ended.value
-                break
-            yield from self._afforded(2 * max(self.step_seconds, proof.reference.wall_seconds))
+        times, refused = yield from self._on_copies(proof, [plan, base] if base.techniques else [plan], 2)
         if plan in refused:
             self._note(plan, refused[plan])
             self.later = None
@@ -281,6 +274,19 @@ class Course:
             return None
         verdict = proof.judge_until(plan, self.spending.until(self.step_seconds))
         return None if verdict is None else (plan, verdict)
+
+    def _on_copies(
+        self, proof: Proof, plans: list[Plan], rounds: int
+    ) -> Generator[Wish, Any, tuple[dict[Plan, float], dict[Plan, str]]]:
+        """What `times_on_copies` tells; before each plan steps pass until it may be run."""
+        copies = times_on_copies(proof, plans, rounds)
+        while True:
+            try:
+                next(copies)
+            except StopIteration as ended:
+                found: tuple[dict[Plan, float], dict[Plan, str]] = ended.value
+                return found
+            yield from self._afforded(rounds * max(self.step_seconds, proof.reference.wall_seconds))
 
     def _ranked(
         self, proof: Proof, groups: list[list[Technique]], rounds: int
@@ -292,14 +298,7 @@ class Course:
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         plans = {adding(Plan(), group): group for group in groups}
         alone = list(filter(of_process_alone, plans))  # only the script's own steps can tell
-        copies = times_on_copies(proof, [plan for plan in plans if plan not in alone], rounds)
-        while True:
-            try:
-                next(copies)
-            except StopIteration as ended:
-                times, refused = ended.value
-                break
-            yield from self._afforded(rounds * max(self.step_seconds, proof.reference.wall_seconds))
+        times, refused = yield from self._on_copies(proof, [p for p in plans if p not in alone], rounds)
         for plan, reason in refused.items():
             self._note(plan, reason)
         for plan, ratio in times.items():

@@ -11,7 +11,7 @@ from torch import nn
 from vivace.live.kept import Weights
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.technique import Build, Seam, Stage
+from vivace.technique import Build, Numerics, Seam, Stage
 from vivace.technique.registry import acting
 from vivace.torch_internals.modules import step_with_hooks
 
@@ -90,8 +90,8 @@ class Hosted:
 
 
 def of_process_alone(plan: Plan) -> bool:
-    """Does a plan act on no object of the script's?"""
-    return all(technique.card.stage == Stage.PROCESS for technique in plan.techniques)
+    """Does a plan act on no object of the script's, and change none of its numbers?"""
+    return all(one.card.stage == Stage.PROCESS for one in plan.techniques) and plan.promise == Numerics.EXACT
 
 
 def acts_on_calls(plan: Plan) -> bool:
