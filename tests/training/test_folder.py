@@ -70,6 +70,26 @@ def test_a_disk_that_cannot_rename(tmp_path, monkeypatch):
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.parametrize("killed_at", ["rename", "fsync"])  # before it is renamed, and after
+def test_a_run_killed_while_it_tried_out_its_folder_can_be_resumed(tmp_path, monkeypatch, killed_at):
+    real = getattr(os, killed_at)
+
+    def killed(first, *rest):
+        if rest or os.path.isdir(first):
+            raise KeyboardInterrupt
+        real(first)
+
+    monkeypatch.setattr(os, killed_at, killed)
+    monkeypatch.setattr("vivace.training.folder.shutil.rmtree", lambda *_, **__: None)
+    with pytest.raises(KeyboardInterrupt):
+        open_folder(tmp_path)
+    left = [item.name for item in (tmp_path / "checkpoints").iterdir()]
+    monkeypatch.undo()
+    open_folder(tmp_path, resume=True).close()
+    assert len(left) == 1
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
 def test_a_place_that_is_a_file(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(FolderError, match="cannot be made"):

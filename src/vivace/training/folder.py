@@ -176,8 +176,8 @@ def sync_folder(path: Path) -> None:
 
 def _rehearse(folder: Path) -> None:
     """Do once, with a few bytes, what a checkpoint does: write, flush, rename. Raises FolderError."""
-    name = f"rehearsal.tmp.{uuid.uuid4().hex[:8]}"
-    before, after = folder / name, folder / f"{name}.renamed"
+    end = f"tmp.{uuid.uuid4().hex[:8]}"  # of both: a process can be killed before and after it renames
+    before, after = folder / f"rehearsal.{end}", folder / f"rehearsal.renamed.{end}"
     try:
         before.mkdir()
         with (before / "file").open("wb") as file:
