@@ -122,8 +122,11 @@ def test_page_faults_are_counted_over_the_steps_that_warmed_up():
     worker = Worker(dataclasses.replace(mlp(), loss=loss), vivace.inspect().to_dict())
     worker.open({})
     try:
-        worker.warm(seconds=0.5)
-        assert len(calls) > 64
+        seconds = 0.5
+        while len(calls) <= 64:  # of the last time it warmed up; others may use the machine
+            calls.clear()
+            worker.warm(seconds=seconds)
+            seconds *= 2.0
         calls.clear()
         assert worker.observe()["page_faults"] > 128
     finally:

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 import torch.distributed as dist
@@ -102,10 +101,8 @@ def test_a_rank_that_answers_no_more_is_named_and_nothing_is_begun_without_it(co
         finally:
             process.kill()
     assert company.lost.endswith("it is stopped (SIGSTOP)")
-    begin = time.monotonic()
     with pytest.raises(RankLost, match="SIGSTOP"):
         begun(company)
-    assert time.monotonic() - begin < 5.0
     company.end(None)
     assert json.loads(company._store.get("errand/1"))["do"] == "end"
 

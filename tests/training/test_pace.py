@@ -1,6 +1,8 @@
-"""Stragglers: named with the part of a step in which they are slow."""
+"""Stragglers, named with the part of a step in which they are slow, and a run that becomes slower."""
 
+from vivace.tensors import denormals
 from vivace.training.pace import Own, Pace
+from vivace.training.training import train
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -34,3 +36,15 @@ def test_own_seconds_are_those_of_data_and_forward_passes():
     assert data > 0
     assert forward > 0
     assert own.take() == (0.0, 0.0)
+
+
+def test_a_run_looks_at_what_its_optimizer_keeps(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(denormals, "SLOWER", 0.0)
+    monkeypatch.setattr(denormals, "LOOKS", 1)
+    assert train(tiny.job, out=tmp_path / "plain").notices == ()
+
+    def nearly_flat(model, batch):
+        return 1e-39 * tiny.loss(model, batch)
+
+    (notice,) = train(tiny.make(loss=nearly_flat), out=tmp_path / "flat").notices
+    assert "times as long as in the beginning" in notice

@@ -238,7 +238,8 @@ def test_the_other_ranks_return_what_rank_0_found_and_its_page_says_where(tmp_pa
 
 def until_then_ended(begin_torchrun, condition, folder, out, scene=SCENE):
     """The document of a search that is told to end, by SIGTERM to torchrun, once a condition holds."""
-    words = ["tune", f"{scene}:job", "--budget", "500", "--out", str(out), "--json"]
+    # of so many steps that no warm-up, which a loaded machine makes long, decides
+    words = ["tune", f"{scene}:job", "--budget", "500", "--steps", "2000", "--out", str(out), "--json"]
     launch = begin_torchrun(words, folder, HURRIED)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and launch.process.is_alive() and not condition():

@@ -273,6 +273,8 @@ class Course:
         if times.get(plan, 0.0) < LATER * times.get(base, 1.0):
             return None
         verdict = proof.judge_until(plan, self.spending.until(self.step_seconds))
+        if verdict is not None and not verdict.kept:
+            self.later = None  # what rounds too far on this model is not proven anew at each look
         return None if verdict is None else (plan, verdict)
 
     def _on_copies(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from vivace.plan import Plan
 from vivace.session.opening import reopened, require_one_number, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
+from vivace.tensors.denormals import SlowNumbers
 from vivace.tensors.loaders import known_length
+from vivace.tensors.trees import tensors
 from vivace.training.checkpoints import Found
 from vivace.training.evaluation import Evaluation, LeftOff
 from vivace.training.finite import FAR, LOST
@@ -56,7 +59,7 @@ class Loop(Keeping):
         damaged = path / DAMAGED_IN_VALIDATION if ranks.writes else None
         self.evaluation = Evaluation(job, session, options.seed, damaged=damaged, hangs=self.feed.hangs)
         self.born_at = psutil.Process().create_time()
-        self.pace, self.memory = Pace(), FullMemory(self.device)
+        self.pace, self.memory, self.numbers = Pace(), FullMemory(self.device), SlowNumbers(self.device)
         if ranks.watch is not None:
             ranks.watch.told_to(path, self.progress.notice)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
@@ -336,9 +339,10 @@ class Loop(Keeping):
         rows = self.ranks.numbers(loss, seconds, weights, *self.survival.own.take())
         loss = sum(row[0] for row in rows) / len(rows)
         slow = self.pace.add([row[3:] for row in rows], steps, seconds) if len(rows) > 1 else ""
-        for text in filter(None, (slow, self.memory.sentence(position.step))):
-            self.progress.notice(text)
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
+        slower = self.numbers.sentence(seconds / max(samples, 1), self._kept_by_optimizers)
+        for text in filter(None, (slow, slower, self.memory.sentence(position.step))):
+            self.progress.notice(text)
         self.stepping_seconds += seconds
         position.loss = loss if math.isfinite(loss) else None
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
@@ -351,6 +355,13 @@ class Loop(Keeping):
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
         self._judge(loss, max(row[2] for row in rows))
+
+    def _kept_by_optimizers(self) -> Iterator[torch.Tensor]:
+        """The tensors of their states; none where ranks hold parts of them."""
+        session = self.session
+        optimizers = session.optimizers or filter(None, [session.optimizer])
+        for optimizer in optimizers if session.build.shards is None else ():
+            yield from tensors(list(optimizer.state.values()))
 
     def _judge(self, loss: float, weights: float) -> None:
         """Stop where the loss or the weights stay out of bounds; while they do, every step is looked at."""
