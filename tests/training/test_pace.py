@@ -1,5 +1,7 @@
 """Stragglers, named with the part of a step in which they are slow, and a run that becomes slower."""
 
+import pytest
+
 from vivace.tensors import denormals
 from vivace.training.pace import Own, Pace
 from vivace.training.training import train
@@ -38,13 +40,17 @@ def test_own_seconds_are_those_of_data_and_forward_passes():
     assert own.take() == (0.0, 0.0)
 
 
-def test_a_run_looks_at_what_its_optimizer_keeps(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("scale", [1.0, 1e-39])
+def test_where_steps_have_become_slower_a_backward_pass_is_looked_at(
+    tiny, tmp_path, monkeypatch, digest, scale
+):
+    def scaled(model, batch):
+        return scale * tiny.loss(model, batch)
+
+    alone = train(tiny.make(loss=scaled), out=tmp_path / "alone")
     monkeypatch.setattr(denormals, "SLOWER", 0.0)
     monkeypatch.setattr(denormals, "LOOKS", 1)
-    assert train(tiny.job, out=tmp_path / "plain").notices == ()
-
-    def nearly_flat(model, batch):
-        return 1e-39 * tiny.loss(model, batch)
-
-    (notice,) = train(tiny.make(loss=nearly_flat), out=tmp_path / "flat").notices
-    assert "times as long as in the beginning" in notice
+    seen = train(tiny.make(loss=scaled), out=tmp_path / "seen")
+    assert alone.notices == ()
+    assert ["times as long as in the beginning" in notice for notice in seen.notices] == [True] * (scale < 1)
+    assert digest(tmp_path / "alone" / "model.pt") == digest(tmp_path / "seen" / "model.pt")

@@ -23,14 +23,13 @@ from vivace.observing.observe import minor_faults, now, observe, profile_step
 from vivace.operators import SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
-from vivace.tensors.denormals import denormals
+from vivace.tensors.denormals import Denormals
 from vivace.tensors.loaders import known_length, notices
 from vivace.tensors.modules import kinds_of
 from vivace.tensors.trees import batch_size, bytes_of
-from vivace.torch_internals.tensors import Operator, OperatorMode
+from vivace.torch_internals.tensors import Operator
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
-LOOKED_AT = 2**18  # numbers of a tensor among which denormal ones are counted, about
 PARTS = ("data", "place", "forward", "backward", "update")
 
 
@@ -108,33 +107,26 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
     return session.seams.observed(**{name: partial(timed, name) for name in ("place", "forward", "backward")})
 
 
-class Kernels(OperatorMode):
-    """Notes operators that a compiler makes kernels of, with the shapes they run on; convolutions; and
-    denormal numbers.
-    """
+class Kernels(Denormals):  # type: ignore[no-untyped-call]
+    """Notes operators that a compiler makes kernels of, with the shapes they run on, and convolutions too."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
-        self.numbers = self.denormal = 0
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
         name = function.overloadpacket.__name__
         if class_of(name) in ("elementwise", "norm"):
             self.seen.add((name, tuple(one.shape for one in arguments if isinstance(one, torch.Tensor))))
-        found = function(*arguments, **keywords)
+        found = super().run_operator(function, arguments, keywords)
         if name == "convolution" and found.dim() == 4:
             weight, groups = arguments[1], arguments[8]
             number = found.numel() * weight[0].numel()
             plain = weight.shape[2:] == (1, 1) or found[0, 0].numel() <= SMALL_MAP
             self.convolutions += number
             self.small += number if groups == 1 and plain else 0
-        for one in found if isinstance(found, (tuple, list)) else (found,):
-            if type(one) is torch.Tensor and one.device.type == "cpu":
-                number, slow = denormals(one, LOOKED_AT)
-                self.numbers, self.denormal = self.numbers + number, self.denormal + slow
         return found
 
 
@@ -151,8 +143,7 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     with session.seams.observed(forward=counted, backward=counted):
         session.step(batch)
     small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
-    slow = kernels.denormal / kernels.numbers if kernels.numbers else 0.0
-    return {"distinct_operators": len(kernels.seen), "small_convolutions": small, "denormals": slow}
+    return {"distinct_operators": len(kernels.seen), "small_convolutions": small, "denormals": kernels.share}
 
 
 def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:

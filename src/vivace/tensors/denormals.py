@@ -10,20 +10,21 @@ import contextlib
 import ctypes
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from vivace.torch_internals.tensors import Operator, OperatorMode
 from vivace.words import number, percent
 
 BITS = 71_362  # of 1e-40 as a float32; a thread that takes it for zero could not write it
 SHARED = 32_768  # numbers from which torch shares an operator among threads, for each of them
 RUNTIME = "libgomp"  # GNU's, which ends the threads of this thread alone; others end those of all
 SLOWER = 1.25  # times, of a run's steps: then it is looked whether these numbers may be why
-LEAST_SHARE = 1e-4  # of the numbers that its optimizer keeps, for that
+LEAST_SHARE = 1e-4  # of the numbers of a backward pass
 LOOKS = 11  # at the time of a sample: so many in the beginning, and the newest ones
-LOOKED_AT = 16_384  # numbers of each tensor
+LOOKED_AT = 2**18  # numbers of a tensor among which they are counted, about
 PAUSED_HARD = 2  # omp_pause_hard of OpenMP 5.0, section 3.2.44: the threads end
 
 
@@ -65,36 +66,60 @@ def _openmp() -> list[str]:
     return sorted(path for path in paths if path.rpartition("/")[2].startswith(RUNTIME))
 
 
+class Denormals(OperatorMode):
+    """While it is entered, counts these numbers, and all, in what operators give on the processor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = self.denormal = 0
+
+    @property
+    def share(self) -> float:
+        """Of the numbers that were looked at."""
+        return self.denormal / self.numbers if self.numbers else 0.0
+
+    def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
+        """Run it, as the mode around this one would."""
+        found = function(*arguments, **keywords)
+        for one in found if isinstance(found, (tuple, list)) else (found,):
+            if type(one) is torch.Tensor and one.device.type == "cpu":
+                number, slow = denormals(one, LOOKED_AT)
+                self.numbers, self.denormal = self.numbers + number, self.denormal + slow
+        return found
+
+
 class SlowNumbers:
-    """Tells once in a run that its steps have become slower, where these numbers may be why."""
+    """Tells once in a run that its steps have become slower, where these numbers may be why.
+
+    They are counted in the backward pass of a step, which is slower for that, and whose numbers are the same.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._ended = device.type != "cpu"
         self._first: list[float] = []
         self._newest: deque[float] = deque(maxlen=LOOKS)
+        self.slower = 0.0  # times; then a step is to be looked at
 
-    def sentence(self, seconds: float, held: Callable[[], Iterable[torch.Tensor]]) -> str:
-        """What has come of a run of which a sample takes so long now, and what helps; empty where its steps
-        are as fast as they were, it is something else, or it was told before.
-
-        `held` gives what its optimizer keeps, in which those of the gradients show.
-        """
+    def note(self, seconds: float) -> None:
+        """Since the last time a sample took so long."""
         if self._ended:
-            return ""
+            return
         (self._first if len(self._first) < LOOKS else self._newest).append(seconds)
-        if len(self._newest) < LOOKS:
-            return ""
-        slower = statistics.median(self._newest) / max(statistics.median(self._first), 1e-12)
-        if slower < SLOWER:
-            return ""
+        if len(self._newest) == LOOKS:
+            slower = statistics.median(self._newest) / max(statistics.median(self._first), 1e-12)
+            self.slower = slower if slower >= SLOWER else 0.0
+
+    def sentence(self, share: float) -> str:
+        """What has come of the run, and what helps, where they are this share of a step's numbers; empty
+        where that explains nothing.
+        """
+        slower, self.slower = self.slower, 0.0
         self._newest.clear()  # the next answer is of other steps
-        counts = [denormals(one, LOOKED_AT) for one in held()]
-        share = sum(slow for _, slow in counts) / max(1, sum(least for least, _ in counts))
         if share < LEAST_SHARE:
             return ""
         self._ended = True
         return (
-            f"a step takes {number(slower)} times as long as in the beginning, and {percent(share)} of what "
-            "the optimizer keeps lies below 1.2e-38; with such numbers a processor is slow, and "
+            f"a step takes {number(slower)} times as long as in the beginning, and {percent(share)} of the "
+            "numbers of its backward pass lie below 1.2e-38; with such numbers a processor is slow, and "
             "[techniques.flush_denormals] in a plan takes them for zero"
         )

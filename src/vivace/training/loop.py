@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from vivace.plan import Plan
 from vivace.session.opening import reopened, require_one_number, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
-from vivace.tensors.denormals import SlowNumbers
+from vivace.tensors.denormals import Denormals, SlowNumbers
 from vivace.tensors.loaders import known_length
-from vivace.tensors.trees import tensors
 from vivace.training.checkpoints import Found
 from vivace.training.evaluation import Evaluation, LeftOff
 from vivace.training.finite import FAR, LOST
@@ -199,7 +198,7 @@ class Loop(Keeping):
         """One step of the session, which leaves no trace where it fails; its loss."""
         watched = self.watch.seconds
         try:
-            loss = self.watch.step(self.session, self.position, batch, self.survival.step)
+            loss = self.watch.step(self.session, self.position, batch, self._step)
         except Diverged as error:
             raise self._diverged(str(error), "in") from None
         except (Smaller, Broken, Better, Stranded):
@@ -212,6 +211,23 @@ class Loop(Keeping):
         if self.session.build.own_step:
             require_one_number(loss)
         self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
+        return loss
+
+    def _step(self, batch: Batch) -> Any:
+        """One step; where steps have become slower, with a look at the numbers of its backward pass."""
+        session = self.session
+        if not self.numbers.slower or session.plan.compiles or session.build.shards is not None:
+            return self.survival.step(batch)
+        seen = Denormals()
+
+        def counted(following: Callable[..., Any], *arguments: object) -> Any:
+            with seen:
+                return following(*arguments)
+
+        with session.seams.observed(backward=counted):
+            loss = self.survival.step(batch)
+        if text := self.numbers.sentence(seen.share):
+            self.progress.notice(text)
         return loss
 
     def _rest(self, *, ends: bool) -> None:
@@ -340,8 +356,8 @@ class Loop(Keeping):
         loss = sum(row[0] for row in rows) / len(rows)
         slow = self.pace.add([row[3:] for row in rows], steps, seconds) if len(rows) > 1 else ""
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
-        slower = self.numbers.sentence(seconds / max(samples, 1), self._kept_by_optimizers)
-        for text in filter(None, (slow, slower, self.memory.sentence(position.step))):
+        self.numbers.note(seconds / max(samples, 1))
+        for text in filter(None, (slow, self.memory.sentence(position.step))):
             self.progress.notice(text)
         self.stepping_seconds += seconds
         position.loss = loss if math.isfinite(loss) else None
@@ -355,13 +371,6 @@ class Loop(Keeping):
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
         self._judge(loss, max(row[2] for row in rows))
-
-    def _kept_by_optimizers(self) -> Iterator[torch.Tensor]:
-        """The tensors of their states; none where ranks hold parts of them."""
-        session = self.session
-        optimizers = session.optimizers or filter(None, [session.optimizer])
-        for optimizer in optimizers if session.build.shards is None else ():
-            yield from tensors(list(optimizer.state.values()))
 
     def _judge(self, loss: float, weights: float) -> None:
         """Stop where the loss or the weights stay out of bounds; while they do, every step is looked at."""
