@@ -1,15 +1,17 @@
 """How fast `vivace tune` makes eight common jobs on this machine, against strict fp32; writes dated records.
 
-    scripts/bench cpu [JOB ...] [--budget SECONDS]
+    scripts/bench cpu [JOB ...] [--budget SECONDS | --limits]
 
 Each job is tuned, verified and confirmed in fresh processes; the figures are the confirmation's. Beside each
 stands the figure that the lower end of its 95 % interval must reach on 2 cores with avx512-bf16 (AMX helps).
-Then the plan's step is profiled: how far it is from what this machine reaches, and where its time goes.
+Then the plan's step is profiled: how far it is from what this machine reaches, and where its time goes. Where
+the machine is too busy for its ceilings that is not known; --limits adds it to the newest records later.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 
@@ -37,8 +39,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(DEMANDED))
     parser.add_argument("--budget", default="300", help="fast, balanced, max or seconds, for each job")
+    parser.add_argument("--limits", action="store_true", help="profile the plans on record, and no more")
     chosen = parser.parse_args()
     for name in _record.named_jobs(parser, chosen.jobs, DEMANDED):
+        if chosen.limits:
+            print(f"{name:20} {add_limit(name)}", flush=True)
+            continue
         record = measure(name, chosen.budget)
         estimate, low, high = record["speedup"].values()
         plan = " + ".join(record["plan"]) or "reference"
@@ -69,6 +75,18 @@ def measure(name: str, budget: str) -> dict:
     else:
         print(f"{name}: too unsteady to be recorded; the same command measures it again", flush=True)
     return record
+
+
+def add_limit(name: str) -> str:
+    """Profile the step of the plan that this machine's newest record of a job holds; what came of it."""
+    here = _record.RECORDS / name / vivace.inspect().fingerprint
+    record = json.loads(max(here.glob("*.json")).read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        limit = limit_of(name, vivace.Plan.from_dict(record["plan"]), Path(folder) / "profile")
+    if not limit["share"]:
+        return f"not known: {limit['missing']}"
+    _record.write({**record, "limit": {"date": _record.today(), **limit}})
+    return f"{limit['share']:.0%} of the limit"
 
 
 def limit_of(name: str, plan: vivace.Plan, folder: Path) -> dict:
