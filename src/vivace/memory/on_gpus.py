@@ -28,6 +28,7 @@ def as_on_gpus() -> Iterator[None]:
     called by another name.
     """
     own: tuple[Any, Any] = (_attend, _drop)
+    before: tuple[Any, Any] = (functional.scaled_dot_product_attention, functional.dropout)
     functional.scaled_dot_product_attention, functional.dropout = own
     on_cpus = dict(ON_CPUS)
     ON_CPUS.clear()
@@ -40,7 +41,7 @@ def as_on_gpus() -> Iterator[None]:
             yield
     finally:
         ON_CPUS.update(on_cpus)
-        functional.scaled_dot_product_attention, functional.dropout = _attend_here, _drop_here
+        functional.scaled_dot_product_attention, functional.dropout = before
 
 
 class _OnGpus(TorchFunctionMode):

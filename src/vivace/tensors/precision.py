@@ -11,13 +11,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from vivace.tensors.modules import modules_of, patched
 from vivace.tensors.settings import hold
 from vivace.tensors.trees import cast
 
 HALF = (torch.float16, torch.bfloat16)
+FEW_POSITIONS = (
+    256  # of keys: up to so many a processor's attention is faster in float32, matrix units or not
+)
 
 
 class Workbench(Protocol):
@@ -43,6 +46,8 @@ def sum_in_float32(build: Workbench) -> None:
 
     A `log_softmax` in the model gives fp32: near log(number of classes) sixteen bits step by half a percent,
     so that before training all losses are off in the same direction.
+
+    On a CPU attention over few positions computes in fp32, too: torch's kernel is faster then.
     """
 
     summing = {nn.Linear: _of_contiguous} | (ON_CPUS if build.device.type == "cpu" else {})
@@ -54,11 +59,15 @@ def sum_in_float32(build: Workbench) -> None:
     _holders.append(build)
     nn.functional.log_softmax = _log_softmax
     build.on_close(partial(_let_go, build))
+    if nn.LayerNorm in summing:  # on a CPU, and not as on a GPU
+        own = partial(getattr, nn.functional, "scaled_dot_product_attention")
+        build.on_close(hold("attention", own, _attend_by, _attention))
 
 
 # Sessions may close in any order: torch's own function comes back with the last one that holds ours.
 _holders: list[Workbench] = []
 _torch_log_softmax = nn.functional.log_softmax
+_torch_attention: Callable[..., Any] = nn.functional.scaled_dot_product_attention
 
 
 def _let_go(build: Workbench) -> None:
@@ -67,11 +76,40 @@ def _let_go(build: Workbench) -> None:
         nn.functional.log_softmax = _torch_log_softmax
 
 
+def _attend_by(function: Callable[..., Any]) -> None:
+    nn.functional.scaled_dot_product_attention = function
+
+
 @functools.wraps(_torch_log_softmax)
 def _log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
     if has_torch_function_unary(input):  # a tracer notes this function, and not what it does
         return handle_torch_function(_log_softmax, (input,), input, *others, **named)
     return _torch_log_softmax(input.float() if input.dtype in HALF else input, *others, **named)
+
+
+@functools.wraps(_torch_attention)
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *others: Any,
+    **named: Any,
+) -> Any:
+    tensors = (query, key, value)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(_attention, tensors, *tensors, attn_mask, dropout_p, *others, **named)
+    kind = query.dtype
+    if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
+        kind = torch.get_autocast_dtype("cpu")
+    few = query.device.type == "cpu" and not key.is_nested and key.shape[-2] <= FEW_POSITIONS
+    if kind not in HALF or not few or dropout_p:  # with dropout torch has another kernel
+        return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)
+    mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+    with torch.autocast("cpu", enabled=False):
+        found = _torch_attention(*(one.float() for one in tensors), mask, dropout_p, *others, **named)
+    return found.to(kind)
 
 
 def _of_float32(self: nn.Module, *inputs: Any, **named: Any) -> Any:
