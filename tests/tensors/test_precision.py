@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vivace.tensors.precision import FEW_POSITIONS, sum_in_float32
+from vivace.tensors.precision import SHORT, sum_in_float32
 from vivace.torch_internals.tensors import OperatorMode
 
 TORCHS_OWN = functional.scaled_dot_product_attention
@@ -43,7 +43,7 @@ def heads(positions, dtype=torch.bfloat16):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": "sums"}])
-def test_attention_over_few_positions_computes_in_float32(build, dtype, options):
+def test_attention_over_short_sequences_computes_in_float32(build, dtype, options):
     inputs = heads(64, dtype)
     if "attn_mask" in options:
         options = {"attn_mask": torch.zeros(64, 64, dtype=dtype).masked_fill(torch.eye(64).bool(), -1e4)}
@@ -69,7 +69,7 @@ def test_under_autocast_it_gives_what_autocast_would(build):
 @pytest.mark.parametrize(
     ("positions", "dtype", "options"),
     [
-        (FEW_POSITIONS + 1, torch.bfloat16, {}),
+        (SHORT // 32 + 1, torch.bfloat16, {}),
         (64, torch.bfloat16, {"dropout_p": 0.1}),
         (64, torch.float32, {}),
         (64, torch.float64, {}),

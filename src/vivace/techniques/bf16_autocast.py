@@ -17,7 +17,8 @@ class Bf16Autocast(Technique):
 
     Weights are cast once a forward pass (autocast's cache). What the models return is in fp32 again. In an
     own step function only the models run in bfloat16: losses and what is between them keep full precision.
-    On a processor attention over up to 256 positions, without dropout, stays in fp32, which is faster there.
+    On a processor short attention without dropout (up to 256 positions of heads of 64) stays in fp32, which
+    is faster there.
     """
 
     card: ClassVar[Card] = Card(
@@ -51,7 +52,7 @@ class Bf16Autocast(Technique):
             lightning={"precision": "bf16-mixed"},
             accelerate={"mixed_precision": "bf16"},
             note="on a CPU sums and means of bfloat16 stay bfloat16: give your loss the outputs as .float(); "
-            "and attention over up to 256 positions is slower in bfloat16: give it float32, without autocast",
+            "and attention over some 256 positions or fewer is slower in bfloat16: give it float32",
         )
 
     @classmethod

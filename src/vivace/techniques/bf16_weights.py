@@ -23,8 +23,8 @@ class Bf16Weights(Technique):
     """Each forward pass runs on bfloat16 copies of the weights; the person's fp32 parameters are the masters.
 
     Unlike autocast, activations between the products stay in bfloat16 too. Outputs return to fp32; the loss,
-    the tensors of BatchNorm and of a CPU's LayerNorm, its attention over up to 256 positions (without
-    dropout), and the sums of an embedding's gradients stay in fp32.
+    the tensors of BatchNorm and of a CPU's LayerNorm, its attention without dropout over up to 256
+    positions of heads of 64, and the sums of an embedding's gradients stay in fp32.
     Weights *kept* in bfloat16 train another model: not offered.
     """
 

@@ -18,9 +18,7 @@ from vivace.tensors.settings import hold
 from vivace.tensors.trees import cast
 
 HALF = (torch.float16, torch.bfloat16)
-FEW_POSITIONS = (
-    256  # of keys: up to so many a processor's attention is faster in float32, matrix units or not
-)
+SHORT = 16_384  # numbers of a head's keys: up to so many a processor's attention is faster in float32
 
 
 class Workbench(Protocol):
@@ -47,7 +45,7 @@ def sum_in_float32(build: Workbench) -> None:
     A `log_softmax` in the model gives fp32: near log(number of classes) sixteen bits step by half a percent,
     so that before training all losses are off in the same direction.
 
-    On a CPU attention over few positions computes in fp32, too: torch's kernel is faster then.
+    On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then.
     """
 
     summing = {nn.Linear: _of_contiguous} | (ON_CPUS if build.device.type == "cpu" else {})
@@ -103,8 +101,8 @@ def _attention(
     kind = query.dtype
     if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
         kind = torch.get_autocast_dtype("cpu")
-    few = query.device.type == "cpu" and not key.is_nested and key.shape[-2] <= FEW_POSITIONS
-    if kind not in HALF or not few or dropout_p:  # with dropout torch has another kernel
+    short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
+    if kind not in HALF or not short or dropout_p:  # with dropout torch has another kernel
         return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)
     mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
     with torch.autocast("cpu", enabled=False):
