@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from vivace.technique import registry
+from vivace.tensors import settings
 
 gc.disable()  # while tests are imported, which stay
 # A background job may ignore signals, and so would all that the tests start and signal.
@@ -280,6 +281,15 @@ def _threads_as_before():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settings_as_before():
+    """Sessions that end with their process, as a ruler's and a served model's do, tests leave open here."""
+    yield
+    for first, *_ in settings._held.values():
+        first.write(first.before)
+    settings._held.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -290,8 +290,10 @@ def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, m
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     job = dataclasses.replace(crowded.job, loss=loss)
+    before = torch.backends.cuda.matmul.fp32_precision
     with pytest.raises(OutOfMemory, match=r"random stream began to move.*last checkpoint: --resume"):
         vivace.train(job, out=tmp_path / "run")
+    assert torch.backends.cuda.matmul.fp32_precision == before, "its session is closed"
 
 
 @pytest.fixture

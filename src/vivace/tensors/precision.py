@@ -54,28 +54,16 @@ def sum_in_float32(build: Workbench) -> None:
         found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
         undo.enter_context(patched(found, "forward", [MethodType(method, module) for module in found]))
     build.on_close(undo.close)
-    _holders.append(build)
-    nn.functional.log_softmax = _log_softmax
-    build.on_close(partial(_let_go, build))
+    replaced: dict[str, Callable[..., Any]] = {"log_softmax": _log_softmax}
     if nn.LayerNorm in summing:  # on a CPU, and not as on a GPU
-        own = partial(getattr, nn.functional, "scaled_dot_product_attention")
-        build.on_close(hold("attention", own, _attend_by, _attention))
+        replaced["scaled_dot_product_attention"] = _attention
+    for name, function in replaced.items():
+        own, write = partial(getattr, nn.functional, name), partial(setattr, nn.functional, name)
+        build.on_close(hold(name, own, write, function))
 
 
-# Sessions may close in any order: torch's own function comes back with the last one that holds ours.
-_holders: list[Workbench] = []
 _torch_log_softmax = nn.functional.log_softmax
 _torch_attention: Callable[..., Any] = nn.functional.scaled_dot_product_attention
-
-
-def _let_go(build: Workbench) -> None:
-    _holders.remove(build)
-    if not _holders:
-        nn.functional.log_softmax = _torch_log_softmax
-
-
-def _attend_by(function: Callable[..., Any]) -> None:
-    nn.functional.scaled_dot_product_attention = function
 
 
 @functools.wraps(_torch_log_softmax)

@@ -251,17 +251,16 @@ class Loop(Keeping):
         `inexact` says what of the failed step could not be put back; `anew` is a checkpoint to load again.
         """
         self.watch.aside()
-        session = reopened(self.session, self.job, plan, self.ranks.regroup)
+        self.session = self.evaluation.session = reopened(self.session, self.job, plan, self.ranks.regroup)
         unknown = list(filter(None, self.ranks.gather(inexact)))
         if not self._in_one_step():  # the exchange broke before its last bytes had come
             unknown.append("one rank was a step behind")
         if unknown:
             raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
-        self.session = self.evaluation.session = session
         if anew is not None:
             self.take_up(anew)
             self.survival.keep_streams()
-        self.survival.resume(session)
+        self.survival.resume(self.session)
         self.progress.notice(f"step {self.position.step + 1}: {why}")
         self.save()
         self._mark()
