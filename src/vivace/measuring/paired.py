@@ -119,7 +119,7 @@ class Timed:
 
 class Contestant(Timed):
     """A child process that holds a job open under a plan, ready to run timed blocks; in a `company` of
-    several ranks one in each, which step together.
+    several ranks one in each, which step together. On a processor with so many `threads`, if they are given.
     """
 
     def __init__(
@@ -132,8 +132,9 @@ class Contestant(Timed):
         environment: dict[str, str] | None = None,
         company: Company | None = None,
         meter: Meter | None = None,
+        threads: int = 0,
     ) -> None:
-        arguments = {"machine": machine.to_dict()}
+        arguments = {"machine": machine.to_dict(), "threads": threads}
         started = (company or Company(source)).child(
             WORKER, arguments, log=log, environment=environment, meeting=True
         )
@@ -218,10 +219,11 @@ def compare(
     wider than half of the estimate and holds 1: where it lies above 1 on the whole, the candidate is faster,
     however wide it is.
 
-    Where both workers tell of their threads, a pair is disturbed if these waited for a processor. With one
+    Where both workers tell how long they waited for a processor, a pair is disturbed if they did. With one
     thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other, and
     turn on a processor meanwhile: a neighbour on one core makes them many times slower by either clock, so
-    that Unsteady is raised, as it is for whatever stays wide.
+    that Unsteady is raised, as it is for whatever stays wide. Of one thread beside others that does not tell
+    how long it waited, the processor's clock counts.
     """
     deadline = time.monotonic() + seconds
     steps = [_steps_of_a_block(reference), _steps_of_a_block(candidate)]
@@ -238,8 +240,8 @@ def compare(
         if len(pairs) < 4:
             continue
         ratio = speed_ratio(_walls(pairs))
-        threads_known = all(each.alone is not None for each in pairs)
-        if loud and not threads_known and ratio.width > UNSTEADY_WIDTH / 2:
+        told, alone = all(each.starved is not None for each in pairs), all(each.alone for each in pairs)
+        if loud and not told and (alone or ratio.width > UNSTEADY_WIDTH / 2):
             steps[:] = [1, 1]
             worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
@@ -249,8 +251,7 @@ def compare(
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
-    if threads_known and (loud or ratio.wide):
-        alone = all(each.alone for each in pairs)
+    if told and (loud or ratio.wide):
         ratio = by_both_clocks(ratio, speed_ratio(_working(pairs)), others, target, sound=alone or not loud)
     undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
     if ratio.width > UNSTEADY_WIDTH and undecided:

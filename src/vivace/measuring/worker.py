@@ -100,7 +100,7 @@ class Worker:
     Of several ranks, which meet under the name `meeting`, each has one, and gets its share of every batch.
     """
 
-    def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "") -> None:
+    def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "", threads: int = 0) -> None:
         self.job = job
         self.machine = Machine.from_dict(machine)
         self.ranks = met_under(meeting, IDLE_SECONDS) if meeting else Ranks()
@@ -113,6 +113,8 @@ class Worker:
         self._largest: list[Any] | None = None
         self._validation: list[Any] | None = None
         self._remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if threads and self.machine.device.kind == "cpu":
+            torch.set_num_threads(threads)
         limit = os.environ.get("VIVACE_MEMORY_BYTES")
         if limit and self.machine.device.kind == "cuda":
             device = training_device(self.machine)
@@ -324,7 +326,7 @@ class Worker:
         seconds, waited = self.ranks.largest(time.perf_counter() - begin, self._waited)
         done = {"seconds": seconds, "samples": samples, "waited": waited, "full": retries(device) - full}
         if device.type == "cpu" and self.ranks.world_size == 1:
-            done["processor"] = time.process_time() - worked
+            done |= {"processor": time.process_time() - worked, "threads": torch.get_num_threads()}
         return done
 
     def remember(self) -> None:

@@ -31,6 +31,11 @@ def waiting() -> dict[str, str]:
     return dict(SHORT) if share > BUSY_SHARE else {}
 
 
+def crowded() -> bool:
+    """Do others compute beside us? What `waiting` found as the command began stays."""
+    return SHORT.items() <= os.environ.items() or bool(waiting())
+
+
 def _computed() -> float:
     """Seconds that the cores which we may use computed for processes of our priority or above."""
     nice = os.getpriority(os.PRIO_PROCESS, 0) > 0

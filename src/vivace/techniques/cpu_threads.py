@@ -57,7 +57,12 @@ class CpuThreads(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """All cores that this rank may use, half of them, and so on down to one, less the present number."""
+        """All cores that this rank may use, half of them, and so on down to one, less the present number.
+
+        None where others compute beside us: what threads bring then is no more so when they are done.
+        """
+        if profile.features.get("crowded"):
+            return []
         now = profile.features.get("num_threads")
         counts, cores = [], machine.num_cores // profile.features.get("ranks_here", 1)
         while cores:

@@ -28,6 +28,7 @@ from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source, preload
+from vivace.processes.waiting import crowded
 from vivace.profiling.together import ENTRY as LAW
 from vivace.profiling.together import TIMEOUT_SECONDS as LAW_TIMEOUT
 from vivace.technique import Numerics, registry
@@ -38,6 +39,10 @@ from vivace.tuning.ranks import here, joined, needed_by, of_ranks, require_allow
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was over
 FIRST_ROUND = 1  # the seed of a confirmation's first pair of processes, in which the metric is timed, too
+CROWDED = (
+    "others compute on this processor: plans are timed on one thread, by the time that it works, since "
+    "several would mostly wait for each other"
+)
 LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
 ENDS = (Refused, ChildFailed, RankLost, JobError)  # what ends a trial, and nothing else
 # Of a plan; what was asked for, the time or the machine decided.
@@ -77,6 +82,10 @@ class Bench:
         self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
         self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
         self.meter = Meter(gpus=num_ranks_here() if machine.device.kind == "cuda" else 0)
+        crowd = self.company.world_size == 1 and machine.device.kind == "cpu" and crowded()
+        self.threads = 1 if crowd else 0
+        if crowd:
+            on_event("notice", {"text": CROWDED})
         self.reference = self._lone()
         self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer
         self.observed: dict[str, Any] = {}
@@ -142,6 +151,8 @@ class Bench:
             self.facts = self.reference.ask("check", **asked)
             folder = str(self.ledger.path.parent)
             profile = Profile(**self.reference.ask("profile", **asked, folder=folder))
+            if self.threads:
+                profile.features.update(crowded=True, num_threads=self.machine.num_cores)
         except (ChildFailed, Refused) as failed:
             if isinstance(failed, Refused) or (isinstance(failed, ChildFailed) and failed.lacked_memory):
                 return None
@@ -470,12 +481,16 @@ class Bench:
             environment=self.environment | limit,
             company=self.company,
             meter=self.meter if num_ranks_here() >= self.company.world_size else None,
+            threads=self.threads,
         )
 
     def _lone(self) -> Contestant:
         """A new process that works for itself, also where there are several ranks."""
         alone = ALONE if self.company.world_size > 1 else {}
-        return Contestant(self.source, self.machine, log=self.log, environment=self.environment | alone)
+        environment = self.environment | alone
+        return Contestant(
+            self.source, self.machine, log=self.log, environment=environment, threads=self.threads
+        )
 
     def _renew_cache(self) -> None:
         """Let later children compile into a new folder: a killed child may leave torn files behind."""
