@@ -113,9 +113,9 @@ class Noisy:
 
     step_seconds = 1e-3
 
-    def __init__(self, seconds, swing, cpu_seconds=None):
+    def __init__(self, seconds, swing, cpu_seconds=None, *, alone=None):
         self.child, self.processes = types.SimpleNamespace(pid=os.getpid()), [os.getpid()]
-        self.clocks = Clocks(cpu_seconds) if cpu_seconds is not None else None
+        self.clocks = Clocks(cpu_seconds, alone=alone) if cpu_seconds is not None else None
         self.steps = []
         self.blocks = (seconds * swing**power for power in itertools.cycle([0, 1, -1, 1, 0, -1]))
 
@@ -161,6 +161,18 @@ def test_on_a_busy_machine_the_processors_clock_answers():
     assert found.ratio.low > 1.0
     assert len(found.pairs) == len(found.counted) < 12
     assert found.pairs != found.counted
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize(("threads", "wanted"), [(1, 2.02), (2, 2.0)])
+def test_of_one_thread_on_a_busy_machine_the_processors_clock_counts_however_narrow_the_walls(
+    threads, wanted
+):
+    reference = Noisy(2.0, 1.06, cpu_seconds=1.01, alone=threads == 1)
+    candidate = Noisy(1.0, 1.06, cpu_seconds=0.5, alone=threads == 1)
+    found = compare(reference, candidate, seconds=60, tolerance=0.1)
+    assert found.ratio.estimate == pytest.approx(wanted, rel=0.004)
+    assert (found.counted != found.pairs) == (threads == 1)
 
 
 @pytest.mark.usefixtures("crowded")

@@ -61,6 +61,15 @@ def test_what_the_person_has_set_stays(looked, monkeypatch, name):
     assert looked(1.0) == {}
 
 
+def test_what_was_found_as_the_command_began_stays(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name, value in SHORT.items():
+        monkeypatch.setenv(name, value)
+    assert waiting.crowded()
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")  # by the person: nothing is looked at
+    assert not waiting.crowded()
+
+
 def test_a_child_beside_busy_processes_has_it():
     """The whole way: a command that starts a child while others use every core."""
     job = Path(__file__).parents[1] / "scenes" / "served.py"

@@ -1,6 +1,7 @@
 """Trials where the device has no memory for the reference and a candidate at the same time."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from vivace.measuring.paired import Comparison, compare_in_turns
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.technique import Numerics
+from vivace.techniques.cpu_threads import CpuThreads
 from vivace.tuning import bench as bench_module
 from vivace.tuning.bench import Bench
 from vivace.tuning.tuner import _leave_compiled
@@ -84,6 +86,43 @@ def test_the_reference_is_as_little_trained_as_a_candidate(tmp_path, hurried):
         trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
     assert trial.ratio is not None, trial.reason
     assert trial.ratio.estimate < 2.0  # of itself, and not of what it has become
+
+
+TWO_THREADS = """
+import torch
+import vivace
+
+torch.set_num_threads(2)
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: [torch.ones(2, 4)] * 9,
+    loss=lambda model, batch: model(batch).sum() + 0.0 * torch.get_num_threads(),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.parametrize("crowd", [True, False])
+def test_beside_others_plans_are_timed_on_one_thread_and_that_is_said(tmp_path, monkeypatch, hurried, crowd):
+    monkeypatch.setattr(bench_module, "crowded", lambda: crowd)
+    (tmp_path / "two.py").write_text(TWO_THREADS, encoding="utf-8")
+    source, ledger, told = Source(f"{tmp_path}/two.py:job"), Ledger(tmp_path / "ledger.jsonl"), []
+    machine = dataclasses.replace(vivace.inspect(), num_cores=2)
+    bench = Bench(
+        source, machine, ledger, lambda *event: told.append(event), allow=Numerics.ROUNDING, memory=None
+    )
+    with contextlib.closing(bench):
+        profile = bench.check()
+        bench.open_reference()
+        bench.reference.block(1)
+        opened = bench._open(Plan())
+        with contextlib.closing(opened):
+            opened.block(1)
+    said = [fields["text"] for kind, fields in told if kind == "notice"]
+    assert [text for text in said if "timed on one thread" in text] == said[:crowd]
+    assert (bench.reference.clocks.alone, opened.clocks.alone) == (crowd, crowd)
+    settings = [technique.num_threads for technique in CpuThreads.candidates(profile, machine)]
+    assert settings == ([] if crowd else [1])
 
 
 def test_a_refusal_names_its_technique_only_among_others():
