@@ -18,6 +18,9 @@ from vivace.reporting.content import Content, ratio_of
 _NO_LENGTH = (
     "How long the training is was not known, so no warm-up is weighed: for minutes, tune it with --steps N"
 )
+_CROWDED = (
+    "Others computed on this processor, so steps were timed on one thread: the minutes are of such steps"
+)
 _TRAINING_DATA = "The job has no validation: its metric is of the training data"
 
 
@@ -142,6 +145,7 @@ def _notes(content: Content) -> list[str]:
             f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
             "gain by it"
         )
+    notes += [_CROWDED] if content.crowded and content.plan and not content.broken else []
     notes += _of_ranks(result)
     if content.plan and not content.broken and "job_steps" in result and not content.job_steps:
         notes.append(_NO_LENGTH)
