@@ -18,9 +18,7 @@ from vivace.reporting.content import Content, ratio_of
 _NO_LENGTH = (
     "How long the training is was not known, so no warm-up is weighed: for minutes, tune it with --steps N"
 )
-_CROWDED = (
-    "Others computed on this processor, so steps were timed on one thread: the minutes are of such steps"
-)
+_CROWDED = "Timed on one thread, as others computed on this processor"
 _TRAINING_DATA = "The job has no validation: its metric is of the training data"
 
 
