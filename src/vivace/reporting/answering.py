@@ -143,7 +143,7 @@ def _notes(content: Content) -> list[str]:
             f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
             "gain by it"
         )
-    notes += [_CROWDED] if content.crowded and content.plan and not content.broken else []
+    notes += [_CROWDED] if result.get("crowded") is True and content.plan and not content.broken else []
     notes += _of_ranks(result)
     if content.plan and not content.broken and "job_steps" in result and not content.job_steps:
         notes.append(_NO_LENGTH)

@@ -261,16 +261,9 @@ class Content:
     @property
     def loading(self) -> str:
         """Whether this host can feed the step, and what helped it; empty where that was no limit."""
-        return str(self.result.get("loading") or self._feature("loading_limit") or "")
-
-    @property
-    def crowded(self) -> bool:
-        """Did others compute on the processor, so that plans were timed on one thread?"""
-        return self._feature("crowded") is True
-
-    def _feature(self, name: str) -> object:
         features = self.profile.get("features")
-        return features.get(name) if isinstance(features, dict) else None
+        beforehand = features.get("loading_limit") if isinstance(features, dict) else ""
+        return str(self.result.get("loading") or beforehand or "")
 
     @property
     def trained(self) -> str:

@@ -62,7 +62,8 @@ class Result:
     ``training`` data. Of several `ranks` the figures are of all together, `reference` holds what makes them
     train one model, and under it they are `over_one_rank` times as fast as one. `memory_bytes` is the
     largest peak that was allowed, if there was a limit. `more_time` is the budget, such as ``5m``, that says
-    more, where the given one ended before what is likely to help was tried.
+    more, where the given one ended before what is likely to help was tried. `crowded`: did others compute on
+    the processor, so that plans were timed on one thread?
     """
 
     plan: Plan
@@ -94,6 +95,7 @@ class Result:
     over_one_rank: float | None = None
     memory_bytes: int | None = None
     more_time: str = ""
+    crowded: bool = False
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Result:
@@ -163,6 +165,7 @@ class Result:
             "reference": self.reference.to_dict(),
             "job_steps": self.job_steps,
             "loading": self.loading,
+            "crowded": self.crowded,
             "has_metric": self.has_metric,
             "metric_data": self.metric_data,
             "warmup_seconds": self.warmup_seconds,

@@ -509,6 +509,7 @@ class _Tuning:
             over_one_rank=here(bench.law)["speedup"] if bench.law else None,
             memory_bytes=bench.memory,
             more_time=conclusion.more_time,
+            crowded=bench.threads == 1,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)
