@@ -243,6 +243,48 @@ def test_an_end_long_after_the_budget_is_told_before_verifying_and_once():
     assert "takes about 21 s more than the budget" in text
 
 
+TWO_THREADS = """
+from pathlib import Path
+
+import torch
+import vivace
+
+torch.set_num_threads(2)
+SEEN = Path(__file__).with_name("threads.txt")
+
+
+def loss(model, batch):
+    with SEEN.open("a", encoding="utf-8") as file:
+        print(torch.get_num_threads(), file=file)
+    return model(batch).square().mean()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: list(torch.randn(9, 2, 4, generator=torch.Generator().manual_seed(0))),
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.parametrize("crowd", [True, False])
+def test_beside_others_plans_are_verified_on_one_thread(tmp_path, monkeypatch, crowd):
+    monkeypatch.setattr("vivace.tuning.bench.crowded", lambda: crowd)
+    (tmp_path / "two.py").write_text(TWO_THREADS, encoding="utf-8")
+    machine, source = vivace.inspect(), Source(f"{tmp_path}/two.py:job")
+    ledger, plan = Ledger(tmp_path / "ledger.jsonl"), Plan([find("fused_optimizer")()])
+    bench = Bench(source, machine, ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
+    tuning = SimpleNamespace(bench=bench, machine=machine, verifier=None)
+    try:
+        verdict = _Tuning._judged(tuning, Verify(plan, 2.0, left=2.0))
+    finally:
+        tuning.verifier.close()
+        bench.close()
+    assert verdict.kept, verdict.reason
+    assert set((tmp_path / "threads.txt").read_text(encoding="utf-8").split()) == {"1" if crowd else "2"}
+
+
 @pytest.mark.slow
 def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
     """Ten seconds may end before the blocks' turn comes; the answer says which of the two it was."""

@@ -40,8 +40,8 @@ MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was over
 FIRST_ROUND = 1  # the seed of a confirmation's first pair of processes, in which the metric is timed, too
 CROWDED = (
-    "others compute on this processor: plans are timed on one thread, by the time that it works, since "
-    "several would mostly wait for each other"
+    "others compute on this processor: plans are timed and verified on one thread, by the time that it "
+    "works, since several would mostly wait for each other"
 )
 LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
 ENDS = (Refused, ChildFailed, RankLost, JobError)  # what ends a trial, and nothing else

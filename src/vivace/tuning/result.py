@@ -63,7 +63,7 @@ class Result:
     train one model, and under it they are `over_one_rank` times as fast as one. `memory_bytes` is the
     largest peak that was allowed, if there was a limit. `more_time` is the budget, such as ``5m``, that says
     more, where the given one ended before what is likely to help was tried. `crowded`: did others compute on
-    the processor, so that plans were timed on one thread?
+    the processor, so that plans were timed and verified on one thread?
     """
 
     plan: Plan

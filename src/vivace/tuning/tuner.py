@@ -403,6 +403,7 @@ class _Tuning:
                 environment=bench.environment,
                 reference=bench.smaller,
                 company=bench.company,
+                threads=bench.threads,
             )
         try:
             verdict = self.verifier.judge(plan, seconds=request.seconds)

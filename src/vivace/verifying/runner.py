@@ -58,17 +58,20 @@ class Runner:
     """Runs sessions of one job, of the reference (`session`) and of plans, on the same batches.
 
     Of several ranks, which meet under the name `meeting`, each runs the reference with whole batches; a
-    session whose plan averages over ranks gets its share.
+    session whose plan averages over ranks gets its share. On a processor with so many `threads`, if they are
+    given.
     """
 
     session: Session
     evaluation: Evaluation
     snapshots: list[Snapshot]
 
-    def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "") -> None:
+    def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "", threads: int = 0) -> None:
         self.job = job
         self.ranks = met_under(meeting) if meeting else Ranks()
         self.machine = Machine.from_dict(machine)
+        if threads and self.machine.device.kind == "cpu":
+            torch.set_num_threads(threads)
         self.effort = Effort()
         self.batches: list[Any] = []
         self.repeats = False  # are the algorithms now such that give equal bits every time?

@@ -25,7 +25,8 @@ class Verifier:
     """Verifies plans of one job in a child process that keeps the reference's run and its shadows.
 
     In a `company` of several ranks each has such a child: all run the reference, with whole batches, and the
-    plan together, each with its share; rank 0's judges.
+    plan together, each with its share; rank 0's judges. On a processor with so many `threads`, if they are
+    given.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Verifier:
         reference: Plan | None = None,
         on_event: OnEvent | None = None,
         company: Company | None = None,
+        threads: int = 0,
     ) -> None:
-        arguments = {"machine": machine.to_dict()}
+        arguments = {"machine": machine.to_dict(), "threads": threads}
         settings = REPEATABLE | (environment or {})
         started = partial((company or Company(source)).child, RULER, arguments, meeting=True)
         self._start: Callable[[], Any] = partial(started, log=log, environment=settings)
