@@ -48,7 +48,7 @@ class Slow(Sleeping):
     """Computes for longer than the limit at sample 5."""
 
     def hang(self):
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 4.0
         while time.monotonic() < end:
             sum(range(1000))
 
@@ -83,7 +83,7 @@ def lives(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(hanging, "LEAST_SECONDS", 0.6)
+    monkeypatch.setattr(hanging, "LEAST_SECONDS", 2.0)
     monkeypatch.setattr(hanging, "MOST_TIMES", 0.0)
     looks_for_dead = _MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(looks_for_dead, "__defaults__", (0.2,))  # and not every five seconds
@@ -138,7 +138,7 @@ def test_one_that_computes_is_left_alone(lives, tmp_path, impatient):
 
 @pytest.mark.fault(14)
 def test_without_workers_the_person_is_told(lives, tmp_path, impatient, monkeypatch):
-    monkeypatch.setattr(Sleeping, "hang", lambda self: time.sleep(1.5))
+    monkeypatch.setattr(Sleeping, "hang", lambda self: time.sleep(4.0))
     run = train(job(Sleeping, lives(1), num_workers=0), out=tmp_path / "run")
     assert [notice.startswith("reading the data has hung for") for notice in run.notices] == [True]
     assert "sample 5" in run.notices[0]

@@ -1,6 +1,7 @@
 """What a training takes beside its steps: evaluations cut short, checkpoints that leave nothing."""
 
 import dataclasses
+import itertools
 import mmap
 import time
 
@@ -14,7 +15,9 @@ from vivace.measuring.beside import evaluation_seconds, saving_seconds, tried_ev
 from vivace.measuring.worker import Worker
 from vivace.plan import Plan
 from vivace.session.opening import start
+from vivace.tensors.trees import bytes_of, tensors
 from vivace.testing.jobs import mlp
+from vivace.training.resuming import state_of
 
 NUM_BATCHES = 40
 BATCH_SECONDS = 0.01
@@ -89,8 +92,12 @@ def test_a_checkpoint_is_timed_and_gone(tmp_path, monkeypatch):
     with start(job, Plan(), vivace.inspect()) as session:
         checkpoint, end = saving_seconds(session, tmp_path)
         assert 0 < end <= checkpoint
+        ticks = itertools.count()
+        monkeypatch.setattr(beside.time, "perf_counter", lambda: float(next(ticks)))
+        once = saving_seconds(session, tmp_path)[0]
         monkeypatch.setattr(beside, "LARGEST_BYTES", 64)  # so that only a part is written
-        assert saving_seconds(session, tmp_path)[0] > checkpoint / 10
+        sizes = [bytes_of(tensors(state_of(part))) for part in (session.built, session.optimizer)]
+        assert saving_seconds(session, tmp_path)[0] == once * sum(sizes) / 64
         assert saving_seconds(session, tmp_path / "gone") == (0.0, 0.0)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -103,6 +104,49 @@ def test_a_step_is_saved_again_in_place_of_the_old(checkpoints, tmp_path):
         save(checkpoints, 5, value)
     assert checkpoints.newest().model["weight"][0] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step_5"]
+
+
+def test_what_the_disk_holds_otherwise_than_it_was_written_costs_none_of_the_others(
+    checkpoints, tmp_path, monkeypatch
+):
+    for step in (1, 2):
+        save(checkpoints, step)
+    rename = os.rename
+
+    def spoils(source, target):
+        rename(source, target)
+        flip(target / "model.pt")
+
+    monkeypatch.setattr(os, "rename", spoils)
+    with pytest.raises(CheckpointError, match=r"sha256 of model\.pt differs"):
+        save(checkpoints, 3)
+    assert {"step_1", "step_2"} <= {path.name for path in tmp_path.iterdir()}
+    assert checkpoints.newest().position.step == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ESTALE])
+def test_a_disk_that_fails_while_it_is_written_to_is_named(checkpoints, tmp_path, monkeypatch, number):
+    save(checkpoints, 1)
+
+    def fails(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    where = rf"checkpoint of step 2 cannot be written to .*{os.strerror(number)}"
+    with pytest.raises(FolderError, match=where):
+        save(checkpoints, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    assert checkpoints.newest().position.step == 1
+
+
+def test_a_list_of_checkpoints_that_is_a_link_is_left_alone(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "saved.jsonl").symlink_to(tmp_path / "mine")
+    checkpoints = Checkpoints(tmp_path / "checkpoints", {}, tmp_path / "saved.jsonl")
+    save(checkpoints, 1)
+    assert checkpoints.newest().position.step == 1
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def flip(path):
@@ -240,6 +284,12 @@ def test_what_is_intact_and_of_another_form_is_skipped(tmp_path, changes, bad_in
     found = checkpoints.newest()
     assert found.position.step == 1
     assert len(found.skipped) == 1
+
+
+def test_a_checkpoint_of_a_later_vivace_is_skipped_and_says_so(checkpoints):
+    save(checkpoints, 1)
+    craft(save(checkpoints, 2), format=2)
+    assert checkpoints.newest().skipped == ("step_2: format 2; this Vivace reads format 1",)
 
 
 def test_a_checkpoint_need_not_hold_what_came_to_the_facts_after_it(checkpoints):

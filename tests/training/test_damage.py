@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import datasets, transforms
 
 from vivace.data.damage import Damage, path_of
@@ -313,7 +314,6 @@ class Raising(Mortal):
 
 
 def mortal_job(kind, lives, **loader):
-    loader = {"timeout": 1, **loader}  # dead workers are looked for as often
     return Job(
         model=lambda: torch.nn.Linear(3, 2),
         data=lambda: DataLoader(kind(lives), batch_size=2, num_workers=1, **loader),
@@ -337,6 +337,11 @@ def lives(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process")
 class TestWorkers:
+    @pytest.fixture(autouse=True)
+    def looks_often(self, monkeypatch):
+        """For dead workers, and not every five seconds."""
+        monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
+
     @pytest.mark.fault(15)
     @pytest.mark.parametrize("persistent", [False, True])
     def test_a_killed_worker_is_replaced_and_nothing_changes(self, lives, tmp_path, persistent):
@@ -375,7 +380,7 @@ class TestWorkers:
 
     def test_a_worker_that_hangs_is_named(self, lives, tmp_path):
         with pytest.raises(JobError, match=r"the data failed at batch 0 of epoch 1: .*timed out after 1 sec"):
-            train(mortal_job(Asleep, lives(0)), out=tmp_path / "run")
+            train(mortal_job(Asleep, lives(0), timeout=1), out=tmp_path / "run")
 
     @pytest.mark.fault(16)
     def test_a_worker_that_raises_is_quoted(self, lives, tmp_path):

@@ -205,7 +205,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny, tmp_path, monkeypatch, digest)
 @pytest.mark.fault(42)
 def test_a_process_that_is_stopped_for_a_while_goes_on(launch, tmp_path, until, digest, reference):
     out = tmp_path / "run"
-    child = launch("slow", {"out": str(out)})
+    child = launch("slower", {"out": str(out)})
     until(lambda: (out / "plan.toml").exists())
     os.kill(child.process.pid, signal.SIGSTOP)
     time.sleep(1.5)

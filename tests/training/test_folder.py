@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -43,10 +44,28 @@ def test_this_process_locks_itself_out(tmp_path):
         open_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "number", "sentence"),
+    [(fcntl, "lockf", errno.ENOLCK, "cannot be locked"), (os, "open", errno.EACCES, "cannot be written")],
+)
+def test_a_disk_that_knows_no_locks_and_a_folder_that_is_read_only(
+    tmp_path, monkeypatch, owner, name, number, sentence
+):
+    def fails(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "run").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fails)
+        with pytest.raises(FolderError, match=f"run' {sentence}: {os.strerror(number)}"):
+            open_folder(tmp_path / "run")
+    open_folder(tmp_path / "run").close()
+
+
 @pytest.mark.fault(35)
 def test_two_runs_on_one_folder_and_a_lock_left_behind(launch, tmp_path, until):
     out = tmp_path / "run"
-    child = launch("slow", {"out": str(out)})
+    child = launch("slower", {"out": str(out)})
     until(lambda: (out / "plan.toml").exists())
     with pytest.raises(
         FolderError, match=rf"another run \(process {child.process.pid} on .*choose a new name"

@@ -96,7 +96,7 @@ def test_a_crash_is_noticed_though_what_the_child_has_forked_lives_on(source, tm
     """It holds the child's ends of the pipes, so that these do not close."""
     file = tmp_path / "pid"
     with Child(HERE, source) as child, pytest.raises(ChildFailed, match="died from SIGABRT"):
-        child.ask("orphan", 5, file=str(file))
+        child.ask("orphan", 60, file=str(file))
     pid = int(file.read_text())
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 

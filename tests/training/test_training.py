@@ -14,6 +14,8 @@ from torch.distributed.run import main as torchrun
 import vivace
 from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
 from vivace.ledger import Ledger
+from vivace.training.checkpoints import Checkpoints, Position
+from vivace.training.ranks import Ranks
 from vivace.training.resuming import load_streams
 from vivace.training.stopping import StopRequest, ends_like_ctrl_c, tells_first
 from vivace.training.training import train
@@ -49,6 +51,22 @@ class TestFaultsOfTheJob:
         run = train(tiny["make"](**{name: fails_once}), out=tmp_path / "run", resume=True)
         assert run.resumed_from_step == kept
         assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+
+    @pytest.mark.parametrize("error", [FolderError("the disk is full"), CheckpointError("damaged")])
+    def test_one_is_told_though_nothing_can_be_kept(self, tmp_path, tiny, monkeypatch, error):
+        calls = itertools.count(1)
+
+        def fails(model, batch):
+            if next(calls) == 9:
+                raise KeyError("label")
+            return tiny.loss(model, batch)
+
+        def cannot(*_, **__):
+            raise error
+
+        monkeypatch.setattr(Checkpoints, "save", cannot)
+        with pytest.raises(JobError, match=r"step 9 of the training failed: KeyError: 'label'$"):
+            train(tiny.make(loss=fails), out=tmp_path / "run")
 
     def test_a_step_of_ones_own_that_fails_is_not_kept(self, tmp_path):
         """It may have updated a model already."""
@@ -155,7 +173,7 @@ class TestStops:
         self, launch, train_in_child, tmp_path, reference, digest, until
     ):
         out = tmp_path / "run"
-        child = launch("slow", {"out": str(out)})
+        child = launch("slower", {"out": str(out)})
         until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text())
         os.kill(child.process.pid, signal.SIGTERM)
         assert child.wait() == 143
@@ -556,6 +574,26 @@ class TestFolders:
         with pytest.raises(FolderError, match="removed or renamed it while the run was training"):
             train(tiny.job, out=tmp_path / "run", checkpoint_every_steps=2, on_event=remove)
 
+    def test_streams_that_were_lost_with_their_rank_begin_anew_and_that_is_told(self, tiny, tmp_path):
+        """As of one that was killed, and whose weights another one kept."""
+        train(tiny.job, out=tmp_path / "run", max_steps=4)
+        path = tmp_path / "run" / "checkpoints" / "step_4"
+        model, state = (torch.load(path / name, weights_only=True) for name in ("model.pt", "state.pt"))
+        keeper = Checkpoints(path.parent, {})
+        manifest = keeper.newest().manifest
+        keeper.facts = {k: v for k, v in manifest.items() if k not in ("format", "files", "position")}
+        keeper.save(Position(**manifest["position"]), model, {**state, "streams": [None]})
+        run = train(tiny.job, out=tmp_path / "run", resume=True)
+        assert (run.resumed_from_step, run.steps) == (4, STEPS)
+        lost = "resumed, not bit-exact: the random streams of rank 0 were lost with it, and begin anew"
+        assert run.notices == (lost,)
+
+    def test_ranks_whose_disks_hold_different_checkpoints_do_not_train(self, tiny, tmp_path, monkeypatch):
+        train(tiny.job, out=tmp_path / "run", max_steps=4)
+        monkeypatch.setattr(Ranks, "gather", lambda self, value: [value, 6] if value == 4 else [value])
+        with pytest.raises(FolderError, match=r"the ranks see different checkpoints .* disk that all share"):
+            train(tiny.job, out=tmp_path / "run", resume=True)
+
     def test_streams_of_another_form_are_said(self):
         with pytest.raises(CheckpointError, match="random streams cannot be read"):
             load_streams({"torch": "no"}, torch.device("cpu"))
@@ -566,7 +604,7 @@ class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
     def test_a_lost_terminal_or_scheduler_stops_with_a_checkpoint(self, launch, tmp_path, until, number):
         out = tmp_path / "run"
-        child = launch("slow", {"out": str(out)})
+        child = launch("slower", {"out": str(out)})
         until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text())
         os.kill(child.process.pid, number)
         assert child.wait() == 128 + number

@@ -57,14 +57,14 @@ def rulers(examined, ruler_of):
 @pytest.mark.parametrize(("job", "defect", "words"), CAUGHT, ids=[f"{j}-{d}" for j, d, _ in CAUGHT])
 def test_a_planted_defect_is_caught_by_what_is_there_for_it(job, defect, words, rulers):
     verdict = rulers(job).judge({f"defect_{defect}": {}})
-    assert not verdict["kept"]
-    broken = [verdict["reason"], *(check["name"] for check in verdict["checks"] if not check["kept"])]
+    assert verdict["kept"] is False
+    broken = [verdict["reason"], *(check["name"] for check in verdict["checks"] if check["kept"] is False)]
     assert any(words in text for text in broken), broken
 
 
 @pytest.mark.parametrize("job", ["cnn", "transformer", "lstm"])
 def test_real_rounding_does_not_hide_a_defect(job, rulers):
-    assert not rulers(job).judge({"bf16_autocast": {}, "defect_learning_rate_factor_0.98": {}})["kept"]
+    assert rulers(job).judge({"bf16_autocast": {}, "defect_learning_rate_factor_0.98": {}})["kept"] is False
 
 
 def test_a_defect_that_cannot_act_refuses(rulers):
@@ -91,7 +91,7 @@ def test_a_unit_that_rounding_switches_off_is_no_defect(rulers):
     verdict = rulers("mlp", seed=2).judge({"fp16_autocast": {}})
     assert verdict["kept"], verdict["reason"]
     defect = {"fp16_autocast": {}, "defect_gradient_of_a_layer_scaled": {}}
-    assert not rulers("mlp", seed=2).judge(defect)["kept"]
+    assert rulers("mlp", seed=2).judge(defect)["kept"] is False
 
 
 def test_the_demanded_defects_are_there(examined):

@@ -16,7 +16,7 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.tensors.trees import batch_size
 from vivace.testing import jobs
-from vivace.verifying import life
+from vivace.verifying import feeding, life
 from vivace.verifying.digests import compared, read, read_epochs
 from vivace.verifying.feeding import Loaders, Reach, fed_otherwise
 from vivace.verifying.ruler import Ruler
@@ -335,7 +335,9 @@ def test_a_plan_that_feeds_an_evaluation_without_end_does_not_stop_its_life(plan
         life.validate(session, job())
 
 
-def test_a_stream_without_an_end_is_compared_for_a_time(planted):
+def test_a_stream_without_an_end_is_compared_for_a_time(planted, monkeypatch):
+    looks = itertools.count()
+    monkeypatch.setattr(feeding.time, "perf_counter", lambda: 0.01 * next(looks))
     endless = streaming(None)
     plan = Plan.from_dict(planted(fed_as_it_is, Stage.DATA, Numerics.EXACT))
     with start(endless, plan, vivace.inspect()) as session:

@@ -88,7 +88,7 @@ DEFECTS = [
 @pytest.mark.parametrize(("job", "defect"), DEFECTS, ids=[f"{j}-{d.__name__}" for j, d in DEFECTS])
 def test_a_defect_that_claims_to_be_rounding_is_caught(job, defect, rulers, claim):
     verdict = rulers(job).judge(claim(defect))
-    assert not verdict["kept"]
+    assert verdict["kept"] is False
     assert verdict["reason"]
 
 
@@ -152,7 +152,7 @@ def test_exact_is_bit_for_bit(rulers, claim):
         build.wrap(Seam.FORWARD, lambda following, batch: following(batch) * (1 + 2.0**-22))
 
     broken = rulers("mlp").judge(claim(last_bit, Numerics.EXACT))
-    assert not broken["kept"]
+    assert broken["kept"] is False
     assert "bit-identical" in broken["reason"]
 
 
@@ -169,7 +169,7 @@ def test_means_over_seeds_are_compared_where_random_streams_differ(rulers, claim
         draw_more(build)
         scale_loss(build)
 
-    assert not ruler.judge(claim(draw_more_and_scale))["kept"]
+    assert ruler.judge(claim(draw_more_and_scale))["kept"] is False
 
 
 def test_an_own_step_is_verified_too(ruler_of):
@@ -181,7 +181,7 @@ def test_other_batches_are_caught_though_everything_else_is_exact(rulers, plante
         build.wrap(Seam.BATCHES, lambda following, loader: [next(iter(following(loader)))] * 3)
 
     verdict = rulers("mlp").judge(planted(repeat_the_first, Stage.DATA, Numerics.EXACT))
-    assert not verdict["kept"]
+    assert verdict["kept"] is False
     assert "other batches" in verdict["reason"]
     assert rulers("mlp").judge({"loader_workers": {"num_workers": 1}})["kept"]
 
@@ -198,7 +198,7 @@ def test_a_step_that_brings_its_own_loss_is_not_the_job(rulers, claim):
         build.replace(Seam.STEP, step)
 
     verdict = rulers("mlp").judge(claim(step_alone))
-    assert not verdict["kept"]
+    assert verdict["kept"] is False
     assert "never evaluates the job's loss" in verdict["reason"]
 
 

@@ -219,16 +219,17 @@ def test_seams_and_flags_are_given_back(plant, watched, dropping):
     found = []
 
     def apply(build, count):
-        def step(following, batch):
-            loss = following(batch)
-            seams = vars(build.seams)
-            found.append((seams["forward"], torch.backends.mkldnn.matmul.fp32_precision))
-            return loss
+        def between_steps(following, loader):
+            for batch in following(loader):
+                found.append((dict(vars(build.seams)), torch.backends.mkldnn.matmul.fp32_precision))
+                yield batch
 
-        build.wrap(Seam.STEP, step)
+        build.wrap(Seam.BATCHES, between_steps)
 
-    watched(dropping(epochs=2), plant(apply))
-    assert len({precision for _, precision in found}) == 1
+    run = watched(dropping(epochs=2), plant(apply))
+    assert run.watched["steps"] >= 2
+    assert len(found) > 2
+    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.parametrize("make", [numpy.random.RandomState, numpy.random.default_rng, random.Random])

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import FolderError
+from vivace.errors import CheckpointError, FolderError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Job
 from vivace.pictures import PICTURES
@@ -183,7 +183,7 @@ class Keeping(Strides):
             return ""
         try:
             path = self.save_alone() if self.ranks.world_size == 1 else self._save_at_the_end()
-        except (RuntimeError, FolderError, Stranded):  # the device, the disk or a rank fails as well
+        except (RuntimeError, FolderError, CheckpointError, Stranded):  # device, disk or a rank fail, too
             return ""
         where = f"{path.name} in '{path.parent}'" if path is not None else ""
         return f"{where} was kept: once mended, go on with --resume --changed ok" if where else ""

@@ -37,6 +37,11 @@ def slow_loss(model, batch):
     return loss(model, batch)
 
 
+def slower_loss(model, batch):
+    time.sleep(0.1)
+    return loss(model, batch)
+
+
 def metric(model, batches):
     torch.rand(1)
     right = [(model(inputs).argmax(1) == labels).float().mean().item() for inputs, labels in batches]
@@ -84,6 +89,7 @@ two_models = vivace.Job(
 job = make()
 workers = make(num_workers=2)
 slow = make(loss=slow_loss)
+slower = make(loss=slower_loss)  # until another process has done something
 long = make(loss=slow_loss, epochs=12)
 wider = make(model=lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)))
 longer = make(data=lambda: DataLoader(Noisy(), batch_size=10, shuffle=True))
