@@ -243,36 +243,11 @@ def test_an_end_long_after_the_budget_is_told_before_verifying_and_once():
     assert "takes about 21 s more than the budget" in text
 
 
-TWO_THREADS = """
-from pathlib import Path
-
-import torch
-import vivace
-
-torch.set_num_threads(2)
-SEEN = Path(__file__).with_name("threads.txt")
-
-
-def loss(model, batch):
-    with SEEN.open("a", encoding="utf-8") as file:
-        print(torch.get_num_threads(), file=file)
-    return model(batch).square().mean()
-
-
-job = vivace.Job(
-    model=lambda: torch.nn.Linear(4, 1),
-    data=lambda: list(torch.randn(9, 2, 4, generator=torch.Generator().manual_seed(0))),
-    loss=loss,
-    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-)
-"""
-
-
 @pytest.mark.parametrize("crowd", [True, False])
 def test_beside_others_plans_are_verified_on_one_thread(tmp_path, monkeypatch, crowd):
     monkeypatch.setattr("vivace.tuning.bench.crowded", lambda: crowd)
-    (tmp_path / "two.py").write_text(TWO_THREADS, encoding="utf-8")
-    machine, source = vivace.inspect(), Source(f"{tmp_path}/two.py:job")
+    monkeypatch.setenv("THREADS_SEEN", str(tmp_path / "seen"))
+    machine, source = vivace.inspect(), Source(STAGE.replace("stage.py", "two_threads.py"))
     ledger, plan = Ledger(tmp_path / "ledger.jsonl"), Plan([find("fused_optimizer")()])
     bench = Bench(source, machine, ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
     tuning = SimpleNamespace(bench=bench, machine=machine, verifier=None)
@@ -282,7 +257,7 @@ def test_beside_others_plans_are_verified_on_one_thread(tmp_path, monkeypatch, c
         tuning.verifier.close()
         bench.close()
     assert verdict.kept, verdict.reason
-    assert set((tmp_path / "threads.txt").read_text(encoding="utf-8").split()) == {"1" if crowd else "2"}
+    assert set((tmp_path / "seen").read_text(encoding="utf-8").split()) == {"1" if crowd else "2"}
 
 
 @pytest.mark.slow

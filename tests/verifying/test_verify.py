@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,6 +171,19 @@ def test_means_over_seeds_are_compared_where_random_streams_differ(rulers, claim
         scale_loss(build)
 
     assert ruler.judge(claim(draw_more_and_scale))["kept"] is False
+
+
+@pytest.mark.parametrize("crowd", [True, False])
+def test_beside_others_a_plan_is_verified_on_one_thread_and_that_is_said(tmp_path, monkeypatch, crowd):
+    monkeypatch.setattr("vivace.verifying.verification.crowded", lambda: crowd)
+    monkeypatch.setenv("THREADS_SEEN", str(tmp_path / "seen"))
+    heard, plan = [], vivace.Plan.from_dict({"fused_optimizer": {}})
+    job = f"{Path(__file__).parents[1] / 'scenes' / 'two_threads.py'}:job"
+    verdict = vivace.verify(job, plan, budget=5, on_event=heard.append)
+    assert verdict.kept, verdict.reason
+    assert set((tmp_path / "seen").read_text(encoding="utf-8").split()) == {"1" if crowd else "2"}
+    said = [event.payload["text"] for event in heard if event.kind == "notice"]
+    assert [text for text in said if "on one thread" in text] == said[:crowd]
 
 
 def test_an_own_step_is_verified_too(ruler_of):

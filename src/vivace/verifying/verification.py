@@ -16,6 +16,7 @@ from vivace.job import Job, require_job
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source, enough_memory_to, plan_of
+from vivace.processes.waiting import crowded
 from vivace.technique import UNIT_ROUNDOFF, Numerics
 from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.verifying.against import judge_edit
@@ -27,6 +28,10 @@ from vivace.words import SECONDS, amount
 SEEDS = 8  # of the test of the metric at most, where nobody says otherwise
 LEAST_SECONDS = 5.0
 NOTHING = "the plan is empty, and training under it is training as it is: there is nothing to verify"
+CROWDED = (
+    "others compute on this processor: the plan is verified on one thread, since several would mostly wait "
+    "for each other"
+)
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 
@@ -131,7 +136,11 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
         roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0
         verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, tell=tell)
     else:
-        with Verifier(source, machine, on_event=on_event, company=company) as verifier:
+        crowd = company.world_size == 1 and machine.device.kind == "cpu" and crowded()
+        if crowd:
+            tell("notice", {"text": CROWDED})
+        threads = 1 if crowd else 0
+        with Verifier(source, machine, on_event=on_event, company=company, threads=threads) as verifier:
             verdict = dataclasses.replace(_judged(verifier, plan, seconds), ranks=company.world_size)
     if asked.metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
