@@ -14,7 +14,8 @@ MOST = 6  # reasons of a kind that are listed
 RENAMED = {"conv1x1_gemm": "conv_gemm"}  # techniques, since records were made
 WORDS: dict[str, dict[str, Any]] = {
     "cases.md": {
-        "head": "# Cases\n\nWritten by `scripts/bench table` from the records; do not edit. What helped each "
+        "head": "# Cases\n\n[中文](cases.zh-CN.md)\n\n"
+        "Written by `scripts/bench table` from the records; do not edit. What helped each "
         "job, what did not and why, what finding out cost, and what to do with a job like it.",
         "to the end": "## Trained to the end\n\nEach recipe was trained to the end in strict fp32, by a "
         "plain PyTorch loop, and under the plan that `vivace tune` found, in processes that alternate "
@@ -48,7 +49,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "data": "{task} on {data}; margin {margin:g}.",
         "helped": "What helped: {what}.",
         "nothing": "What helped: nothing that was tried.",
-        "slower": "What did not: {what}.",
+        "slower": "What was not faster alone: {what}.",
         "refused": "What was ruled out: {what}.",
         "failed": "What broke: {what}.",
         "cost": "What it cost: {seconds} of searching, which pays after {runs} trainings.",
@@ -63,14 +64,19 @@ WORDS: dict[str, dict[str, Any]] = {
         "({low:.2f}-{high:.2f}) as fast, which is no gain beyond noise.",
         "doubt": "With such a job: do not take this plan without `vivace verify --metric` and more seeds.",
         "of": "reached by {reached} of {seeds}",
+        "space": " ",
+        "tasks": {},
+        "reasons": {},
     },
     "cases.zh-CN.md": {
-        "head": "# 案例\n\n由 `scripts/bench table` 根据记录生成，请勿手动修改。每个任务：什么有效，"
-        "什么无效及其原因，代价多大，类似的任务该怎么做。",
-        "to the end": "## 完整训练\n\n每个任务都完整训练到结束，分三种方式：严格 fp32、普通 PyTorch 循环、"
+        "head": "# 案例\n\n[English](cases.md)\n\n"
+        "由 `scripts/bench table` 根据记录生成，请勿手动修改。每个任务："
+        "什么有效，什么无效及其原因，代价多大，类似的任务该怎么做。",
+        "to the end": "## 完整训练\n\n每个内置任务都完整训练到结束，分三种方式：严格 fp32、"
+        "不经 Vivace 的普通 PyTorch 循环（表中“PyTorch 默认”）、"
         "`vivace tune` 找到的方案，各在独立进程中交替进行（`scripts/bench accuracy`）。"
-        "最终指标在未参与训练也未参与选择的数据上计算。*达到指标的时间*：验证数据达到严格 fp32 的均值减"
-        "去容差为止。",
+        "最终指标在未参与训练也未参与选择的数据上计算。*达到指标的时间*：到验证数据上的指标达到“严格 fp32 的"
+        "均值减去容差”为止的用时。",
         "steps": "## 仅调优\n\n常见类型的任务（`benchmarks/jobs.py`），由 `vivace tune` 加速每一步"
         "（`scripts/bench cpu`）。这些任务没有训练到结束：数字是每步的，模型是否相同由 `verify` 判断。",
         "none": "尚无完整训练的记录。",
@@ -89,7 +95,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "data": "{task}，数据：{data}；容差 {margin:g}。",
         "helped": "有效的：{what}。",
         "nothing": "有效的：所试的都没有。",
-        "slower": "无效的：{what}。",
+        "slower": "单独使用时没有加速的：{what}。",
         "refused": "被排除的：{what}。",
         "failed": "出错的：{what}。",
         "cost": "代价：搜索用时 {seconds}，训练 {runs} 次后收回。",
@@ -97,12 +103,35 @@ WORDS: dict[str, dict[str, Any]] = {
         "equal": "方案的指标在容差内相同（p = {p:.2g}）。",
         "unequal": "**未能证明**方案的指标相同（差 {estimate:+.4f}，{low:+.4f} 至 {high:+.4f}；p = "
         "{p:.2g}）。",
-        "take": "类似的任务：先运行 `vivace tune`，再用该方案 `vivace train`；完整训练的速度是 {ratio:.2f} 倍"
-        "（{low:.2f}-{high:.2f}）。",
-        "leave": "类似的任务：照原样训练；采用方案后的完整训练为 {ratio:.2f} 倍（{low:.2f}-{high:.2f}）"
-        "，未超出噪声。",
+        "take": "类似的任务：先运行 `vivace tune`，再用该方案 `vivace train`；完整训练的速度是严格 fp32 的 "
+        "{ratio:.2f} 倍（{low:.2f}-{high:.2f}）。",
+        "leave": "类似的任务：照原样训练；采用方案后完整训练的速度是严格 fp32 的 {ratio:.2f} 倍"
+        "（{low:.2f}-{high:.2f}），未超出噪声。",
         "doubt": "类似的任务：在用更多种子运行 `vivace verify --metric` 之前，不要采用该方案。",
         "of": "{seeds} 次中 {reached} 次达到",
+        "space": "",
+        "tasks": {
+            "image classification": "图像分类",
+            "text classification": "文本分类",
+            "named-entity recognition": "命名实体识别",
+            "language modelling": "语言建模",
+            "semantic similarity": "语义相似度",
+            "semantic segmentation": "语义分割",
+            "object detection": "目标检测",
+        },
+        "reasons": {  # any other stays as it was given
+            "it acts on cuda, and this job runs on cpu": "只作用于 CUDA，而该任务在 CPU 上运行",
+            "it has no setting that suits this job": "没有适合该任务的设置",
+            "it promises SEMANTICS, and ROUNDING is allowed": "其承诺为 SEMANTICS（改变训练方法），"
+            "而只允许 ROUNDING（舍入误差）",
+            "on this job it promises SEMANTICS, and ROUNDING is allowed": "在该任务上其承诺为 SEMANTICS，"
+            "而只允许 ROUNDING",
+            "at most 1.00x is predicted on this job": "预计在该任务上至多 1.00 倍",
+            "the time for the search ended before it could be tried": "尚未试到，搜索时间已用完",
+            "the budget ended before it could be tried": "尚未试到，预算已用完",
+            "your TensorDataset has no torchvision Compose as its transform": "该 TensorDataset 的 transform "
+            "不是 torchvision 的 Compose",
+        },
     },
 }
 
@@ -138,12 +167,13 @@ def _dated(record: dict[str, Any]) -> dict[str, str]:
 def case(name: str, found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
     """One recipe's paragraphs."""
     recipe = RECIPES[name]
-    about = words["data"].format(task=recipe.task, data=recipe.data, margin=found["margin"])
+    task = words["tasks"].get(recipe.task, recipe.task)
+    about = words["data"].format(task=task, data=recipe.data, margin=found["margin"])
     if "failed" in found:
         yield about
         yield words["failed row"].format(failed=found["failed"])
         return
-    yield f"{about} {words['seeds'].format(seeds=found['seeds'])}"
+    yield about + words["space"] + words["seeds"].format(seeds=found["seeds"])
     speed = found["speed"]["strict"]
     yield table(recipe.metric, found, words)
     yield (words["equal"] if found["equal"] else words["unequal"]).format(p=found["p"], **found["difference"])
@@ -235,7 +265,7 @@ def failures(found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
                 names += [name for name in now if name not in names]
         if by_reason:
             told_reasons = [
-                f"{', '.join(f'`{name}`' for name in names)} ({reason})"
+                f"{', '.join(f'`{name}`' for name in names)} ({words['reasons'].get(reason, reason)})"
                 for reason, names in by_reason.items()
             ]
             yield words[status].format(what="; ".join(told_reasons[:MOST]))

@@ -17,7 +17,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "README.zh-CN.md": {
         "head": "训练 ResNet-50，224 像素，批大小 256，{device}，{date}；驱动 {driver}，torch {torch}；"
         "`{command}`：",
-        "columns": ("方案", "张/秒", "与严格 fp32 之比（95% 区间）", "内存峰值 GiB", "达到上限的"),
+        "columns": ("方案", "张/秒", "与严格 fp32 之比（95% 区间）", "峰值显存（GiB）", "达到上限的比例"),
         "strict": "严格 fp32",
         "none": "尚无 GPU 的记录：`benchmarks/gpu.sh`。",
     },

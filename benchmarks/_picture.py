@@ -23,7 +23,7 @@ WORDS = {
         "strict": "严格 fp32",
         "plan": "tune 找到的方案",
         "none": "没有有效的方案",
-        "unequal": "未能证明精度相同",
+        "unequal": "未能证明指标相同",
         "below": "{device}，{cores} 核，{date}；{seeds} 个种子",
     },
 }

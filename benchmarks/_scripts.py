@@ -22,9 +22,9 @@ WORDS: dict[str, dict[str, Any]] = {
     },
     "README.zh-CN.md": {
         "head": "{count} 个未经修改的公开脚本，{device}，{cores} 核，{date}：用 `vivace run` 明确更快 "
-        "{faster} 个，更慢 {slower} 个，无明显差别 {open} 个，出错 {broken} 个。"
+        "{faster} 个，更慢 {slower} 个，未见差别 {open} 个，出错 {broken} 个。"
         "完整运行、交替计时，各 {pairs} 次；`scripts/bench scripts FOLDER`（FOLDER 存放这些仓库的副本）：",
-        "columns": ("脚本", "单独运行", "`vivace run`", "加速（95% 区间）", "生效的设置"),
+        "columns": ("脚本", "单独运行", "`vivace run`", "加速比（95% 区间）", "生效的设置"),
         "nothing": "保持原样",
         "differs": "每次不同",
         "broken": "**出错**",

@@ -61,13 +61,13 @@ WORDS = {
             "任务",
             "日期",
             "严格 fp32（样本/秒）",
-            "采用方案后（95% 区间）",
-            "达到上限的",
+            "采用方案后的加速比（95% 区间）",
+            "达到上限的比例",
             "是否同一模型",
             "方案",
         ),
-        "limited": "“达到上限的”一列由 [`vivace profile`](docs/profile.md#the-limit) 给出：以方案所用精度计，"
-        "一步达到这台机器上限的百分之几；短横线表示未知。",
+        "limited": "“达到上限的比例”一列由 [`vivace profile`](docs/profile.md#the-limit) 给出："
+        "以方案所用精度计，一步达到这台机器上限的百分之几；短横线表示未知。",
         "identical": "逐位相同",
         "kept": "是：{worst:.1f} / {limit}",
         "broken": "否：{worst:.1f} / {limit}",
