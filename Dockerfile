@@ -1,7 +1,8 @@
 # Vivace on Debian, with the packages and the steps of .ci/run (tests/test_container.py holds both equal).
 #
 #   docker build -t vivace .                                        # PyTorch as your package index serves it
-#   docker build -t vivace --build-arg EXTRA_INDEX=... .            # its CPU build: see docs/install.md
+#   docker build -t vivace --build-arg EXTRA_INDEX=... .            # its CPU build: see docs/install.md; with no
+#                                                                   # password in it, which the image would keep
 #   docker build --target checked .                                 # all checks and all tests, as CI runs them
 #   docker run --rm -v "$PWD:/home/job" vivace tune train.py:job    # --gpus all where there are some
 FROM debian:12-slim AS base
@@ -21,7 +22,7 @@ RUN scripts/test
 RUN scripts/test --lowest
 
 FROM base
-ENV PATH=/opt/vivace/.venv/bin:$PATH
+ENV PATH=/opt/vivace/.venv/bin:$PATH PIP_EXTRA_INDEX_URL=""
 WORKDIR /home/job
 ENTRYPOINT ["vivace"]
 CMD ["--help"]

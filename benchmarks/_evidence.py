@@ -73,6 +73,8 @@ def peer(record: dict, file: str) -> Iterator[Row]:
         asked = words["peer"].format(version=record["versions"]["pytorch-autotune"], count=counted)
         flatters = words["flatters"] if record["note"] else ""
         yield asked, _interval(record["vivace_against_peer"]) + flatters
+    if not jobs:  # of the usual budget there are none yet
+        return
     ratios = {name: job["vivace_against_best"] for name, job in record["jobs"].items()}
     behind = [f"`{name}`" for name, ratio in ratios.items() if ratio and ratio["high"] < 1]
     yield words["behind"], ", ".join(behind) or words["none"]

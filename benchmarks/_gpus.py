@@ -64,14 +64,16 @@ def kernels(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
 
 def _rows(record: dict[str, Any], words: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     cases = record["parts"]["cnn"]
-    bounds = cases[f"{JOB} | bytes"]["found"]
+    bounds = cases.get(f"{JOB} | bytes", {}).get("found", {})
+    strict = cases.get(f"{JOB} | strict fp32", {})
 
     def cells(plan: str, case: dict[str, Any], shown: str, counted: str) -> tuple[str, ...]:
         rate, peak = case["samples_per_second"], f"{case['peak_bytes'] / 2**30:.1f}"
-        share = f"{rate / bounds[counted]['bound']:.0%}" if counted else ""
+        share = f"{rate / bounds[counted]['bound']:.0%}" if counted in bounds else ""
         return plan, f"{rate:,.0f}", shown, peak, share
 
-    yield cells(words["strict"], cases[f"{JOB} | strict fp32"], "1", "float32")
+    if "samples_per_second" in strict:
+        yield cells(words["strict"], strict, "1", "float32")
     for plan, case in steps(record):
         ratio, norm = case["ratio"], case["plan"].get("fused_batchnorm")
         fused = "" if norm is None else " products" if norm.get("products") else " fused"

@@ -93,22 +93,34 @@ def tuned(job: vivace.Job | str, budget: str | float, out: str | Path) -> Result
     return result
 
 
-def keep(path: Path | None, thing: Any) -> None:
-    """Write what was measured so far, whole or not at all; without a path nothing."""
+def keep(path: Path | None, thing: Any, **options: Any) -> None:
+    """Write what was measured so far with these `options`, whole or not at all; without a path nothing."""
     if path is not None:
-        replace_text(path, json.dumps({"where": where(), "kept": thing}, indent=1) + "\n")
+        replace_text(path, json.dumps({"where": where() | options, "kept": thing}, indent=1) + "\n")
 
 
-def kept(path: Path | None) -> Any:
+def kept(path: Path | None, **options: Any) -> Any:
     """What `keep` wrote before; None where there is nothing. Ends the process where that was measured on
-    another machine, or under other versions.
+    another machine, under other versions or with other options.
     """
     if path is None or not path.is_file():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("where") != where():
-        sys.exit(f"'{path}' was measured on another machine or under other versions: name another file")
+    if not isinstance(found, dict) or found.get("where") != where() | options:
+        sys.exit(
+            f"'{path}' was measured on another machine, under other versions or with other options: name "
+            "another file"
+        )
     return found["kept"]
+
+
+def newest_like(record: Mapping[str, Any], same: Collection[str]) -> dict[str, Any] | None:
+    """The newest record of the same kind and machine that agrees in these keys; None where there is none."""
+    for path in sorted(path_of(record).parent.glob("*.json"), reverse=True):
+        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if all(before.get(key) == clean(record[key]) for key in same):
+            return before
+    return None
 
 
 def clean(thing: Any) -> Any:

@@ -112,14 +112,12 @@ def begun(chosen: argparse.Namespace) -> dict[str, Any]:
     record |= {"budget": chosen.budget, "recipes": {}}
     if chosen.epochs:
         return record
-    same = ("machine", "versions", "vivace", "budget")
-    for path in sorted(_record.path_of(record).parent.glob("*.json"), reverse=True):
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if all(before[key] == _record.clean(record[key]) for key in same):
-            for recipe in before["recipes"].values():
-                recipe.setdefault("date", before["date"])
-            return {**before, "command": command}
-    return record
+    before = _record.newest_like(record, ("machine", "versions", "vivace", "budget"))
+    if before is None:
+        return record
+    for recipe in before["recipes"].values():
+        recipe.setdefault("date", before["date"])
+    return {**before, "command": command}
 
 
 def further(name: str, recipe: dict[str, Any], chosen: argparse.Namespace) -> Iterator[None]:

@@ -8,8 +8,8 @@ is at least 0.95 times as fast as that of the plan that was found alone. Demande
 budget `fast`.
 
 Ten jobs take about an hour: 2 x 2 min of tuning and a minute of timing each. Rows lie in DIR/rows.jsonl, and
-those of this machine, these versions, load and budget are not run again; the record is written anew after
-each.
+those of this machine, these versions, load and budget are not run again; the record is written once all are
+there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
         rows = {job: row for job, row in rows_of(ledger, same).items() if job in asked}
         print(told(rows[name]), flush=True)
         right = sum(row["right"] for row in rows.values())
-        if not chosen.jobs:  # else the whole record would give way to a part
+        if not chosen.jobs and len(rows) == len(JOBS):  # else the whole record would give way to a part
             _record.write({**opened, "right": right, "of": len(rows), "jobs": rows})
 
 

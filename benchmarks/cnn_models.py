@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections import Counter
@@ -107,8 +106,11 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = _record.named_jobs(parser, arguments.models, MODELS)
     record = _record.opened("cnn_models", "scripts/bench cnn_models", vivace.inspect())
-    if _record.path_of(record).exists():  # the other models' results of today
-        record["models"] = json.loads(_record.path_of(record).read_text(encoding="utf-8"))["models"]
+    before = _record.newest_like(record, ("machine", "versions", "vivace"))
+    if before is not None and (arguments.models or arguments.only or before["date"] == record["date"]):
+        record["models"] = before["models"]  # the others' results stay as they are
+        for found in record["models"].values():
+            found.setdefault("date", before["date"])
     record.setdefault("models", {})
     record["conditions"] = {
         "batch": BATCH,
@@ -121,7 +123,7 @@ def main() -> int:
         before = record["models"].get(name, {})
         if "broken" in (before.get("status"), found["status"]) and arguments.only:
             found["status"] = "broken"
-        record["models"][name] = {**(before if arguments.only else {}), **found}
+        record["models"][name] = {**(before if arguments.only else {}), **found, "date": record["date"]}
         print(f"{name}: {found}", flush=True)
         _record.write(record)
     return 1 if any(r["status"] == "broken" for r in record["models"].values()) else 0

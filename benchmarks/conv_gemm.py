@@ -39,6 +39,7 @@ def main() -> None:
     record = _record.opened("conv_gemm", "scripts/bench conv_gemm", vivace.inspect())
     threads = torch.get_num_threads()
     record["conditions"] = {"batch": BATCH, "pixels": PIXELS, "threads": threads, "dtype": "bfloat16"}
+    record["conditions"]["pairs"] = pairs
     record["steps"] = steps(pairs)
     record["gradients_of_weights"] = layers(pairs)
     _record.write(record)

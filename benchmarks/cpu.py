@@ -80,7 +80,10 @@ def measure(name: str, budget: str) -> dict:
 def add_limit(name: str) -> str:
     """Profile the step of the plan that this machine's newest record of a job holds; what came of it."""
     here = _record.RECORDS / name / vivace.inspect().fingerprint
-    record = json.loads(max(here.glob("*.json")).read_text(encoding="utf-8"))
+    newest = max(here.glob("*.json"), default=None)
+    if newest is None:
+        return f"not known: this machine has no record; scripts/bench cpu {name} makes one"
+    record = json.loads(newest.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         limit = limit_of(name, vivace.Plan.from_dict(record["plan"]), Path(folder) / "profile")
     if not limit["share"]:

@@ -34,8 +34,8 @@ TOLD = ("kills", "torn_checkpoints", "bad_inputs", "bytes_compared", "bytes_lost
 class Rows:
     """A plugin of pytest: runs the tests of some rows, and keeps the outcome of each as soon as it ends."""
 
-    def __init__(self, wanted: set[int], outcomes: dict[str, dict], keep: Path | None) -> None:
-        self.wanted, self.outcomes, self.keep = wanted, outcomes, keep
+    def __init__(self, wanted: set[int], outcomes: dict[str, dict], keep: Path | None, kills: int) -> None:
+        self.wanted, self.outcomes, self.keep, self.kills = wanted, outcomes, keep, kills
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
         """Leave the tests of wanted rows whose outcome is not known; forget tests that are gone."""
@@ -62,7 +62,7 @@ class Rows:
             found["outcome"] = report.outcome
         if report.when == "teardown":
             found["figures"] = dict(report.user_properties)
-            _record.keep(self.keep, self.outcomes)
+            _record.keep(self.keep, self.outcomes, kills=self.kills)
 
 
 def main() -> None:
@@ -80,11 +80,13 @@ def main() -> None:
         parser.error(f"there is no row {unknown[0]}; there are 1 to {max(rows)}")
     if chosen.rows and chosen.record and chosen.keep is None:
         parser.error("--record writes all rows: give those that are known by --keep, or name none")
-    outcomes: dict[str, dict] = _record.kept(chosen.keep) or {}
+    outcomes: dict[str, dict] = _record.kept(chosen.keep, kills=chosen.kills) or {}
     begin = time.monotonic()
     wanted = set(chosen.rows or rows)
     options = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--kills={chosen.kills}"]
-    code = pytest.main([*options, *marked_files()], plugins=[Rows(wanted, outcomes, chosen.keep)])
+    code = pytest.main(
+        [*options, *marked_files()], plugins=[Rows(wanted, outcomes, chosen.keep, chosen.kills)]
+    )
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         sys.exit(int(code))
     found = [row_of(number, rows[number], outcomes) for number in sorted(wanted)]

@@ -36,8 +36,9 @@ def main() -> None:
             print(json.dumps(row))
         record = _record.opened("foretold", "scripts/bench foretold", vivace.inspect())
         record |= {"machine": measured["machine"], "of": measured["date"]}
-        record["versions"]["driver"] = measured["versions"]["driver"]
-        _record.write({**record, "rows": rows})
+        record["versions"]["driver"] = measured["versions"].get("driver", "")
+        if rows:
+            _record.write({**record, "rows": rows})
 
 
 def compared(measured: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -46,7 +47,7 @@ def compared(measured: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import workloads
 
     job, device = workloads.resnet50_256, measured["machine"]["device"]
-    for name, case in measured["parts"]["cnn"].items():
+    for name, case in measured["parts"].get("cnn", {}).items():
         plan = Plan.from_dict(case.get("plan", {}))
         if not name.startswith("resnet50_256 | ") or "peak_bytes" not in case or set(plan.names) - DESCRIBED:
             continue

@@ -29,6 +29,7 @@
 #
 # With fifteen minutes in all: `first`, and then `ceilings tune --limit 150`.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
@@ -38,6 +39,12 @@ while [ $# -gt 0 ]; do
     case $1 in
     --wheels)
         wheels=${2:?--wheels needs a folder}
+        shift 2
+        ;;
+    --out)
+        out=${2:?--out needs a folder}
+        [ "${out#/}" != "$out" ] || out=$from/$out
+        arguments+=(--out "$out")
         shift 2
         ;;
     *)
@@ -56,6 +63,7 @@ fail() {
     fail "'$python' is not Python 3.11 or newer: choose with PYTHON=... one that is, and has torch"
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$wheels" ]; then
+    [ "${wheels#/}" != "$wheels" ] || wheels=$from/$wheels
     [ -d "$wheels" ] || fail "there is no folder '$wheels' with wheels"
     site=${TMPDIR:-/tmp}/vivace-gpu-wheels-$(id -u)
     rm -rf "$site"

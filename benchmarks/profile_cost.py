@@ -58,14 +58,14 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="read and write the rounds here")
     parser.add_argument("--record", action="store_true", help="write the result to records/")
     chosen = parser.parse_args()
-    rounds = _record.kept(chosen.keep) or []
+    rounds = _record.kept(chosen.keep, steps=chosen.steps) or []
     if len(rounds) < chosen.rounds:
         in_turns(WARMING_STEPS, ("whole",))  # measures this machine's ceilings where none are stored
     while len(rounds) < chosen.rounds:
         first = len(rounds) % len(WAYS)
         rounds.append(in_turns(chosen.steps, (*WAYS[first:], *WAYS[:first])))
         print({way: [round(seconds, 2) for seconds in rounds[-1][way]] for way in WAYS}, flush=True)
-        _record.keep(chosen.keep, rounds)
+        _record.keep(chosen.keep, rounds, steps=chosen.steps)
     if len(rounds) < FEWEST_ROUNDS:
         raise SystemExit(f"{len(rounds)} rounds: an interval needs at least {FEWEST_ROUNDS}")
     found = {way: summary(rounds, way) for way in WAYS[1:]}

@@ -70,8 +70,9 @@ def main() -> None:
     if chosen.folder is not None and not chosen.folder.is_dir():
         parser.error(f"there is no folder '{chosen.folder}'")
     rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
-    if chosen.record and not rows:
-        parser.error("--record writes the rows that --keep holds, and there are none")
+    left = sorted(set(loops) - {row.loop for row in rows})
+    if chosen.record and left:
+        parser.error(f"--record writes what --keep holds of all loops, and '{left[0]}' is missing")
     for name in [] if chosen.record else chosen.only:
         folder = place_of(loops[name], chosen.folder)
         if folder is None:

@@ -82,6 +82,10 @@ def main() -> None:
             parser.error("engines are held against Ray Tune: pip install 'vivace[ray]'")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started ends with it
     machine = vivace.inspect()
+    if chosen.part == "stacks" and chosen.seconds != parser.get_default("seconds"):
+        asked = f" --seconds {chosen.seconds:g}"
+    if chosen.jobs != list(JOBS):
+        asked += f" --jobs {' '.join(chosen.jobs)}"
     command = f"scripts/bench sweep {chosen.part}{asked}"
     record = _record.opened("sweep", command, machine, f"sweep_{chosen.part}")
     path = _record.path_of(record)

@@ -14,7 +14,7 @@ All eight jobs are shortened to 20 to 30 s in strict fp32 on two cores: about 30
 20` a training takes up to ten minutes, and all of them a night.
 
 Rows lie in DIR/rows.jsonl and are not run again: a run that was interrupted goes on where it stopped. The
-record is written anew after each row.
+record is written once there are rows of each job, and anew after each further one.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def main() -> None:
     opened = _record.opened("totals", command, vivace.inspect()) | {"budget": chosen.budget}
 
     def keep(bench: Bench) -> None:
-        if chosen.jobs or chosen.times > 1:  # else the whole record would give way to a part
-            return
-        _record.write({**opened, "jobs": {name: summary(bench.of(name)) for name in asked if bench.of(name)}})
+        if chosen.jobs or chosen.times > 1 or not all(map(bench.of, asked)):
+            return  # else the whole record would give way to a part
+        _record.write({**opened, "jobs": {name: summary(bench.of(name)) for name in asked}})
 
     bench = Bench(chosen.work, chosen.budget, run, chosen.times, keep)
     for name in asked:

@@ -91,18 +91,20 @@ def main() -> None:
     unknown = sorted(set(chosen.scripts) - set(known))
     if unknown:
         parser.error(f"there is no script '{unknown[0]}'; there are: {', '.join(known)}")
-    rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
-    if chosen.record and not rows:
-        parser.error("--record writes the rows that --keep holds, and there are none")
+    options = {"seconds": chosen.seconds, "gain": not chosen.no_gain}
+    rows = [Row(**row) for row in _record.kept(chosen.keep, **options) or ()]
+    if chosen.record:
+        left = sorted({name for name in known if not lacks(name)} - {row.script for row in rows})
+        if left or options != {"seconds": parser.get_default("seconds"), "gain": True}:
+            what = f"'{left[0]}' is missing" if left else "these were tried with other options"
+            parser.error(f"--record writes what --keep holds of all scripts, and {what}")
     for name in [] if chosen.record else chosen.scripts or known:
-        if name in SEVERAL_CORES and num_cores() < 2:
-            print(f"-   {name:22} needs two cores", flush=True)
-        elif on_cuda(name) and not has_cuda():
-            print(f"-   {name:22} needs a CUDA device", flush=True)
+        if needed := lacks(name):
+            print(f"-   {name:22} needs {needed}", flush=True)
         elif name not in [row.script for row in rows]:
             rows.append(try_out(name, chosen.seconds, not chosen.no_gain))
             show(rows[-1])
-            _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows])
+            _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows], **options)
     for folder, scores in score(rows).items():
         for words, count in scores.items():
             share = f"{count['count'] / count['of']:.0%}; demanded {count['demanded']:.0%}"
@@ -114,6 +116,13 @@ def main() -> None:
 def scripts() -> dict[str, Path]:
     """All of them by name."""
     return {path.stem: path for folder in FOLDERS for path in (HERE / folder).glob("*_*.py")}
+
+
+def lacks(name: str) -> str:
+    """What a script needs and this machine has not; empty where it has all."""
+    if name in SEVERAL_CORES and num_cores() < 2:
+        return "two cores"
+    return "a CUDA device" if on_cuda(name) and not has_cuda() else ""
 
 
 def on_cuda(name: str) -> bool:

@@ -33,7 +33,7 @@ PRELOADED = (
     "tensorboard.compat.proto.event_pb2",
     "vivace.training.training",
     "vivace.live.training",
-    "vivace.tune",
+    "vivace.tuning.tuner",
     "vivace.command.cli",
 )
 

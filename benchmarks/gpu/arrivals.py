@@ -48,7 +48,7 @@ class Arrivals:
         found = {f"{name}_seconds": median(seconds[1:]) for name, seconds in times.items()}
         placing = found["coming_seconds"] - found["there_seconds"]
         left = found["ahead_seconds"] - found["there_seconds"]
-        return {**found, "hidden_share": 1 - left / placing if placing > 0 else 1.0}
+        return found | ({"hidden_share": 1 - left / placing} if placing > 0 else {})
 
     def sent(self) -> dict[str, float]:
         """Seconds to place a batch as floats, and as bytes with scaling on the device; are the bits equal?"""

@@ -15,6 +15,7 @@ from typing import Any
 
 import vivace
 from vivace.errors import ChildFailed, InputError, Refused
+from vivace.inspection.nvidia import ask, visible
 
 SAME = ("device", "driver", "torch", "dry")
 FILE = "cases.jsonl"
@@ -65,7 +66,8 @@ def _handle() -> Any:
     import pynvml as nvml
 
     nvml.nvmlInit()
-    return nvml.nvmlDeviceGetHandleByIndex(0)
+    shown = visible(ask(nvml).gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return nvml.nvmlDeviceGetHandleByIndex(shown[0].index)
 
 
 class Book:

@@ -30,8 +30,9 @@ def measured(shape: str, timeout: float) -> dict[str, float]:
     command = [tool, *watch, "--print-units", "base", "--csv", sys.executable, __file__, shape]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     found = summed(done.stdout)
-    if not found:
-        raise ChildFailed(f"ncu read no counter: {' '.join((done.stdout + done.stderr).split())[-300:]}")
+    if done.returncode or not found:
+        said = " ".join((done.stdout + done.stderr).split())[-300:]
+        raise ChildFailed(f"ncu read no counter, or not all (exit code {done.returncode}): {said}")
     return found
 
 

@@ -19,7 +19,7 @@ OPTIONAL = {"torchao": "fp8_linear is refused"}  # and what is lost without it
 NEEDED_BY = {"pydantic": ("annotated-types", "pydantic-core", "typing-inspection")}
 MODULES = {"nvidia-ml-py": "pynvml"}  # of packages that are imported by another name
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-LOWEST = re.compile(r">=([\d.]+)")
+LOWEST, BEYOND = re.compile(r">=([\d.]+)"), re.compile(r"<([\d.]+)")
 
 
 def missing(names: list[str]) -> list[str]:
@@ -47,6 +47,8 @@ def unfit(requirement: str) -> str:
     lowest, found = LOWEST.search(requirement), version(name)
     if lowest and _release(found) < _release(lowest[1]):
         return f"{found} is too old, {lowest[1]} or newer is needed"
+    if (beyond := BEYOND.search(requirement)) and _release(found) >= _release(beyond[1]):
+        return f"{found} is too new, one before {beyond[1]} is needed"
     if name in MACHINES or missing([name]):  # importing those of the machine takes seconds
         return ""
     try:

@@ -66,6 +66,8 @@ def _tune(book: Book, name: str, budget: float) -> Case:
     with _archived(book, f"tune-{name}") as out:  # its ledger has every trial, also of a run that was cut off
         command = [*COMMAND, "tune", job, "--budget", str(budget), "--out", str(out), "--json", "--quiet"]
         result = _run(command, book.patience(_longest(budget)))
+    if result["interrupted"]:
+        raise ChildFailed("it was ended before its time, and what was cut off is no search")
     for trial in result["trials"]:
         for key in ("pairs", "machine", "job"):
             trial.pop(key)
@@ -138,6 +140,8 @@ def peer(book: Book) -> None:
     def compared(name: str) -> Case:
         if found.returncode:
             raise Refused(f"{PEER} cannot be imported here: bring it as a wheel")
+        if book.dry:
+            raise Refused("it writes a record, and a dry run has nothing to record")
         command = [sys.executable, str(HERE.parent / "peer.py"), name, "--budget", "30"]
         return {"printed": _communicate(command, max(20.0, book.left - 5)).strip().splitlines()[-40:]}
 

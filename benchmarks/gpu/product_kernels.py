@@ -19,7 +19,9 @@ class ProductKernels(NormKernels):
     """As its parent, for products."""
 
     def ablate(self, shape: str) -> dict[str, Any]:
-        """Seconds and bytes/s of the product at one shape, and PyTorch's seconds for convolution and norm."""
+        """Seconds and bytes/s of product and norm at one shape, and those of PyTorch's convolution with the
+        same norm behind it.
+        """
         rows, inner, width = (8, 16, 16) if self.dry else (BATCH * PRODUCTS[shape][0], *PRODUCTS[shape][1:])
         mine, theirs = (self._profiled(rows, inner, width, spare=spare) for spare in (True, False))
         moved = {"statistics_mm": product_bytes(rows, inner, width, 2)}

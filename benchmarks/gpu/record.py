@@ -9,6 +9,7 @@ Every figure and verdict of cases.jsonl, and of what failed the last status with
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,15 @@ def main() -> int:
     if facts["dry"]:
         parser.error(f"'{folder}' is of a dry run, whose figures mean nothing: run gpu.sh on a GPU")
     record = made(facts, parts)
+    path = _record.path_of(record)
+    before = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    have = {(part, name) for part, cases in parts.items() for name in cases}
+    lost = sorted({(part, name) for part, cases in before.items() for name in cases} - have)
+    if lost:
+        parser.error(
+            f"'{path}' holds {len(lost)} cases that '{folder}' has not, such as '{lost[0][1]}' of "
+            f"{lost[0][0]}: add them to it, or put the record away"
+        )
     _record.write(record)
     print(_record.path_of(record).relative_to(_record.RECORDS.parent))
     return 0

@@ -53,6 +53,14 @@ def test_a_row_is_not_run_again_unless_something_else_is_asked(tmp_path, monkeyp
         busy.main()
         assert bool(written) is (words != ["gpt"])  # some jobs are no record of all
     assert ran == [("gpt", "fast", 4), ("gpt", "fast", 2), ("gpt", "30", 4)]
+    monkeypatch.setattr(busy, "JOBS", ("gpt", "mlp"))
+    with monkeypatch.context() as patch:  # Ctrl-C in the second one
+        patch.setattr(busy, "row_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        before = len(written)
+        with pytest.raises(KeyboardInterrupt):
+            busy.main()
+        assert len(written) == before
+    monkeypatch.setattr(busy, "JOBS", ("gpt",))
     assert written[-1]["command"] == "scripts/bench busy --load 4 --budget fast"
     here = _record.where()
     monkeypatch.setattr(_record, "where", lambda: {**here, "machine": "another"})

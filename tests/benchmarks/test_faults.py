@@ -59,9 +59,11 @@ def test_outcomes_are_kept_test_by_test_and_not_run_again(tmp_path):
     keep = tmp_path / "kept.json"
     outcomes = {}
     options = ["-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "-c", str(ROOT / "pyproject.toml")]
-    pytest.main([*options, str(file)], plugins=[faults.Rows({1, 3}, outcomes, keep)])
-    outcomes = _record.kept(keep) | {"test_made_up.py::test_gone": {"rows": [1], "outcome": "failed"}}
-    pytest.main([*options, str(file)], plugins=[faults.Rows({1, 3}, outcomes, keep)])
+    pytest.main([*options, str(file)], plugins=[faults.Rows({1, 3}, outcomes, keep, 6)])
+    outcomes = _record.kept(keep, kills=6) | {
+        "test_made_up.py::test_gone": {"rows": [1], "outcome": "failed"}
+    }
+    pytest.main([*options, str(file)], plugins=[faults.Rows({1, 3}, outcomes, keep, 6)])
     assert (tmp_path / "ran").read_text() == "x"
     rows = faults.read_rows()
     one, two, three = (faults.row_of(number, rows[number], outcomes) for number in (1, 2, 3))

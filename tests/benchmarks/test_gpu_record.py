@@ -90,6 +90,28 @@ def test_a_gpu_whose_resnet_was_not_reached_has_no_table(made):
     assert len(list(_evidence.gpu(made, "README.md"))) == 2
 
 
+def test_a_gpu_whose_bytes_were_not_counted_has_a_table_without_shares(made):
+    del made["parts"]["cnn"]["resnet50_256 | bytes"]
+    assert "| strict fp32 | 100 | 1 | 1.0 |  |" in _gpus.table([made], "README.md").splitlines()
+
+
+def test_a_record_does_not_give_way_to_a_part_of_it(made, tmp_path, monkeypatch, capsys):
+    import record
+
+    monkeypatch.setattr(record._record, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr("sys.argv", ["record.py", str(tmp_path)])
+    assert record.main() == 0
+    path = record._record.path_of(made)
+    before = path.read_text(encoding="utf-8")
+    kept = [line for line in (tmp_path / "cases.jsonl").read_text().splitlines() if "7x7" not in line]
+    (tmp_path / "cases.jsonl").write_text("\n".join(kept) + "\n")
+    with pytest.raises(SystemExit, match="2"):
+        record.main()
+    assert "holds 1 cases that" in (said := capsys.readouterr().err)
+    assert "'kernels at 7x7' of cnn" in said
+    assert path.read_text(encoding="utf-8") == before
+
+
 def test_the_answers_count_what_was_judged(made):
     found = [answer for _, answer in _evidence.gpu(made, "README.md")]
     assert found == [

@@ -29,8 +29,27 @@ def test_what_another_machine_or_version_measured_is_not_taken_over(other, tmp_p
     _record.keep(path, [1])
     elsewhere = {**_record.where(), other: "another"}
     monkeypatch.setattr(_record, "where", lambda: elsewhere)
-    with pytest.raises(SystemExit, match="on another machine or under other versions: name another file"):
+    with pytest.raises(SystemExit, match="on another machine, under other versions or with other options"):
         _record.kept(path)
+
+
+def test_what_was_measured_with_other_options_is_not_taken_over(tmp_path):
+    path = tmp_path / "rows.json"
+    _record.keep(path, [1], steps=200)
+    assert _record.kept(path, steps=200) == [1]
+    for options in ({"steps": 1800}, {}):
+        with pytest.raises(SystemExit, match="with other options: name another file"):
+            _record.kept(path, **options)
+
+
+def test_a_record_goes_on_with_the_newest_of_its_kind_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(_record, "RECORDS", tmp_path)
+    record = {"job": "one", "machine": {"fingerprint": "f"}, "versions": {"torch": "2.15"}}
+    same = ("machine", "versions")
+    assert _record.newest_like(record | {"date": "2026-01-04"}, same) is None
+    for date, versions in (("01", "2.15"), ("02", "2.15"), ("03", "2.16")):
+        _record.write(record | {"date": f"2026-01-{date}", "versions": {"torch": versions}})
+    assert _record.newest_like(record | {"date": "2026-01-04"}, same)["date"] == "2026-01-02"
 
 
 def test_another_line_of_vivace_is_another_vivace(tmp_path, monkeypatch):
@@ -59,7 +78,7 @@ def test_a_record_of_nothing_and_one_of_a_part_are_not_written(tmp_path, monkeyp
         monkeypatch.setattr("sys.argv", [benchmark.__name__, "--record"])
         with pytest.raises(SystemExit):
             benchmark.main()
-        assert "--keep holds, and there are none" in capsys.readouterr().err
+        assert "--record writes what --keep holds of all" in capsys.readouterr().err
     monkeypatch.setattr(fold_eval, "timed", lambda name: {"difference": 0.0})
     for words, there in ((["resnet50"], False), ([], True)):
         monkeypatch.setattr("sys.argv", ["fold_eval", *words])
