@@ -315,6 +315,19 @@ def forward(name: str, pixels: int) -> tuple[nn.Module, Callable[[int], Step]]:
     return model, lambda batch: lambda: model(torch.zeros(batch, 3, pixels, pixels, device="meta"))
 
 
+def _of_timm(name: str) -> nn.Module:
+    """A network as its figures were published: today's timm makes a narrow one of three wide ones, and leaves
+    the classifier out of some.
+    """
+    import timm
+    from timm.models.resnet import Bottleneck, ResNet
+
+    if wide := re.fullmatch(r"ig_resnext101_32x(16|32|48)d", name):
+        return ResNet(Bottleneck, (3, 4, 23, 3), cardinality=32, base_width=int(wide[1]))
+    model: nn.Module = timm.create_model(name)
+    return timm.create_model(name, num_classes=1000) if getattr(model, "num_classes", 1000) == 0 else model
+
+
 def _image_model(library: str, name: str, pixels: int) -> nn.Module:
     if library == "torchvision":
         import torchvision
@@ -327,7 +340,7 @@ def _image_model(library: str, name: str, pixels: int) -> nn.Module:
     timm.layers.set_fused_attn(False)  # the published figures are older than fused attention
     if not timm.models.is_model(name) and not timm.list_models(name):
         raise KeyError(name)
-    model = timm.create_model(name)
+    model = _of_timm(name)
     for module in model.modules():
         if isinstance(module, (nn.SiLU, nn.Hardswish)):
             module.inplace = False  # as then; in place, autograd copies its input

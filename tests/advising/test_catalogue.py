@@ -82,7 +82,7 @@ def test_other_lists_agree_or_are_known_to_be_wrong(source: dict[str, Any]) -> N
 def test_every_number_names_its_source() -> None:
     for gpu in GPUS.values():
         numbers = {key for key, value in TABLES[gpu.name].items() if isinstance(value, int | float)}
-        missing = (numbers | {"release"}) - {"pcie_lanes"} - set(gpu.sources)
+        missing = (numbers | {"release"}) - {"pcie_lanes", "link_group"} - set(gpu.sources)
         assert not missing, gpu.name
         assert set(gpu.sources.values()) <= TITLES
 
@@ -108,6 +108,10 @@ def test_the_catalogue_covers_what_people_rent_and_buy() -> None:
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("NVIDIA H100 80GB HBM2e", "H100-PCIe-80GB"),
+        ("NVIDIA B300 SXM6 AC", "B300-SXM-270GB"),
+        ("NVIDIA GH200 120GB", "GH200-96GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144GB"),
         ("nvidia geforce rtx 3090", "RTX 3090"),
         ("RTX_3090 24 GB", "RTX 3090"),
         ("Tesla T4", "T4"),

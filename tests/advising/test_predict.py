@@ -93,6 +93,31 @@ def test_several_cards_cost_communication(resnet):
     assert bus > fabric > 0
 
 
+@pytest.mark.parametrize(
+    ("card", "num_gpus", "kind", "gbs"),
+    [
+        ("H100 NVL", 2, "fabric", 300.0),
+        ("H100 NVL", 4, "bus", 48.0),
+        ("H200 NVL", 4, "fabric", 450.0),
+        ("H200 NVL", 8, "bus", 48.0),
+        ("MI300A", 4, "fabric", 384.0),
+        ("RTX 4060 Ti", 4, "consumer_bus", 12.0),  # eight lanes of PCIe 4
+        ("RTX 4090", 4, "consumer_bus", 24.0),
+    ],
+)
+def test_gradients_travel_by_what_connects_so_many_cards(card, num_gpus, kind, gbs):
+    found, rate = link(find_gpu(card), num_gpus)
+    assert found == kind
+    assert rate / 1e9 == pytest.approx(gbs, rel=0.1)
+
+
+def test_wide_networks_that_todays_timm_takes_for_a_narrow_one_are_counted_as_published():
+    models = load_models()
+    sizes = [models[f"timm:ig_resnext101_32x{width}d@224"].num_parameters for width in (8, 16, 32)]
+    assert sizes == [88_791_336, 194_026_792, 468_530_472]
+    assert models["torchvision:resnext101_32x8d@224"].num_parameters == sizes[0]
+
+
 def test_an_all_reduce_hides_no_longer_than_the_backward_pass_lasts():
     """1e9 parameters and hardly any work: the ring's own time at the nominal link is what shows, and more."""
     heavy = Demand((Bin("matmul", 10, 1e9, 1e6),), 10**9, 10, 1e6)

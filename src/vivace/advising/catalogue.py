@@ -47,6 +47,7 @@ OPTIONAL: dict[str, Any] = {
     "cache_mib": None,
     "link": "",
     "link_gbs": 0.0,
+    "link_group": 2,
     "pcie": None,
     "pcie_lanes": 16,
     "power_w": None,
@@ -61,7 +62,7 @@ OPTIONAL: dict[str, Any] = {
 CLOCKS = ("base_mhz", "boost_mhz", "matrix_mhz")
 NUMBERS = (
     *("units", *CLOCKS, "memory_gib", "bandwidth_gbs", "bus_bits", "pin_gbps", "cache_mib"),
-    *("link_gbs", "pcie", "pcie_lanes", "power_w"),
+    *("link_gbs", "link_group", "pcie", "pcie_lanes", "power_w"),
 )
 PCIE_GENERATIONS = range(1, 7)
 KINDS_OF_FIELDS: tuple[tuple[type, tuple[str, ...], str], ...] = (
@@ -70,7 +71,18 @@ KINDS_OF_FIELDS: tuple[tuple[type, tuple[str, ...], str], ...] = (
     (list, ("aliases",), "a list of names"),
     (bool, ("inline_ecc",), "true or false"),
 )
-NOT_SOURCED = ("name", "family", "form", "aliases", "note", "source", "sources", "disputed", "pcie_lanes")
+NOT_SOURCED = (
+    "name",
+    "family",
+    "form",
+    "aliases",
+    "note",
+    "source",
+    "sources",
+    "disputed",
+    "link_group",
+    "pcie_lanes",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +106,7 @@ class Gpu:
         pin_rate: data rate of one pin of that bus in bits/s.
         cache_bytes: the last cache that the whole chip shares.
         link: what connects devices with each other; empty where that is PCIe.
+        link_group: cards at most that a bridge links; boards of ``sxm`` and ``oam`` link all.
         link_bandwidth: over all links of one device, both directions added, in bytes/s; 0 without links.
         pcie_generation: generation of the host's bus; `None` where host and device are one chip.
         pcie_lanes: lanes of that bus.
@@ -129,6 +142,7 @@ class Gpu:
     cache_bytes: int | None
     link: str
     link_bandwidth: float
+    link_group: int
     pcie_generation: int | None
     pcie_lanes: int
     power_watts: float | None
@@ -362,6 +376,7 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         cache_bytes=None if field["cache_mib"] is None else round(field["cache_mib"] * 2**20),
         link=field["link"],
         link_bandwidth=field["link_gbs"] * 1e9,
+        link_group=field["link_group"],
         pcie_generation=field["pcie"],
         pcie_lanes=field["pcie_lanes"],
         power_watts=field["power_w"],

@@ -161,15 +161,19 @@ def architecture(gpu: Gpu) -> str:
 
 def link(gpu: Gpu, num_gpus: int) -> tuple[str, float]:
     """Over what gradients travel and its nominal bytes/s per device in one direction."""
-    fabric = gpu.form in ("sxm", "oam") or (num_gpus <= 2 and gpu.form != "laptop")
+    fabric = gpu.form in ("sxm", "oam") or (num_gpus <= gpu.link_group and gpu.form != "laptop")
     if num_gpus > 2 * GPUS_IN_A_NODE or (num_gpus > GPUS_IN_A_NODE and gpu.form not in ("sxm", "oam")):
         return "network", NETWORK_BYTES
     if num_gpus > GPUS_IN_A_NODE:
         return "network", 2 * NETWORK_BYTES
     if gpu.link_bandwidth > 0 and fabric:
         return "fabric", gpu.link_bandwidth / 2
-    bus = PCIE_BYTES.get(gpu.pcie_generation or 3, 12e9) * gpu.pcie_lanes / 16
-    return ("consumer_bus" if gpu.form in ("consumer", "laptop") else "bus"), bus
+    return ("consumer_bus" if gpu.form in ("consumer", "laptop") else "bus"), bus(gpu)
+
+
+def bus(gpu: Gpu) -> float:
+    """Nominal bytes/s between host and device in one direction."""
+    return PCIE_BYTES.get(gpu.pcie_generation or 3, 12e9) * gpu.pcie_lanes / 16
 
 
 Case = tuple[Demand, Gpu, Setting]
@@ -241,7 +245,7 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
         "link": LINKS.index(kind),
         "link_seconds": 2 * (1 - 1 / setting.num_gpus) * gradients / link_bytes,
         "buckets": max(math.ceil(gradients / BUCKET_BYTES), 1),
-        "bus_seconds": gradients / PCIE_BYTES[gpu.pcie_generation or 3],
+        "bus_seconds": gradients / bus(gpu),
     }
 
 

@@ -48,6 +48,7 @@ def this_machine(machine: Machine, catalogue: Mapping[str, Gpu] | None = None) -
         "apis": (device.kind,),
     }
     fields |= {"memory_bytes": device.memory_bytes, "bandwidth": measured["bandwidth"], "rates": rates}
-    fields |= {"measured": measured, "link_bandwidth": 0.0, "pcie_lanes": 16, "pytorch": "the one installed"}
+    fields |= {"measured": measured, "pytorch": "the one installed"}
+    fields |= {"link_bandwidth": 0.0, "link_group": 2, "pcie_lanes": 16}
     fields |= {"derived": (), "aliases": (), "per_clock": {}, "disputed": {}, "sources": {"rates": SOURCE}}
     return Gpu(**fields)
