@@ -235,6 +235,15 @@ def test_a_cuda_error_stays_in_its_process_and_the_next_case_has_another(
     assert len(statuses) > 1
 
 
+def test_a_feed_whose_bits_differ_is_broken_and_one_that_takes_no_time_tells_nothing(module):
+    judged = module("feeding").judged
+    equal = {"float32_seconds": 2.0, "uint8_seconds": 1.0, "bits_equal": 1.0}
+    assert judged("sent", equal) == {"found": equal}
+    assert judged("sent", equal | {"bits_equal": 0.0})["status"] == "broken"
+    assert judged("overlap", {"hidden_share": 0.97}) == {"found": {"hidden_share": 0.97}}
+    assert judged("overlap", {"there_seconds": 1.0})["status"] == "failed"
+
+
 def test_what_was_done_before_a_death_in_mid_line_is_kept_and_what_comes_after_too(module, tmp_path):
     book, write = module("book"), module("summary").write
     part = book.Book(tmp_path, "feed", 60, FACTS, lambda: write(tmp_path))
