@@ -702,5 +702,13 @@ def test_links_lead_somewhere_and_every_decision_is_listed() -> None:
         if "://" not in link and not link.startswith("generated/") and not (page.parent / link).exists()
     ]
     assert dead == []
+    outside = [
+        page.name
+        for page, found in links.items()
+        if page.parent.name == "docs"
+        for link in found
+        if link.startswith("..")
+    ]
+    assert outside == [], "the built documentation holds no file beside docs/"
     listed = set(links[ROOT / "decisions" / "README.md"])
     assert {path.name for path in (ROOT / "decisions").glob("0*.md")} <= listed
