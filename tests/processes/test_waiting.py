@@ -4,6 +4,7 @@ decided, nothing is changed.
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,13 @@ def stat(computed, nice=0.0):
 def looked(monkeypatch):
     """What is decided where the cores computed for these shares of the time in which it looks."""
 
-    def found(share, nice=0.0, priority=0):
-        clock, own = iter([0.0, 10.0]), iter([0.0, 0.0])
+    def found(share, nice=0.0, priority=0, child=0.0):
+        cores = len(os.sched_getaffinity(0))
+        clock, own = iter([0.0, 10.0]), iter([{1: 5.0}, {1: 5.0, 2: 10 * child * cores}])
         texts = iter([stat(0.0), stat(10 * share, 10 * nice)])
         monkeypatch.setattr(Path, "read_text", lambda self, encoding: next(texts))
         monkeypatch.setattr(waiting.time, "monotonic", lambda: next(clock))
-        monkeypatch.setattr(waiting.time, "process_time", lambda: next(own))
+        monkeypatch.setattr(waiting, "_worked", lambda: next(own))
         monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(os, "getpriority", lambda which, who: priority)
         return waiting.waiting()
@@ -53,6 +55,27 @@ def looked(monkeypatch):
 )
 def test_threads_sleep_soon_where_others_compute_at_our_priority(looked, share, nice, priority, short):
     assert looked(share, nice, priority) == (SHORT if short else {})
+
+
+@pytest.mark.parametrize(("child", "short"), [(0.6, False), (0.3, True)])
+def test_what_this_process_has_started_is_no_other(looked, child, short):
+    """Such as what imports torch for the children to come, while this process does."""
+    assert looked(0.7, child=child) == (SHORT if short else {})
+
+
+def test_what_this_process_has_started_is_found_with_what_it_computes():
+    busy = "subprocess.Popen([sys.executable, '-c', 'while 1: pass'])"
+    code = f"import subprocess, sys\nprint({busy}.pid, flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as child:
+        grandchild = int(child.stdout.readline())
+        try:
+            before = waiting._worked()
+            while waiting._worked()[grandchild] < before.get(grandchild, 0.0) + 0.05:
+                pass
+            assert {os.getpid(), child.pid, grandchild} <= before.keys()
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+            child.kill()
 
 
 @pytest.mark.parametrize("name", waiting.OWN)

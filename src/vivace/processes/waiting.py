@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+import psutil
+
 LOOK_SECONDS = 0.1
 BUSY_SHARE = 0.3  # of our cores, computing for others
 # Turns. GNU's OpenMP takes 300,000, and so keeps a core for longer than the kernel
@@ -24,9 +26,10 @@ def waiting() -> dict[str, str]:
     """
     if any(name in os.environ for name in OWN) or not hasattr(os, "sched_getaffinity"):
         return {}
-    before, own, begin = _computed(), time.process_time(), time.monotonic()
+    before, own, begin = _computed(), _worked(), time.monotonic()
     time.sleep(LOOK_SECONDS)
-    others = _computed() - before - (time.process_time() - own)
+    ours = sum(seconds - own.get(process, 0.0) for process, seconds in _worked().items())
+    others = _computed() - before - ours
     share = others / (time.monotonic() - begin) / len(os.sched_getaffinity(0))
     return dict(SHORT) if share > BUSY_SHARE else {}
 
@@ -34,6 +37,17 @@ def waiting() -> dict[str, str]:
 def crowded() -> bool:
     """Do others compute beside us? What `waiting` found as the command began stays."""
     return SHORT.items() <= os.environ.items() or bool(waiting())
+
+
+def _worked() -> dict[int, float]:
+    """Seconds that this process has computed, and each that it has started: they import while it does."""
+    found = {os.getpid(): time.process_time()}
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                used = process.cpu_times()
+                found[process.pid] = used.user + used.system
+    return found
 
 
 def _computed() -> float:
