@@ -108,9 +108,7 @@ def main() -> int:
     record = _record.opened("cnn_models", "scripts/bench cnn_models", vivace.inspect())
     before = _record.newest_like(record, ("machine", "versions", "vivace"))
     if before is not None and (arguments.models or arguments.only or before["date"] == record["date"]):
-        record["models"] = before["models"]  # the others' results stay as they are
-        for found in record["models"].values():
-            found.setdefault("date", before["date"])
+        record |= {key: before[key] for key in ("models", "date")}  # the others' results stay, and their date
     record.setdefault("models", {})
     record["conditions"] = {
         "batch": BATCH,
@@ -123,7 +121,7 @@ def main() -> int:
         before = record["models"].get(name, {})
         if "broken" in (before.get("status"), found["status"]) and arguments.only:
             found["status"] = "broken"
-        record["models"][name] = {**(before if arguments.only else {}), **found, "date": record["date"]}
+        record["models"][name] = {**(before if arguments.only else {}), **found, "date": _record.today()}
         print(f"{name}: {found}", flush=True)
         _record.write(record)
     return 1 if any(r["status"] == "broken" for r in record["models"].values()) else 0

@@ -115,17 +115,14 @@ def main() -> None:
             raise SystemExit(
                 f"today's record is of another {changed[0]}: put '{path}' away, or go on with that"
             )
-    elif chosen.jobs and before is not None:  # the others' entries stay as they are: their dates say so
-        for entries in (before["jobs"], *before["longer"].values()):
-            for entry in entries.values():
-                entry.setdefault("date", before["date"])
-        record = {**before, "date": record["date"]}
+    elif chosen.jobs and before is not None:  # its other entries stay, so it keeps its date
+        record = before
     usual = seconds == BUDGETS["fast"]
     entries = record["jobs"] if usual else record.setdefault("longer", {}).setdefault(f"{seconds:.0f}", {})
     for name in asked if chosen.jobs else [name for name in JOBS if name not in entries]:
         begin = time.monotonic()
         entry = compared(f"peer_jobs:{name}", machine, seconds)
-        entry |= {"date": record["date"], "command": f"scripts/bench peer {name} --budget {chosen.budget}"}
+        entry |= {"date": _record.today(), "command": f"scripts/bench peer {name} --budget {chosen.budget}"}
         entry["seconds"] = time.monotonic() - begin
         entries[name] = entry
         for mean in ("vivace_against_best", "vivace_against_peer"):
