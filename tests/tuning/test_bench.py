@@ -104,7 +104,7 @@ job = vivace.Job(
 
 @pytest.mark.parametrize("crowd", [True, False])
 def test_beside_others_plans_are_timed_on_one_thread_and_that_is_said(tmp_path, monkeypatch, hurried, crowd):
-    monkeypatch.setattr(bench_module, "crowded", lambda: crowd)
+    monkeypatch.setattr("vivace.training.crew.crowded", lambda: crowd)
     (tmp_path / "two.py").write_text(TWO_THREADS, encoding="utf-8")
     source, ledger, told = Source(f"{tmp_path}/two.py:job"), Ledger(tmp_path / "ledger.jsonl"), []
     machine = dataclasses.replace(vivace.inspect(), num_cores=2)

@@ -245,7 +245,7 @@ def test_an_end_long_after_the_budget_is_told_before_verifying_and_once():
 
 @pytest.mark.parametrize("crowd", [True, False])
 def test_beside_others_plans_are_verified_on_one_thread(tmp_path, monkeypatch, crowd):
-    monkeypatch.setattr("vivace.tuning.bench.crowded", lambda: crowd)
+    monkeypatch.setattr("vivace.training.crew.crowded", lambda: crowd)
     monkeypatch.setenv("THREADS_SEEN", str(tmp_path / "seen"))
     machine, source = vivace.inspect(), Source(STAGE.replace("stage.py", "two_threads.py"))
     ledger, plan = Ledger(tmp_path / "ledger.jsonl"), Plan([find("fused_optimizer")()])

@@ -175,7 +175,7 @@ def test_means_over_seeds_are_compared_where_random_streams_differ(rulers, claim
 
 @pytest.mark.parametrize("crowd", [True, False])
 def test_beside_others_a_plan_is_verified_on_one_thread_and_that_is_said(tmp_path, monkeypatch, crowd):
-    monkeypatch.setattr("vivace.verifying.verification.crowded", lambda: crowd)
+    monkeypatch.setattr("vivace.training.crew.crowded", lambda: crowd)
     monkeypatch.setenv("THREADS_SEEN", str(tmp_path / "seen"))
     heard, plan = [], vivace.Plan.from_dict({"fused_optimizer": {}})
     job = f"{Path(__file__).parents[1] / 'scenes' / 'two_threads.py'}:job"

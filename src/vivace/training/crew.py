@@ -24,6 +24,7 @@ from typing import Any
 
 from vivace.errors import RankLost, TimedOut, VivaceError
 from vivace.processes.launch import Child, Source, preload
+from vivace.processes.waiting import crowded
 
 PATIENCE_SECONDS = 300.0
 GRACE_SECONDS = 30.0  # for other ranks' answers after rank 0's, and for a rank that gives no sign of life
@@ -63,6 +64,12 @@ class Company:
         self.lost = ""  # which rank does not answer any more: nothing can be begun without it
         self._signs: dict[int, tuple[bytes, float]] = {}  # each rank's last sign of life, and since when
         self._crews, self._errands = itertools.count(), itertools.count()
+
+    def few_threads(self, kind: str) -> int:
+        """On how many threads to time and to verify: on one where one process trains on a processor beside
+        others that compute, 0 for as many as there are. `kind` is the device's.
+        """
+        return 1 if self.world_size == 1 and kind == "cpu" and crowded() else 0
 
     def child(
         self,

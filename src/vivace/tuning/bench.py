@@ -28,7 +28,6 @@ from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source, preload
-from vivace.processes.waiting import crowded
 from vivace.profiling.together import ENTRY as LAW
 from vivace.profiling.together import TIMEOUT_SECONDS as LAW_TIMEOUT
 from vivace.technique import Numerics, registry
@@ -82,9 +81,8 @@ class Bench:
         self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
         self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
         self.meter = Meter(gpus=num_ranks_here() if machine.device.kind == "cuda" else 0)
-        crowd = self.company.world_size == 1 and machine.device.kind == "cpu" and crowded()
-        self.threads = 1 if crowd else 0
-        if crowd:
+        self.threads = self.company.few_threads(machine.device.kind)
+        if self.threads:
             on_event("notice", {"text": CROWDED})
         self.reference = self._lone()
         self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer

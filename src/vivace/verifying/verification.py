@@ -16,7 +16,6 @@ from vivace.job import Job, require_job
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source, enough_memory_to, plan_of
-from vivace.processes.waiting import crowded
 from vivace.technique import UNIT_ROUNDOFF, Numerics
 from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.verifying.against import judge_edit
@@ -136,10 +135,9 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
         roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0
         verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, tell=tell)
     else:
-        crowd = company.world_size == 1 and machine.device.kind == "cpu" and crowded()
-        if crowd:
+        threads = company.few_threads(machine.device.kind)
+        if threads:
             tell("notice", {"text": CROWDED})
-        threads = 1 if crowd else 0
         with Verifier(source, machine, on_event=on_event, company=company, threads=threads) as verifier:
             verdict = dataclasses.replace(_judged(verifier, plan, seconds), ranks=company.world_size)
     if asked.metric or verdict.promise == Numerics.SEMANTICS.name.lower():
