@@ -169,3 +169,14 @@ def test_validation_data_are_kept_too_and_read_by_workers(folder):
         counts = session.build.notes["decoded_cache"]
         assert (counts["records"], counts["misses"]) == (12, 12)
         assert session.build.notes["loader_workers"] == (0, 1, 2)
+
+
+def test_what_will_not_all_be_kept_is_refused_where_only_a_part_was_read():
+    """Read again and again, that part says nothing of a pass over all."""
+    reference, cache = Observation({}, {}, 0, 0.0), DecodedCache(budget_gib=1.0)
+    counts = {"records": 10, "hits": 40, "damaged": 0, "bytes": 2**28}
+    seen = dataclasses.replace(reference, notes={"decoded_cache": counts, "share_read": 0.5})
+    assert "10 pictures in 256 MiB" in cache.confirm(seen, reference)
+    seen = dataclasses.replace(reference, notes={"decoded_cache": counts, "share_read": 0.1})
+    with pytest.raises(Refused, match=r"all pictures take about 2\.50 GiB, and 1\.0 GiB of them may be kept"):
+        cache.confirm(seen, reference)

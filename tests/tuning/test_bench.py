@@ -88,6 +88,76 @@ def test_the_reference_is_as_little_trained_as_a_candidate(tmp_path, hurried):
     assert trial.ratio.estimate < 2.0  # of itself, and not of what it has become
 
 
+GROWING = """
+import time
+import torch
+import vivace
+
+
+def loss(model, batch):
+    time.sleep(3e-4 * float(batch.max()))
+    return model(batch).sum()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: [torch.full((2, 4), float(number)) for number in range(400)],
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-9),
+)
+"""
+
+
+def test_the_reference_reads_the_same_batches_as_a_candidate(tmp_path, hurried):
+    """Data in an order of their own, such as by length, take longer the further on they are."""
+    (tmp_path / "growing.py").write_text(GROWING, encoding="utf-8")
+    source, ledger = Source(f"{tmp_path}/growing.py:job"), Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
+    with contextlib.closing(bench):
+        bench.check()
+        bench.open_reference()
+        bench.reference.block(150)  # 45 ms a step
+        trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
+    assert trial.ratio is not None, trial.reason
+    assert trial.ratio.estimate < 2.0  # of itself, and not of later batches
+
+
+UNEVEN = """
+import time
+import torch
+import vivace
+
+
+def loss(model, batch):
+    time.sleep(1e-4 * len(batch))
+    return model(batch).sum()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: [torch.ones(400, 4), torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4)],
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-9),
+)
+"""
+
+
+def test_a_steps_seconds_are_of_batches_as_they_come_and_not_of_the_first_one(tmp_path, hurried):
+    """Of batches that differ in size the first one says little: here it is four times the mean."""
+    (tmp_path / "uneven.py").write_text(UNEVEN, encoding="utf-8")
+    source, ledger = Source(f"{tmp_path}/uneven.py:job"), Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
+    with contextlib.closing(bench):
+        bench.check()
+        bench.open_reference()
+        trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
+        size = bench.reference.samples_a_step
+    assert size == pytest.approx(103, rel=0.3)
+    assert trial.ratio is not None, trial.reason
+    (_, own), told = trial.pairs[0], trial.samples_per_second
+    assert own * told == pytest.approx(size, rel=0.9)  # and not 400
+
+
 TWO_THREADS = """
 import torch
 import vivace

@@ -354,6 +354,73 @@ def test_what_does_not_win_again_is_not_the_result():
     assert "ratio" not in search.conclusion.reason  # of its blocks, which says nothing
 
 
+def test_a_plan_whose_peak_is_above_the_limit_in_fresh_processes_is_not_the_result():
+    class Larger(Player):
+        def trial(self, plan, answers, role="candidate"):
+            found = super().trial(plan, answers, role)
+            return dataclasses.replace(found, peak_bytes=3 * 2**30 if role == "confirmation" else 2**20)
+
+    player = Larger(lambda plan, spent: near(1.5))
+    search = player.play(setting(offer(*NAMES), seconds=600.0, memory=2 * 2**30))
+    assert any(isinstance(request, Confirm) for request in player.asked)
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+    assert "a peak of 3.00 GiB, above the 2.00 GiB that are allowed" in search.conclusion.reason
+
+
+@pytest.mark.parametrize("names", [("checkpoint",), ("checkpoint", "micro_batches")])
+def test_what_makes_a_job_fit_is_neither_timed_nor_taken_apart_where_nothing_beats_it(names):
+    base = Plan([find(name)() for name in names])
+    player, search = play(lambda plan, spent: STEADY, base=base, seconds=600.0)
+    assert player.measured
+    assert all(set(plan.names) - set(names) for plan in player.measured)
+    assert search.conclusion.plan == base
+
+
+def test_what_broke_its_promise_is_no_plan_for_longer_runs_either():
+    """The fastest together breaks what each of its parts keeps; it warms up long, and runs are many."""
+
+    def answers(plan, spent):
+        estimate = 1.3 if "fused_optimizer" in plan.names else 1.0
+        return (near(2 * estimate), 20.0) if "compile" in plan.names else (near(estimate), 0.1)
+
+    _, search = play(
+        answers,
+        names=("compile", "fused_optimizer"),
+        seconds=600.0,
+        steps=2000,
+        runs=50,
+        kept=lambda plan: len(plan) < 2,
+    )
+    assert len(search.conclusion.plan) == 1
+    long_plan = search.conclusion.long_plan
+    assert long_plan is None or len(long_plan.plan) == 1
+
+
+def test_what_is_faster_in_long_runs_and_breaks_its_promise_takes_no_other_plan_with_it():
+    """Compiled in bfloat16 it is no longer the same model, and compiled alone it is."""
+    names = ("compile", "bf16_autocast", "fused_optimizer")
+    speeds = {"compile": 1.5, "bf16_autocast": 1.05, "fused_optimizer": 1.2}
+
+    def answers(plan, spent):
+        estimate = 1.0
+        for name in plan.names:
+            estimate *= speeds[name]
+        return near(estimate), (20.0 if "compile" in plan.names else 0.1)
+
+    def confirms(plan, spent):
+        return answers(plan, spent) if "compile" in plan.names else STEADY
+
+    _, search = play(
+        answers,
+        names=names,
+        seconds=3000.0,
+        steps=6000,
+        kept=lambda plan: not {"compile", "bf16_autocast"} <= set(plan.names),
+        confirms=confirms,
+    )
+    assert "compile" in search.conclusion.plan.names
+
+
 def test_a_confirmation_whose_interval_says_nothing_is_no_answer():
     wide = Ratio(0.69, 0.23, 2.08)
     _, search = play(lambda plan, spent: near(1.5), seconds=600.0, confirms=lambda plan, spent: wide)

@@ -15,15 +15,17 @@ import vivace
 from vivace.errors import AnswerIsNo, FolderError, InputError
 from vivace.events import EventKind
 from vivace.files import take_lock
-from vivace.ledger import Code, Ledger, Trial
+from vivace.ledger import Code, Ledger, Outcome, Trial
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.tuning.bench import Bench
 from vivace.tuning.budget import parse_memory
+from vivace.tuning.objective import ONE
 from vivace.tuning.requests import Done, Verify
 from vivace.tuning.search import Search, Setting
+from vivace.tuning.setting import Conclusion
 from vivace.tuning.times import Times
 from vivace.tuning.tuner import _Tuning, as_called
 from vivace.verifying.verdict import Verdict
@@ -290,6 +292,17 @@ def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(t
     assert [phase for phase in heard if phase] == ["checking the job"]
     assert Plan.load(tmp_path / "plan.toml") == Plan()
     assert "too short to tune" in (tmp_path / "report.html").read_text()
+
+
+def test_with_a_limit_of_memory_a_short_training_is_searched_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("vivace.tuning.tuner.least_seconds", lambda step_seconds: 1e6)
+    monkeypatch.setattr(
+        _Tuning, "run", lambda self: self.finish(Conclusion(Plan(), ONE, Outcome.INTERRUPTED))
+    )
+    outcomes = [
+        vivace.tune(STAGE, out=tmp_path / str(memory), memory=memory).outcome for memory in ("8GiB", None)
+    ]
+    assert outcomes == [Outcome.INTERRUPTED, Outcome.TOO_SHORT]
 
 
 STREAM = """

@@ -65,6 +65,7 @@ class Timed:
     def __init__(self, child: Child | Crew, timeout: float, meter: Meter | None = None) -> None:
         self.child, self.meter = child, meter
         self._joules, self._samples = 0.0, 0
+        self._steps_of_loader, self._samples_of_loader = 0, 0
         self.processes = [child.pid]  # on this host, each the leader of its group
         self.timeout = timeout
         self.step_seconds = 0.0
@@ -89,12 +90,22 @@ class Timed:
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
         after = meter.joules() if meter else None
+        if not cached:
+            self._steps_of_loader += steps
+            self._samples_of_loader += done["samples"]
         if before is not None and after is not None:
             self._joules, self._samples = self._joules + after - before, self._samples + done["samples"]
         self.waiting_share = done["waited"] / done["seconds"]
         self.full += int(done.get("full", 0))
         self.clocks = Clocks.of(done) if "processor" in done else None
         return float(done["seconds"] / done["samples"])
+
+    @property
+    def samples_a_step(self) -> float:
+        """The mean over all blocks of the loader's batches, which may differ in size; 0 where there were
+        none.
+        """
+        return self._samples_of_loader / max(1, self._steps_of_loader)
 
     @property
     def joules_per_sample(self) -> float | None:

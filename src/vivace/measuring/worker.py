@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -106,7 +106,10 @@ class Worker:
         self.ranks = met_under(meeting, IDLE_SECONDS) if meeting else Ranks()
         self.session: Session | None = None
         self._strides: Strides | None = None
-        self._stream: Iterator[Any] = iter(())
+        self._feed: Feed | None = None
+        self._stream: Generator[Any, None, None] = (nothing for nothing in ())
+        self._again: int | None = None  # so many of the first epoch's batches over and over
+        self._share_read = 1.0  # of the data, in the first pass
         self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
         self._faults: list[int] = []  # page faults until each of the later steps that warmed up
@@ -235,15 +238,16 @@ class Worker:
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
         self._strides = Strides(self.session, self.ranks, Unwatched())
         self._strides.begin()
-        feed = Feed(self.job, self.ranks, seed, None, lambda text: None)
-        self._stream = self._endless(feed)
+        self._feed = Feed(self.job, self.ranks, seed, None, lambda text: None)
+        self._again, self._share_read = None, 1.0
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
-            self._stream = self._later_pass(feed)
+            self._again = self._read_first(self._feed)
+        self._stream = self._endless(self._feed, self._again)
         places = self.ranks.gather((socket.gethostname(), os.getpid()))
         here = [pid for host, pid in places if host == socket.gethostname()]
         return {"seconds": time.perf_counter() - begin, "processes": here}
 
-    def _endless(self, feed: Feed, again: int | None = None) -> Iterator[Any]:
+    def _endless(self, feed: Feed, again: int | None) -> Generator[Any, None, None]:
         """This rank's batches of one epoch after another, as `train` feeds them.
 
         With `again`, the first so many batches of the first epoch over and over. Raises JobError where a pass
@@ -264,10 +268,10 @@ class Worker:
                 later = " when it was read again" if epoch else ""
                 raise JobError(f"the Job's data() gave no batch{later}")
 
-    def _later_pass(self, feed: Feed) -> Iterator[Any]:
-        """The batches of passes after the first, whose samples have all been read before.
+    def _read_first(self, feed: Feed) -> int | None:
+        """Read all samples once, as what comes is to be timed as in passes after the first.
 
-        Of a long epoch as many as `FIRST_PASS_SECONDS` suffice to read once.
+        Of a long epoch as many batches as `FIRST_PASS_SECONDS` suffice for: that number of them, else None.
         """
         assert self.session is not None
         deadline, read, loader = time.monotonic() + FIRST_PASS_SECONDS, 0, feed.own_loader
@@ -278,8 +282,8 @@ class Worker:
             if time.monotonic() > deadline:
                 break
         read, length = min(self.ranks.gather(read)), known_length(loader)
-        whole = length is not None and read >= length
-        return self._endless(feed, None if whole else read)
+        self._share_read = 1.0 if length is None else min(1.0, read / max(1, length))
+        return None if length is not None and read >= length else read
 
     @_together("its first steps")
     def warm(self, seconds: float = 1.0) -> dict[str, Any]:
@@ -344,8 +348,16 @@ class Worker:
         if sum(tensor.nbytes for tensor in held) <= free_memory() / 4:
             self._remembered = [(tensor, tensor.clone()) for tensor in held]
 
+    @_together("its first batches again")
     def again(self) -> None:
-        """Put the weights and the optimizer's state back to what they were when they were kept."""
+        """Put the weights and the optimizer's state back to what they were when they were kept, and begin
+        with the first batches again: later ones may be longer, or lie on a disk that a candidate then does
+        not wait for any more.
+        """
+        assert self._feed is not None
+        self._stream.close()
+        self._stream = self._endless(self._feed, self._again)
+        self._steps(1)  # for which workers start
         for tensor, kept in self._remembered:
             tensor.copy_(kept)
 
@@ -369,6 +381,8 @@ class Worker:
         counted = len(self._faults) - 1
         if counted > COUNTED_STEPS:  # in some processes most steps take no memory anew, and a few take much
             seen = dataclasses.replace(seen, page_faults=(self._faults[-1] - self._faults[0]) / counted)
+        if self._share_read < 1.0:
+            seen = dataclasses.replace(seen, notes=seen.notes | {"share_read": self._share_read})
         seen = dataclasses.replace(seen, peak_bytes=int(self.ranks.largest(seen.peak_bytes)[0]))
         if evaluated and self.job.metric is not None:
             seen = dataclasses.replace(seen, peak_bytes=max(seen.peak_bytes, self._evaluation_peak()))

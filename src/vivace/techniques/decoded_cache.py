@@ -72,10 +72,16 @@ class DecodedCache(Technique):
         return store
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """The pictures kept, and how many were read from there."""
+        """The pictures kept, and how many were read from there. Refuses where all of them take more than may
+        be kept and a part was read so far, which says nothing of a whole pass when it is read again.
+        """
         counts = seen.notes.get("decoded_cache", {})
         if not counts.get("records"):
             raise Refused("it changed nothing: no JPEG file was decoded through Pillow")
+        whole = counts["bytes"] / seen.notes.get("share_read", 1.0)
+        if whole > self.budget_gib * 2**30:
+            told = f"decoded, all pictures take about {words.size(int(whole))}"
+            raise Refused(f"{told}, and {self.budget_gib} GiB of them may be kept")
         damaged = f", {counts['damaged']} found damaged" if counts["damaged"] else ""
         kept = f"{counts['records']:,} pictures in {words.size(counts['bytes'])}"
         return f"{kept}, read {counts['hits']:,} times{damaged}; it gains from the second pass on"

@@ -395,7 +395,7 @@ class Bench:
         found: dict[str, Any] = {"evidence": self.evidence.get(plan.id, {})}
 
         def opened() -> Contestant:
-            contestant = self._open(plan, seed=FIRST_ROUND + len(earlier))
+            contestant = self._open(plan, seed=FIRST_ROUND + len(earlier), limited=True)
             with self._ended(contestant, only_on_error=True):
                 if len(earlier) == 2:  # the least that an interval across processes needs
                     self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
@@ -423,7 +423,7 @@ class Bench:
     def _measured(
         self, contestant: Contestant, comparisons: list[Comparison], confirmed: dict[str, Any]
     ) -> dict[str, Any]:
-        size = self.facts["batch_size"]
+        size = contestant.samples_a_step or self.facts["batch_size"]  # batches may differ in size
         pairs = [pair for comparison in comparisons for pair in comparison.pairs]
         joules = [comparison.joules for comparison in comparisons if comparison.joules]
         return {
@@ -431,7 +431,7 @@ class Bench:
             "ratio": across(comparisons),
             "rounds": len(comparisons),
             "pairs": tuple((a * size, b * size) for a, b in pairs),
-            "samples_per_second": 1 / sorted(pair[1] for pair in pairs)[len(pairs) // 2],
+            "samples_per_second": 1 / statistics.median(pair[1] for pair in pairs),
             "peak_bytes": confirmed["peak_bytes"],
             "warmup_seconds": contestant.warmup_seconds,
             "promise": contestant.promise,

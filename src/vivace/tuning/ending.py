@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vivace.ledger import Code, Outcome, Trial
 from vivace.plan import Plan
 from vivace.tuning.objective import START_SECONDS
-from vivace.words import count, duration, percent
+from vivace.words import count, duration, percent, size
 
 
 def cannot_pay(saved_seconds: float, trial_seconds: float, high: float) -> str:
@@ -81,8 +81,10 @@ def _beside(trials: Sequence[Trial]) -> str:
     return f" (other processes used up to {percent(busy)} of the processor)" if busy else ""
 
 
-def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
-    """Why a plan that won in the search is not the result: its confirmation, in a training of `steps`."""
+def not_confirmed(trial: Trial, steps: int | None, *, memory: int | None = None) -> tuple[Outcome, str]:
+    """Why a plan that won in the search is not the result: its confirmation, in a training of `steps`; or
+    that its peak was above `memory` bytes there, where they are given.
+    """
     plan = Plan.from_dict(trial.techniques)
     if trial.ratio is None:
         told = f"{plan} was faster, and could not be confirmed: "
@@ -91,6 +93,9 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
             return Outcome.COULD_NOT_MEASURE, told
         told += str(trial.reason)
         return Outcome.NOTHING_HELPS if trial.status == "refused" else Outcome.COULD_NOT_MEASURE, told
+    if memory is not None:
+        peak = f"a peak of {size(trial.peak_bytes)}, above the {size(memory)} that are allowed"
+        return Outcome.NOTHING_HELPS, f"{plan} fitted, and in fresh processes it had {peak}"
     if trial.ratio.low > 1.0:
         return Outcome.NOTHING_HELPS, f"{plan}{does_not_pay(trial, steps)}"
     again = "in fresh processes"

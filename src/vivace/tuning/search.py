@@ -233,7 +233,8 @@ class Search(Standing):
         lacking for the others, they are left out at once, but for the one that promises most.
         """
         self._made_less.add(plan.id)
-        names, waiting = self.setting.coarsest_first(plan), list[str]()
+        names = self.setting.coarsest_first(plan) if plan != self.setting.base else []  # which nobody timed
+        waiting = list[str]()
         for name in names:
             without = self.setting.less(plan, name)
             card = next(one.card for one in plan.techniques if one.name == name)
@@ -250,9 +251,7 @@ class Search(Standing):
                 without = self.setting.less(without, name)
         if without != plan:
             plan = yield from self._less(plan, without, coarse=False)
-        for name in self.setting.coarsest_first(
-            plan
-        ):  # in the company that is left, as far as that was measured
+        for name in self.setting.coarsest_first(plan) if names else ():  # in what company is left
             without = self.setting.less(plan, name)
             if without.id in self.measured and self.setting.chosen(without):
                 plan = yield from self._less(plan, without, coarse=is_coarse(plan, name))
@@ -303,8 +302,9 @@ class Search(Standing):
 
     def _explain(self) -> Steps[None]:
         """Measure what each technique adds to the ones before it, while there is time."""
+        base = prefixes(self.setting.base, self.setting.needed)
         for plan in prefixes(self.best, self.setting.needed):
-            if plan.id not in self.measured and self._time_for(plan):
+            if plan.id not in self.measured and plan not in base and self._time_for(plan):
                 yield from self._measure(plan, self._free())
 
     def _list_untried(self) -> Steps[None]:
@@ -440,13 +440,14 @@ class Search(Standing):
             seconds = max(TIMING_SECONDS, self.left)
             trial = yield Confirm(plan, seconds, self.times.round(seconds))
             assert isinstance(trial, Trial)
-            if trial.ratio is not None and self._wins(trial.ratio, self.warmup(trial), trial.evaluating):
-                outcome = Outcome.FASTER if trial.ratio.low > 1.0 else Outcome.FITS
+            ratio, fits = trial.ratio, self._fits(trial.peak_bytes)
+            if fits and ratio is not None and self._wins(ratio, self.warmup(trial), trial.evaluating):
+                outcome = Outcome.FASTER if ratio.low > 1.0 else Outcome.FITS
                 long_plan = self._long_plan(plan, verified=long_kept)
-                self.conclusion = Conclusion(plan, trial.ratio, outcome, "", verdict, long_plan)
+                self.conclusion = Conclusion(plan, ratio, outcome, "", verdict, long_plan)
                 return None
             self._judged.append(plan)
-            last = not_confirmed(trial, self.setting.steps)
+            last = not_confirmed(trial, self.setting.steps, memory=None if fits else self.setting.memory)
 
     def _first_kept(self) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
         """The first plan not yet judged that keeps its promise, made less before; the guilty of others are
@@ -492,7 +493,7 @@ class Search(Standing):
         """Leave techniques with these settings out from now on; half of what is left goes into finding."""
         self._banned |= techniques
         self.best, self.best_ratio, self.best_peak = self.setting.base, ONE, self.setting.peak_bytes
-        for plan in self.ranking()[:1]:
+        for plan in self.not_rejected()[:1]:
             self._keep(plan, self.measured[plan.id])
         self._kept_seconds = 0.5 * self.left
 
@@ -529,7 +530,7 @@ class Search(Standing):
             return False
         verdict = yield from self._verify(fastest)
         if verdict.judged and not verdict.kept:
-            self._banned |= set(fastest.techniques) - set(plan.techniques)
+            self._judged.append(fastest)
         return bool(verdict.kept)
 
     def _long_plan(self, plan: Plan, *, verified: bool) -> LongPlan | None:

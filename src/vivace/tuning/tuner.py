@@ -8,6 +8,7 @@ import datetime
 import math
 import os
 import shutil
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -171,7 +172,8 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         if bench.law:
             ledger.append("ranks", bench.law)
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds, auto=given is None)
-        if given is None and length.steps is not None and seconds < least_seconds(length.step_seconds):
+        unlimited = given is None and limit is None
+        if unlimited and length.steps is not None and seconds < least_seconds(length.step_seconds):
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length)))
         if told := beforehand(length, seconds, given=given is not None):
             tell("notice", {"text": told})
@@ -363,16 +365,16 @@ class _Tuning:
             bench.measure_input_pipeline(0.02 * self.seconds)
         measure = partial(bench.measure, seconds=max(PATIENCE_SECONDS, seconds), comparing=comparing)
         default = measure(bench.base, role="baseline_default", strict=False)
-        reference = sorted(pair[0] for pair in default.pairs)
-        step = reference[len(reference) // 2] if reference else bench.reference.step_seconds
-        self.baselines["strict_fp32"] = bench.facts["batch_size"] / step
+        if default.pairs and default.samples_per_second:
+            reference, own = (statistics.median(side) for side in zip(*default.pairs, strict=True))
+            self.baselines["strict_fp32"] = default.samples_per_second * own / reference
         self.baselines["default"] = self._beside_strict(default)
         self.notes.pop("default")
         if self.profile.device != "cuda":
             self.notes["tf32"] = "this device has no TF32"
         for cls in registry.baselines(self.profile.device):
             name = cls.card.baseline
-            trial = measure(joined(bench.needed, Plan([cls()])), role=f"baseline_{name}")
+            trial = measure(joined(bench.base, Plan([cls()])), role=f"baseline_{name}")
             self.baselines[name] = self._beside_strict(trial)
             if trial.reason:
                 self.notes[name] = trial.reason
