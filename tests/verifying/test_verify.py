@@ -86,6 +86,31 @@ DEFECTS = [
 ]
 
 
+def shift_a_weight(build):
+    with torch.no_grad():
+        next(build.model.parameters()).add_(1.0)
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+def test_weights_that_are_others_once_a_session_is_open_are_seen(rulers, claim, numerics):
+    verdict = rulers("mlp").judge(claim(shift_a_weight, numerics))
+    assert verdict["kept"] is False
+    assert verdict["reason"].startswith("opening the session changes ")
+
+
+def no_numbers_in_evaluation(build):
+    hook = build.model.register_forward_hook(
+        lambda module, _, output: None if module.training else output * torch.nan
+    )
+    build.on_close(hook.remove)
+
+
+def test_an_evaluation_without_numbers_is_not_bit_identical(rulers, claim):
+    verdict = rulers("mlp").judge(claim(no_numbers_in_evaluation, Numerics.EXACT))
+    assert verdict["kept"] is False
+    assert "evaluation under the plan" in verdict["reason"]
+
+
 @pytest.mark.parametrize(("job", "defect"), DEFECTS, ids=[f"{j}-{d.__name__}" for j, d in DEFECTS])
 def test_a_defect_that_claims_to_be_rounding_is_caught(job, defect, rulers, claim):
     verdict = rulers(job).judge(claim(defect))

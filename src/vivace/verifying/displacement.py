@@ -12,6 +12,7 @@ from vivace.tensors.trees import same_numbers
 from vivace.verifying.figures import Measure, Quantity
 
 Tensors = dict[str, torch.Tensor]
+TINY = 1e-37  # below it numbers may be taken for zero
 CHUNK = 2**18  # numbers of a tensor that are compared at once: in float64 they stay in a core's cache
 FP32_UNIT = 2.0**-23  # in the last place, beside the number
 BATCH_SHARE = 0.1  # of a batch's statistics that BatchNorm's running mean takes in by default (momentum)
@@ -157,7 +158,7 @@ def distances(
     found[Measure(along_weights)] = along / (due or math.sqrt(square * weights) or 1.0)
     found |= _gradient_distances(outcome.gradients, reference.gradients)
     pairs = zip(outcome.losses, reference.losses, strict=True)
-    found[Measure(Quantity.LOSS)] = _largest(abs(a - b) / (abs(b) + 1e-12) for a, b in pairs)
+    found[Measure(Quantity.LOSS)] = largest(abs(a - b) / (abs(b) + 1e-12) for a, b in pairs)
     for name, start in before.buffers.items():
         mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
         if not is_measured(start):
@@ -206,6 +207,21 @@ def different_states(mine: State, theirs: State) -> list[str]:
     """The names of parameters and buffers that are not bit-identical."""
     pairs = ((mine.parameters, theirs.parameters), (mine.buffers, theirs.buffers))
     return [name for ours, others in pairs for name in others if not same_numbers(ours[name], others[name])]
+
+
+def opened_otherwise(mine: State, theirs: State, roundoff: float) -> list[str]:
+    """The names of parameters and buffers that differ by more than rounding their numbers to `roundoff`; 0:
+    by any bit.
+    """
+
+    def rounded(ours: torch.Tensor, other: torch.Tensor) -> bool:
+        apart = (ours.to_dense() - other.to_dense()).abs().double()
+        return bool((apart <= 2 * roundoff * other.to_dense().abs().double() + TINY).all())
+
+    pairs = ((mine.parameters, theirs.parameters), (mine.buffers, theirs.buffers))
+    differ = [(name, ours[name], others[name]) for ours, others in pairs for name in others]
+    differ = [found for found in differ if not same_numbers(*found[1:])]
+    return [name for name, ours, other in differ if not (roundoff and rounded(ours, other))]
 
 
 def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[Measure, float]:
@@ -292,7 +308,7 @@ def scale_and_residual(dot: float, square: float, whole: float, floor: float) ->
     return scale, math.sqrt(max(rest, 0.0) / square)  # NaN stays so: it stands first
 
 
-def _largest(values: Iterable[float]) -> float:
+def largest(values: Iterable[float]) -> float:
     """The largest, and NaN where one is: `max` would pass that over."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found)

@@ -23,7 +23,7 @@ from vivace.session.opening import seed_everything
 from vivace.session.session import Session
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
-from vivace.verifying.displacement import Tensors, scale_and_residual
+from vivace.verifying.displacement import Tensors, largest, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
@@ -195,7 +195,7 @@ def checks_of(
         found.append(check(measure, 0, value, envelope, roundoff, floor=finest, limit=limit))
 
     losses = zip(mine.losses, theirs.losses, strict=True)
-    figure(Measure(Quantity.DICTATED_LOSS), max(abs(a - b) / (abs(b) or 1.0) for a, b in losses))
+    figure(Measure(Quantity.DICTATED_LOSS), largest(abs(a - b) / (abs(b) or 1.0) for a, b in losses))
     for when in ("early", "end"):
         sums = [0.0, 0.0, 0.0, 0.0]
         for name in slopes:

@@ -25,6 +25,7 @@ from vivace.verifying.displacement import (
     different_states,
     distances,
     identical,
+    opened_otherwise,
     resolution,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
@@ -54,12 +55,7 @@ from vivace.verifying.judgement import (
 from vivace.verifying.life import WHEN, unseen
 from vivace.verifying.life import checks_of as life_checks
 from vivace.verifying.masks import Unlike
-from vivace.verifying.rehearsal import (
-    checks_of,
-    fault_of,
-    same_rehearsals,
-    slopes_like,
-)
+from vivace.verifying.rehearsal import checks_of, fault_of, same_rehearsals, slopes_like
 from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
 from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Products, Rounding
 from vivace.verifying.states import InPython, Snapshot, clone, moving_only, repeatable, state_of
@@ -280,6 +276,13 @@ class Ruler(Runner):
         """
         if fault := difference(facts_of_session(session), self.facts):
             return fault
+        first = self.snapshots[0].state
+        exact = session.promise == Numerics.EXACT
+        roundoff = 0.0 if exact else max(session.build.unit_roundoff, FINEST_ROUNDOFF)
+        if changed := opened_otherwise(state_of(session), first, roundoff):
+            with start(self.job, self.reference, self.machine) as again:
+                if not opened_otherwise(state_of(again), first, roundoff):
+                    return f"opening the session changes {changed[0]}"
         rank, num = self.ranks.rank, session.build.facts.ranks or 1
         reach = Reach(self.feeding_seconds, self.stream_seconds)
         feeds: dict[str, Callable[[], Fed]] = {
@@ -373,7 +376,8 @@ class Ruler(Runner):
                 lived = identical(ran.life.outcome, standing.life.outcome)
                 different += [f"{name}, {WHEN}," for name in lived]
             evaluated = self._evaluation_checks(ran, FINEST_ROUNDOFF)
-            different += [f"{c['name']}," for c in evaluated if c["value"] > FINEST_ROUNDOFF]
+            unlike = [c for c in evaluated if c["kept"] is False or c["value"] > FINEST_ROUNDOFF]
+            different += [f"{c['name']}," for c in unlike]
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
                 return outright(not different, reason, Quantity.BITS)
