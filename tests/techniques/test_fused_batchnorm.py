@@ -281,15 +281,65 @@ def constant(self, x):
     return self.relu(self.norm(x)) * torch.tensor([2.0])
 
 
-@pytest.mark.parametrize("body", [read, keep, collect, draw, noise, constant])
+def without_gradients(self, x):
+    found = self.relu(self.norm(x))
+    with torch.no_grad():
+        scale = found.abs().amax()
+    return found / scale
+
+
+def in_other_precision(self, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return self.relu(self.norm(x)) @ x
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, numbers):
+        return torch.round(numbers)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
+
+
+def with_an_own_backward(self, x):
+    return StraightThrough.apply(self.relu(self.norm(x)))
+
+
+def count(self, x):
+    self.steps += 1
+    return self.relu(self.norm(x))
+
+
+def ask_a_buffer(self, x):
+    return self.relu(self.norm(x)) if self.steps < 100 else x
+
+
+def write_a_tensor(self, x):
+    self.tensor.add_(1)
+    return self.relu(self.norm(x))
+
+
+BODIES = [
+    *(read, keep, collect, draw, noise, constant),
+    *(without_gradients, in_other_precision, with_an_own_backward, count, ask_a_buffer, write_a_tensor),
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
 def test_forwards_that_a_trace_would_change_are_left_alone(body):
     owner = Asks(body)
+    owner.register_buffer("steps", torch.zeros(()))
+    owner.tensor = torch.zeros(3)
     before = dict(vars(owner))
     streams = torch.get_rng_state(), random.getstate()
     with pytest.raises(Untraceable):
         chains_of(owner)
     assert vars(owner) == before
     assert owner.seen == []
+    assert (float(owner.steps), owner.tensor.tolist()) == (0.0, [0.0] * 3)
+    assert StraightThrough.apply(torch.tensor(0.7)) == 1.0
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert random.getstate() == streams[1]
 
@@ -474,6 +524,42 @@ def test_forks_within_a_forward_and_what_changes_its_input():
     assert additions(Two(nn.Conv2d(3, 3, 1)), {}) == 1
     assert additions(Two(nn.Conv2d(3, 3, 1)), plan) == 0
     assert additions(Two(nn.ReLU6()), plan) == 1, "an activation may change what it reads"
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.register_buffer("center", torch.zeros(()))
+
+    def forward(self, x):
+        found = functional.relu(self.norm(x))
+        self.center.mul_(0.9).add_(0.1 * found.detach().mean())
+        return found - self.center
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_what_a_forward_does_to_its_buffers_it_does_in_each_step_and_not_when_it_is_traced():
+    model = nn.Sequential(Centred(), nn.Flatten(), nn.Linear(147, 4))
+    with opened(copy.deepcopy(model)) as session:
+        assert float(session.build.model[0].center) == 0.0
+    mine = trained({"fused_batchnorm": {}}, copy.deepcopy(model))
+    assert_alike(mine, trained({}, copy.deepcopy(model)))
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_a_norm_with_a_weight_and_no_bias_is_left_alone():
+    def model():
+        torch.manual_seed(0)
+        norms = [nn.BatchNorm2d(6), nn.BatchNorm2d(6)]
+        norms[0].bias = None
+        layers = [nn.Conv2d(3, 6, 3), norms[0], nn.ReLU(), nn.Conv2d(6, 6, 3), norms[1], nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(54, 4))
+
+    assert_alike(trained({"fused_batchnorm": {}}, model()), trained({}, model()))
+    with opened(model()) as session:
+        session.step(batches(1)[0])
+        assert len(session.build.notes["fused_chains"]) == 1
 
 
 @pytest.mark.usefixtures("acted_out")

@@ -18,7 +18,7 @@ import operator
 import random
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -26,8 +26,9 @@ import torch
 from torch import fx, nn
 
 from vivace.tensors.modules import patched
+from vivace.tensors.trees import same_numbers
 from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
-from vivace.torch_internals.tensors import tree_unflatten
+from vivace.torch_internals.tensors import tree_leaves, tree_unflatten
 
 AGAIN = "again"  # the name of the placeholder by which an edit says that its graph runs twice
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
@@ -319,10 +320,18 @@ for _name in ("iadd", "isub", "imul", "itruediv", "iand", "ior"):  # fx would tr
 
 
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # what a forward does to its buffers is recorded, not done
+
     def __init__(self) -> None:
         super().__init__()
         self.asked = False
         self.inlined: list[nn.Module] = []
+        self.modes = _modes()
+
+    def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
+        if _modes() != self.modes:
+            raise Untraceable("a part of its forward has gradients or autocast switched otherwise")
+        return super().create_node(*arguments, **named)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -351,6 +360,30 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
+def _modes() -> tuple[Any, ...]:
+    """What decides on gradients and precision, and stands in no trace."""
+    kinds = ("cpu", "cuda")
+    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts)
+
+
+@contextlib.contextmanager
+def _without_own_functions() -> Iterator[None]:
+    """Inside, an autograd.Function that is given no numbers says so: its backward would not be recorded."""
+    own = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: type, *arguments: object, **named: object) -> Any:
+        if any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((arguments, named))):
+            raise Untraceable("its forward has an autograd.Function, whose backward pass is its own")
+        return own.__get__(None, cls)(*arguments, **named)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = own
+
+
 def _required(owner: nn.Module) -> tuple[list[str], dict[str, Any]]:
     """The names of a forward's required arguments, and the defaults of the others."""
     parameters = list(inspect.signature(type(owner).forward).parameters.values())[1:]
@@ -375,9 +408,10 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
     """A trace that drew no random numbers and changed no attribute of the module; both are put back."""
     streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
     before = dict(vars(owner))
-    contents = {k: list(v) for k, v in before.items() if isinstance(v, list)}
+    contents = {k: v.copy() for k, v in before.items() if isinstance(v, (list, dict))}  # buffers, too
+    numbers = {k: (v, v.clone()) for k, v in before.items() if isinstance(v, torch.Tensor)}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_own_functions():
             warnings.simplefilter("ignore")
             graph = trace()
     except Untraceable:
@@ -394,10 +428,15 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
         numpy.random.set_state(streams[2])
         kept = before.keys() == vars(owner).keys() and all(vars(owner)[k] is v for k, v in before.items())
         kept = kept and all(_same(before[name], items) for name, items in contents.items())
+        for tensor, was in numbers.values():
+            if not same_numbers(tensor, was):
+                tensor.copy_(was)
+                kept = False
         vars(owner).clear()
         vars(owner).update(before)
         for name, items in contents.items():
-            before[name][:] = items
+            before[name].clear()
+            getattr(before[name], "update" if isinstance(items, dict) else "extend")(items)
     if drew:
         raise Untraceable("its forward draws random numbers")
     if not kept:
@@ -405,5 +444,7 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
     return graph
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        one, other = [*one.keys(), *one.values()], [*other.keys(), *other.values()]
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

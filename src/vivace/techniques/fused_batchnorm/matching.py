@@ -76,7 +76,7 @@ def install(
     Returns what undoes it, and whether more may come: modules that take different ways for tensors and lists
     are traced when they are first called.
     """
-    norms = [m for m in model.modules() if type(m) in NORMS and not is_touched(m)]
+    norms = [m for m in model.modules() if _may_be_fused(m) and not is_touched(m)]
     undone = contextlib.ExitStack()
     for norm in norms:
         norm.forward = FusedNorm(norm)
@@ -245,7 +245,12 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
 def _is_norm(node: fx.Node, root: nn.Module) -> bool:
     """Is it the call of a BatchNorm that may be fused?"""
     norm = called_module(node, root)
-    return type(norm) in NORMS and len(node.args) == 1 and not node.kwargs and is_free(node, root)
+    return _may_be_fused(norm) and len(node.args) == 1 and not node.kwargs and is_free(node, root)
+
+
+def _may_be_fused(module: Any) -> bool:
+    """Is it a BatchNorm with both weight and bias, or with neither?"""
+    return type(module) in NORMS and (module.weight is None) == (module.bias is None)
 
 
 def _joins_later(node: fx.Node, root: nn.Module) -> bool:
