@@ -50,6 +50,35 @@ def job():
     return Job(**{**vars(tiny), "model": model})
 
 
+class Unsure(nn.Module):
+    """A branch with a function of its own, in place or not."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.conv, self.norm, self.writes = nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2), writes
+
+    def forward(self, x):
+        if self.writes:
+            x = torch.nn.functional.relu(x, inplace=True)
+        return torch.nn.functional.relu(self.norm(self.conv(x)), inplace=True)
+
+
+class Beside(nn.Module):
+    def __init__(self, writes):
+        super().__init__()
+        self.one, self.other = Unsure(writes), nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x):
+        return torch.cat([self.one(x), self.other(x)], 1)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_called_module_that_writes_what_others_read_is_no_branch_of_its_own(writes):
+    found, order = order_of(Beside(writes))
+    assert found == ([] if writes else [2])
+    assert ("fork" in order) is not writes
+
+
 @pytest.mark.gpu
 class TestBranchStreams(TechniqueContract):
     technique = BranchStreams

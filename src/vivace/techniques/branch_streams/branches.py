@@ -152,12 +152,30 @@ def _are_independent(branches: list[list[fx.Node]], owner: nn.Module) -> bool:
             inner = list(module.modules()) if module is not None else []
             if "dropout" in str(node.target) or any("Drop" in type(m).__name__ for m in inner):
                 return False
-            writes = any(getattr(m, "inplace", False) for m in inner) or node.target in _IN_PLACE
-            writes = writes or str(getattr(node.target, "__name__", node.target)).endswith("_")
-            writes = writes or bool(node.kwargs.get("inplace"))
+            writes = _is_in_place(node) or any(map(_writes, inner))
             if writes and not set(node.all_input_nodes[:1]) <= inside:
                 return False
     return True
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    named = str(getattr(node.target, "__name__", node.target)).endswith("_")
+    return node.target in _IN_PLACE or named or bool(node.kwargs.get("inplace"))
+
+
+def _writes(module: nn.Module) -> bool:
+    """Does a module's own forward write into what it is given? True where nobody can tell."""
+    if type(module).__module__.startswith("torch.nn."):
+        return bool(getattr(module, "inplace", False))
+    signature = tensors_only(module)
+    if signature is None:
+        return True
+    try:
+        graph, _ = trace(module, signature)
+    except Untraceable:
+        return True
+    given = [node.all_input_nodes[:1] for node in graph.nodes if _is_in_place(node)]
+    return any(one.op != "call_module" for nodes in given for one in nodes)
 
 
 def _schedule(graph: fx.Graph, node: fx.Node, branches: list[list[fx.Node]]) -> None:
