@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import vivace
+from vivace.errors import Refused
 from vivace.mechanisms import recompute
 from vivace.mechanisms.beside import as_it_is
 
@@ -98,6 +99,19 @@ def test_attributes_are_as_the_first_time_and_move_once(does, cheap):
         assert torch.equal(part.state, other.state)
         assert torch.equal(part.stream.get_state(), other.stream.get_state())
         assert part.dice.getstate() == other.dice.getstate()
+
+
+OUTSIDE = torch.Generator()
+
+
+@pytest.mark.parametrize("cheap", [[], ["*"]])
+def test_noise_of_a_generator_that_is_no_blocks_own_is_refused(cheap):
+    def drawing_outside(part, y):
+        return y * torch.rand(6, generator=OUTSIDE)
+
+    OUTSIDE.manual_seed(5)
+    with pytest.raises(Refused, match="does not do the same when it runs again"):
+        trained(lambda: Twice(drawing_outside), {"checkpoint": {"cheap": cheap}})
 
 
 def test_what_blocks_keep_of_a_step_does_not_keep_the_step_before():

@@ -104,7 +104,10 @@ class _Place:
 
 
 class _Saved(NamedTuple):
-    """One tensor that the first pass saved: where it goes, what it is, and how many products came before."""
+    """One tensor that the first pass saved: where it goes, what it is, and how many products came before.
+
+    Noise of a generator that is none of the block's own is seen by its sum alone.
+    """
 
     place: weakref.ref[_Place]
     kind: tuple[torch.Size, torch.dtype]
@@ -113,6 +116,7 @@ class _Saved(NamedTuple):
     storage: int
     version: int
     num_products: int
+    total: torch.Tensor | None  # of its numbers, in a block's first pass
 
 
 class _Products(OperatorMode):  # type: ignore[misc]
@@ -211,12 +215,13 @@ class _Frame:
             place.tensor = tensor.detach()
             place.version = version_of(place.tensor)
             sparse = ((), 0), False, 0, place.version
-            self.saved.append(_Saved(weakref.ref(place), kind, *sparse, num_products))
+            self.saved.append(_Saved(weakref.ref(place), kind, *sparse, num_products, None))
             return place
         storage = tensor.untyped_storage()
         key, layout = storage_id(storage), (tensor.stride(), int(tensor.storage_offset()))
         dense = layout, _is_lazy(tensor), key, version_of(tensor)
-        self.saved.append(_Saved(weakref.ref(place), kind, *dense, num_products))
+        total = tensor.detach().sum() if self.changing is None and not self.fake else None
+        self.saved.append(_Saved(weakref.ref(place), kind, *dense, num_products, total))
         if key not in self.storages:
             alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self.storages[key] = alive, storage.nbytes()
@@ -299,6 +304,8 @@ class _Frame:
             nonlocal made
             saved = self.saved[made]
             if (tensor.shape, tensor.dtype) != saved.kind:
+                raise self._differs()
+            if saved.total is not None and not same_numbers(tensor.detach().sum(), saved.total):
                 raise self._differs()
             place = saved.place()
             if place is not None and place.tensor is None:
