@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.ledger import Observation, Profile
 from vivace.machine import Device, Machine
+from vivace.mechanisms.half_precision import ScaledOptimizer
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import start
@@ -80,6 +82,77 @@ def test_graphs_of_one_process_warm_up_on_one_stream(monkeypatch):
         loss = StepGraph(optimizer, Facts(), {}).beside(torch.sum, torch.ones(3, device="cuda"))
         assert float(loss) == 3.0
     assert made == [0]
+
+
+class Moving(torch.nn.Module):
+    """Its weight, or its buffer, lies elsewhere after each step."""
+
+    def __init__(self, which):
+        super().__init__()
+        self.which, self.weight = which, torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("center", torch.zeros(3))
+
+    def forward(self, x):
+        if self.which == "weight":
+            self.weight.data = self.weight.data.clamp(-1, 1)
+        else:
+            self.center = 0.9 * self.center + 0.1 * x
+        return ((x - self.center) * self.weight).sum()
+
+
+def of_a_cpu(model, monkeypatch):
+    """A graph's steps where nothing is captured, and how often it was forgotten."""
+    graph = StepGraph(torch.optim.SGD(model.parameters(), lr=0.1), Facts(), {}, model=model)
+    forgotten = []
+
+    def capture(following, batch, shapes):
+        graph.frozen, loss = graph.settings(), following(batch)
+        replay = SimpleNamespace(replay=lambda: None)
+        graph.recorded[shapes] = SimpleNamespace(graph=replay, batch=batch, loss=loss)
+
+    own = graph.forget
+    monkeypatch.setattr(graph, "forget", lambda: (forgotten.append(1), own()))
+    monkeypatch.setattr(graph, "beside", lambda following, batch: following(batch))
+    monkeypatch.setattr(graph, "capture", capture)
+    return graph, forgotten
+
+
+@pytest.mark.parametrize("which", ["weight", "center"])
+def test_what_every_step_puts_elsewhere_is_refused(monkeypatch, which):
+    model = Moving(which)
+    graph, _ = of_a_cpu(model, monkeypatch)
+    with pytest.raises(Refused, match=f"a step gives '{which}' other memory, which a graph does not follow"):
+        graph.step(model, torch.ones(3))
+
+
+def test_a_weight_that_was_put_elsewhere_between_steps_is_captured_afresh(monkeypatch):
+    model = torch.nn.Linear(3, 1)
+    graph, forgotten = of_a_cpu(model, monkeypatch)
+    for number in range(8):
+        if number == 4:
+            model.weight.data = model.weight.data.clamp(-0.1, 0.1)
+        graph.step(lambda x: model(x).sum(), torch.ones(3))
+    assert len(forgotten) == 2  # of which the first step is one
+
+
+def test_a_first_step_that_a_loss_scale_skips_leaves_momentum_at_zero():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
+    facts = SimpleNamespace(skipped_steps=torch.zeros(()))
+    proxy = ScaledOptimizer(SimpleNamespace(optimizer=optimizer, facts=facts))
+    proxy.following = optimizer.step
+    for found, slope in ((1.0, torch.inf), (0.0, 2.0)):
+        weight.grad, proxy.found_inf = torch.full((3,), slope), torch.tensor(found)
+        proxy.step()
+    assert torch.allclose(weight, torch.full((3,), 0.8))
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.full((3,), 2.0))
+
+
+def test_dampening_behind_a_loss_scale_is_refused():
+    build = build_on_cuda(torch.optim.SGD, momentum=0.9, dampening=0.1)
+    build.facts.skipped_steps = 0
+    with pytest.raises(Refused, match="fused SGD cannot begin with dampening"):
+        CudaGraphStep().apply(build)
 
 
 def test_it_excludes_compile_modes_that_capture():

@@ -127,6 +127,9 @@ class ScaledOptimizer:
             self.facts.skipped_steps -= 1
             self.following()
             return
+        from vivace.tensors.optimizers import begin_momentum
+
+        begin_momentum(self.optimizer)
         self.facts.skipped_steps.add_(self.found_inf)
         self.optimizer.grad_scale, self.optimizer.found_inf = None, self.found_inf
         try:

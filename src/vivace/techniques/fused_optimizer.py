@@ -38,7 +38,7 @@ class FusedOptimizer(Technique):
         """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
         import torch
 
-        from vivace.tensors.optimizers import aligned, is_dense, switch_optimizer
+        from vivace.tensors.optimizers import aligned, begin_momentum, is_dense, switch_optimizer
 
         build.require(not build.own_step, "your own step function holds its optimizers itself")
         optimizer = build.optimizer
@@ -70,8 +70,8 @@ class FusedOptimizer(Technique):
         build.on_close(undo.close)
         undo.enter_context(aligned([optimizer]))  # a state may lie otherwise, such as one that was loaded
         build.on_close(switch_optimizer(optimizer, {key: key == self.kind for key in KEYS}))
-        if self.kind == "fused" and isinstance(optimizer, torch.optim.SGD):
-            build.on_close(optimizer.register_step_pre_hook(_begin_momentum).remove)
+        if self.kind == "fused":
+            build.on_close(optimizer.register_step_pre_hook(begin_momentum).remove)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The fused or foreach operators that ran and that the reference does not have."""
@@ -95,20 +95,6 @@ class FusedOptimizer(Technique):
         """At most the update's share of the step, of which a fifth remains."""
         share = profile.shares.get("update", 0.0)
         return (1 / (1 + 0.1 * share), 1 / (1 - 0.8 * share))
-
-
-def _begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Give weights whose first gradient comes later than others' a momentum of zero, which the first step
-    makes their gradient, as torch does: fused SGD fails where some have one and some not (torch 2.15).
-    """
-    import torch
-
-    for group in optimizer.param_groups:
-        trained = [p for p in group["params"] if p.grad is not None]
-        late = [p for p in trained if optimizer.state.get(p, {}).get("momentum_buffer") is None]
-        if group["momentum"] and not group["dampening"] and 0 < len(late) < len(trained):
-            for parameter in late:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _try(build: Build, optimizer: torch.optim.Optimizer, kind: str) -> None:

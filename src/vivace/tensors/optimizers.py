@@ -122,3 +122,15 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def _order(tensor: torch.Tensor) -> list[int]:
     """The strides that matter: a dimension of one element has none."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Give weights of SGD that have none a momentum of zero, which the first step makes their gradient, as
+    torch does: fused SGD fails where some have one and some not, and leaves it unwritten where a loss scale
+    skips the first step (torch 2.15).
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        begins = group["momentum"] and not group["dampening"]
+        for weight in [p for p in group["params"] if p.grad is not None] if begins else ():
+            if optimizer.state[weight].get("momentum_buffer") is None:
+                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)

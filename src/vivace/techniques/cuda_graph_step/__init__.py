@@ -62,6 +62,9 @@ class CudaGraphStep(Technique):
         settings |= {} if name == "SGD" else {"capturable": True}
         scaling = " under fp16 loss scaling" if scaled else ""
         build.require(settings.keys() <= optimizer.defaults.keys(), f"{name} cannot be captured{scaling}")
+        dampened = name == "SGD" and any(g["momentum"] and g["dampening"] for g in optimizer.param_groups)
+        reason = "fused SGD cannot begin with dampening behind a step that is skipped"
+        build.require(not (scaled and dampened), reason)
         build.on_close(switch_optimizer(optimizer, settings))
         if scaled:
             build.facts.skipped_steps = torch.zeros((), device=build.device)

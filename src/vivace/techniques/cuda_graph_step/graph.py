@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,8 +46,8 @@ class StepGraph:
         facts: ``replays`` counts the steps that ran from a graph.
         notes: ``graphs`` counts the shapes that have one.
         num_shapes: so many shapes of a batch are captured, as they come; others run uncaptured.
-        model: what is trained. Once other weights of it are, or its modules are in other modes, all is
-            captured afresh.
+        model: what is trained. Once other weights of it are, or they lie elsewhere, or its modules are in
+            other modes, all is captured afresh.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class StepGraph:
     ) -> None:
         self.optimizer, self.facts, self.notes, self.num_shapes = optimizer, facts, notes, num_shapes
         self.rates: list[torch.Tensor] = []
+        self.model = model
         self.weights = [] if model is None else list(model.parameters())
         self.modules = [] if model is None else list(model.modules())
-        self.switches: list[bool] = []
+        self.switches: list[int] = []
         self.forget()
 
     def forget(self) -> None:
@@ -75,8 +77,9 @@ class StepGraph:
     def step(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """Take one training step: replay the graph of the batch's shapes, or record it first."""
         shapes = outline(batch)
-        switches = [weight.requires_grad for weight in self.weights]
+        switches: list[int] = [weight.requires_grad for weight in self.weights]
         switches += [module.training for module in self.modules]
+        switches += [weight.data_ptr() for weight in self.weights]
         if switches != self.switches:
             self.forget()
             self.switches = switches
@@ -88,7 +91,12 @@ class StepGraph:
                 left = self.waiting.setdefault(shapes, 1 if self.recorded else WARM_UP_STEPS)
                 if left:
                     self.waiting[shapes] -= 1
-                    return self.beside(following, batch)
+                    places, loss, now = self.places(), self.beside(following, batch), self.places()
+                    if moved := [name for name, place in places.items() if now.get(name, place) != place]:
+                        raise Refused(
+                            f"a step gives '{moved[0]}' other memory, which a graph does not follow"
+                        )
+                    return loss
                 self.capture(following, batch, shapes)
         if self.settings() != self.frozen:
             raise Refused(
@@ -100,6 +108,13 @@ class StepGraph:
         recorded.graph.replay()
         self.facts.replays = (self.facts.replays or 0) + 1
         return recorded.loss.clone()
+
+    def places(self) -> dict[str, int]:
+        """Where the model's weights and buffers lie."""
+        if self.model is None:
+            return {}
+        named = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        return {name: tensor.data_ptr() for name, tensor in named}
 
     def beside(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """A step on the side stream, as a capture wants it to have run before."""
