@@ -1,5 +1,6 @@
 """The interval of a speed ratio: coverage, symmetry, and the smallest numbers of pairs."""
 
+import itertools
 import random
 
 import pytest
@@ -39,6 +40,25 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(count):
         ratio = speed_ratio(pairs)
         held += ratio.low <= 1.7 <= ratio.high
     assert held / 600 >= 0.92
+
+
+@pytest.mark.parametrize("count", [6, 12, 30])
+@pytest.mark.parametrize("spreads", [(0.1, 0.1), (0.1, 0.01), (0.01, 0.1)])
+def test_an_interval_of_pairs_that_share_blocks_covers_the_truth_as_well(count, spreads):
+    """Each of the reference's blocks, or each of the candidate's, is off by so much."""
+    source, held, naive = random.Random(count), 0, 0
+    for _ in range(600):
+        before = [1.7 * source.lognormvariate(0, spreads[0]) for _ in range(count + 1)]
+        both = [
+            ((one + other) / 2, source.lognormvariate(0, spreads[1]))
+            for one, other in itertools.pairwise(before)
+        ]
+        ratio, plain = speed_ratio(both, neighbours=True), speed_ratio(both)
+        held += ratio.low <= 1.7 <= ratio.high
+        naive += plain.low <= 1.7 <= plain.high
+    assert held / 600 >= 0.9
+    assert held >= naive
+    assert spreads != (0.1, 0.01) or count < 12 or naive / 600 < 0.9
 
 
 def test_cuts_agree_with_the_published_table():

@@ -262,8 +262,10 @@ def compare(
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
+    ratio = speed_ratio(_walls(pairs), neighbours=True)
     if told and (loud or ratio.wide):
-        ratio = by_both_clocks(ratio, speed_ratio(_working(pairs)), others, target, sound=alone or not loud)
+        working = speed_ratio(_working(pairs), neighbours=True)
+        ratio = by_both_clocks(ratio, working, others, target, sound=alone or not loud)
     undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
     if ratio.width > UNSTEADY_WIDTH and undecided:
         raise Unsteady(
@@ -400,6 +402,7 @@ def across(comparisons: Sequence[Comparison]) -> Ratio:
     if len(ratios) < 3:
         middle = math.exp(sum(math.log(ratio.estimate) for ratio in ratios) / len(ratios))
         return Ratio(middle, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios))
-    blocks = speed_ratio([pair for comparison in comparisons for pair in comparison.counted])
+    counted = [pair for comparison in comparisons for pair in comparison.counted]
+    blocks = speed_ratio(counted, neighbours=True)
     spread = speed_ratio([(ratio.estimate, 1.0) for ratio in ratios])
     return Ratio(spread.estimate, min(blocks.low, spread.low), max(blocks.high, spread.high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations_with_replacement
@@ -15,22 +16,35 @@ FEWEST_BLOCKS = 4  # of each of two runs: with three the ranks cannot reach 95 %
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 
 
-def speed_ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
+def speed_ratio(pairs: Sequence[tuple[float, float]], *, neighbours: bool = False) -> Ratio:
     """How many times faster the candidate is, from (reference seconds, candidate seconds) pairs; at least 3
     of them.
 
     Estimate: Hodges-Lehmann, the median of all pairwise means of the log ratios. Interval: distribution-free,
         from the Wilcoxon signed-rank distribution (Hollander, Wolfe & Chicken, Nonparametric Statistical
-        Methods, 3.3), at 95 %; with 3 to 5 pairs, where ranks cannot reach 95 %, Student's t.
+        Methods, 3.3), at 95 %; with 3 to 5 pairs, where ranks cannot reach 95 %, Student's t. Of
+        `neighbours`, which share a block of the reference each with the next and so vary together, it is
+        stretched by sqrt(1 + 2 rho), rho being the correlation of a ratio with the next one, up to a half.
     """
     assert len(pairs) >= 3, "an interval needs at least three pairs"
     logs = [math.log(reference / candidate) for reference, candidate in pairs]
     if len(logs) in _STUDENT:
         half = _STUDENT[len(logs)] * stdev(logs) / math.sqrt(len(logs))
-        return Ratio(math.exp(mean(logs)), math.exp(mean(logs) - half), math.exp(mean(logs) + half))
-    averages = sorted((a + b) / 2 for a, b in combinations_with_replacement(logs, 2))
-    cut = _signed_rank_cut(len(logs))
-    return Ratio(math.exp(median(averages)), math.exp(averages[cut]), math.exp(averages[-1 - cut]))
+        middle, low, high = mean(logs), mean(logs) - half, mean(logs) + half
+    else:
+        averages = sorted((a + b) / 2 for a, b in combinations_with_replacement(logs, 2))
+        cut = _signed_rank_cut(len(logs))
+        middle, low, high = median(averages), averages[cut], averages[-1 - cut]
+    wider = math.sqrt(1.0 + 2.0 * _correlation(logs)) if neighbours else 1.0
+    return Ratio(*(math.exp(middle + wider * (end - middle)) for end in (middle, low, high)))
+
+
+def _correlation(logs: Sequence[float]) -> float:
+    """Of each number with the next one, between 0 and a half; its estimate is low by one part in so many."""
+    apart = [one - mean(logs) for one in logs]
+    square = sum(one * one for one in apart)
+    found = sum(map(operator.mul, apart, apart[1:])) / square + 1 / len(logs) if square else 0.0
+    return min(0.5, max(0.0, found))
 
 
 @cache
