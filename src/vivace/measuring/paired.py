@@ -227,8 +227,7 @@ def compare(
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
     there are not enough others. Where these give no answer, blocks become single steps, and on a processor
     its own clock is asked, which does not run while others compute. Raises Unsteady where the interval stays
-    wider than half of the estimate and holds 1: where it lies above 1 on the whole, the candidate is faster,
-    however wide it is.
+    wider than half of the estimate and holds 1.
 
     Where both workers tell how long they waited for a processor, a pair is disturbed if they did. With one
     thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other, and

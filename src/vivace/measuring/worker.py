@@ -107,7 +107,7 @@ class Worker:
         self.session: Session | None = None
         self._strides: Strides | None = None
         self._feed: Feed | None = None
-        self._stream: Generator[Any, None, None] = (nothing for nothing in ())
+        self._stream: Generator[Any, None, None] = (one for one in list[Any]())
         self._again: int | None = None  # so many of the first epoch's batches over and over
         self._share_read = 1.0  # of the data, in the first pass
         self._cached: Any = None

@@ -328,10 +328,18 @@ class _Tracer(fx.Tracer):
         self.inlined: list[nn.Module] = []
         self.modes = _modes()
 
-    def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
+    def create_node(
+        self,
+        kind: str,
+        target: str | Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> fx.Node:
         if _modes() != self.modes:
             raise Untraceable("a part of its forward has gradients or autocast switched otherwise")
-        return super().create_node(*arguments, **named)
+        return super().create_node(kind, target, args, kwargs, name, type_expr)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -372,7 +380,7 @@ def _without_own_functions() -> Iterator[None]:
     """Inside, an autograd.Function that is given no numbers says so: its backward would not be recorded."""
     own = vars(torch.autograd.Function)["apply"]
 
-    def apply(cls: type, *arguments: object, **named: object) -> Any:
+    def apply(cls: type, /, *arguments: object, **named: object) -> Any:
         if any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((arguments, named))):
             raise Untraceable("its forward has an autograd.Function, whose backward pass is its own")
         return own.__get__(None, cls)(*arguments, **named)
@@ -444,7 +452,6 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
     return graph
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        one, other = [*one.keys(), *one.values()], [*other.keys(), *other.values()]
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def _same(one: list[Any] | dict[str, Any], other: list[Any] | dict[str, Any]) -> bool:
+    mine, theirs = ([*v.keys(), *v.values()] if isinstance(v, dict) else v for v in (one, other))
+    return len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs, strict=True))

@@ -124,7 +124,7 @@ def _order(tensor: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
-def begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def begin_momentum(optimizer: torch.optim.Optimizer, *_: tuple[Any, ...] | dict[str, Any]) -> None:
     """Give weights of SGD that have none a momentum of zero, which the first step makes their gradient, as
     torch does: fused SGD fails where some have one and some not, and leaves it unwritten where a loss scale
     skips the first step (torch 2.15).

@@ -248,9 +248,11 @@ def _is_norm(node: fx.Node, root: nn.Module) -> bool:
     return _may_be_fused(norm) and len(node.args) == 1 and not node.kwargs and is_free(node, root)
 
 
-def _may_be_fused(module: Any) -> bool:
+def _may_be_fused(module: nn.Module | None) -> bool:
     """Is it a BatchNorm with both weight and bias, or with neither?"""
-    return type(module) in NORMS and (module.weight is None) == (module.bias is None)
+    if not isinstance(module, NORMS) or type(module) not in NORMS:
+        return False
+    return (module.weight is None) == (module.bias is None)
 
 
 def _joins_later(node: fx.Node, root: nn.Module) -> bool:
