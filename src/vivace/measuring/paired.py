@@ -220,8 +220,7 @@ def compare(
     tolerance: float = 0.03,
     target: float | None = None,
 ) -> Comparison:
-    """Time both in turn until the 95 % interval is tighter than `tolerance`, time is up, or the ratio is
-    known to be above the `target`, or far below.
+    """Time both in turn until the interval is tighter than `tolerance`, or above the `target`, or far below.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
