@@ -93,6 +93,26 @@ def test_without_a_metric_a_plateau_is_the_losses(tmp_path, tiny):
     assert train(job, out=tmp_path / "run").epochs == 3
 
 
+def test_a_plateau_of_the_loss_goes_on_from_the_end_of_an_epoch(tmp_path, tiny, digest):
+    """The newest checkpoint is of the epoch's last step, before the schedule has seen its loss."""
+
+    def stop(event):
+        if event.kind == "epoch":
+            raise KeyboardInterrupt
+
+    job = tiny.make(scheduler=lambda optimizer: Plateau(optimizer, patience=0, threshold=0.5), metric=None)
+    train(job, out=tmp_path / "whole", checkpoint_every_steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(job, out=tmp_path / "run", checkpoint_every_steps=5, on_event=stop)
+    train(job, out=tmp_path / "run", resume=True)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "step_15" / "state.pt", weights_only=True)["scheduler"]
+        for name in ("whole", "run")
+    )
+    assert parts == whole
+
+
 def test_the_epoch_that_a_dataset_is_told_counts_after_a_stop(tmp_path, tiny, digest):
     class Curriculum(type(tiny.make().data().dataset)):
         epoch = -1

@@ -298,6 +298,8 @@ class Loop(Keeping):
     def _watched(self) -> float:
         """What a scheduler that waits for a plateau sees: the metric, or without one the loss."""
         if self.job.metric is None:
+            if self.last_loss is None:  # an earlier process took the epoch's last step, and read its loss
+                return math.nan if self.position.loss is None else self.position.loss
             return self.ranks.mean(float(self.last_loss))
         if self.position.metric is None:
             raise JobError("ReduceLROnPlateau waits for the metric of an epoch: use scheduler_every='epoch'")
