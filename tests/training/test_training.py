@@ -744,9 +744,43 @@ class Counting(torch.nn.Module):
         return self.layer(inputs - self.mean) / (1 + self.calls)
 
 
-@pytest.mark.parametrize("plan", ["", "format = 1\n[techniques.fused_optimizer]\n"])
-def test_what_a_model_keeps_beside_its_state_dict_goes_on_after_a_stop(tmp_path, tiny, digest, plan):
-    job = tiny.make(model=Counting)
+class FirstNone(Counting):
+    """Its mean has a place from the beginning, and a value from the first step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+
+    def forward(self, inputs):
+        if self.mean is None:
+            self.mean = torch.zeros(6)
+        return super().forward(inputs)
+
+
+class Lazy(Counting):
+    """The first step makes the place, too."""
+
+    def __init__(self):
+        super().__init__()
+        del self.mean
+
+    def forward(self, inputs):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(6), persistent=False)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        (Counting, ""),
+        (Counting, "format = 1\n[techniques.fused_optimizer]\n"),
+        (FirstNone, ""),
+        (Lazy, ""),
+    ],
+)
+def test_what_a_model_keeps_beside_its_state_dict_goes_on_after_a_stop(tmp_path, tiny, digest, model, plan):
+    job = tiny.make(model=model)
     plan = vivace.Plan.loads(plan) if plan else None
     vivace.train(job, plan, out=tmp_path / "whole")
     vivace.train(job, plan, out=tmp_path / "run", max_steps=4)

@@ -5,6 +5,7 @@ of its modules, such as a counter of steps. A checkpoint holds them, so that a r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,8 +46,11 @@ class Beside:
         for index, name, key, value in state:
             module = self._models[index].get_submodule(name)
             now = own_tensors(module)[1].get(key)
-            if now is None or not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor):
                 vars(module)[key] = value
+            elif now is None:
+                own = next(chain(module.parameters(), self._models[index].parameters()), value)
+                module.register_buffer(key, value.to(own.device), persistent=False)
             elif now.shape == value.shape and now.dtype == value.dtype:
                 with torch.no_grad():
                     now.copy_(value)
