@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from vivace.errors import JobError, Refused
 from vivace.inspection import inspect
@@ -387,6 +387,19 @@ def test_unequal_batches_are_refused(jobs, opened):
     feed.enter(rows[0])
     with pytest.raises(Refused, match="batches are built otherwise"):
         feed.enter(rows[1])
+
+
+@pytest.mark.parametrize("counts", [(96, 80), (80, 96), (96, 64)])
+def test_a_run_of_more_batches_is_refused(jobs, opened, counts):
+    def job(count):
+        data = Subset(jobs.table(96), range(count))
+        return dataclasses.replace(jobs.job(), data=lambda: DataLoader(data, batch_size=16, shuffle=True))
+
+    rows, feed = opened(job, *({"count": count} for count in counts)), Feed()
+    for row in rows:
+        feed.enter(row)
+    with pytest.raises(Refused, match="unequal numbers of batches"):
+        list(feed.epoch(rows))
 
 
 def test_a_loader_of_any_kind_feeds_the_same(jobs, opened, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -73,12 +74,11 @@ class Feed:
         if all(row.number in self._tables for row in rows):
             yield from self._looked_up(rows)
             return
-        streams = [row.batches(row.epoch) for row in rows]
-        for batches in zip(*streams, strict=False):
+        for batches in zip_longest(*(row.batches(row.epoch) for row in rows), fillvalue=self):
+            if any(batch is self for batch in batches):
+                raise Refused("the runs have unequal numbers of batches")
             found = [tuple(tensors(batch)) for batch in batches]
             yield tuple(_stacked(leaves) for leaves in zip(*found, strict=True))
-        if any(next(stream, None) is not None for stream in streams):
-            raise Refused("the runs have unequal numbers of batches")
 
     def _order_of(self, row: Row) -> _Order:
         """That of the row's epoch, for which a proof asks before the training does."""
