@@ -113,7 +113,8 @@ def test_a_plateau_of_the_loss_goes_on_from_the_end_of_an_epoch(tmp_path, tiny, 
     assert parts == whole
 
 
-def test_the_epoch_that_a_dataset_is_told_counts_after_a_stop(tmp_path, tiny, digest):
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_the_epoch_that_a_dataset_is_told_counts_after_a_stop(tmp_path, tiny, digest, workers):
     class Curriculum(type(tiny.make().data().dataset)):
         epoch = -1
 
@@ -124,7 +125,7 @@ def test_the_epoch_that_a_dataset_is_told_counts_after_a_stop(tmp_path, tiny, di
             inputs, label = super().__getitem__(index)
             return inputs * (1 + self.epoch), label
 
-    job = tiny.make(data=lambda: DataLoader(Curriculum(), batch_size=8, shuffle=True))
+    job = tiny.make(data=lambda: DataLoader(Curriculum(), batch_size=8, shuffle=True, **workers))
     train(job, out=tmp_path / "whole")
     train(job, out=tmp_path / "run", max_steps=7)
     train(job, out=tmp_path / "run", resume=True)

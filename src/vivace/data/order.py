@@ -58,10 +58,10 @@ def ordered(
     """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch`.
 
     A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples;
-    given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable
-    comes back as `IterableData`, to which `place` and `renew` go. Of `world_size` ranks each takes its
-    contiguous share of every batch. What cannot be read is treated as `damage` says; a batch of which nothing
-    is left comes as None.
+    given back in, it is moved to the new epoch, so that persistent workers live on, but for a dataset that is
+    told the epoch. Anything else iterable comes back as `IterableData`, to which `place` and `renew` go. Of
+    `world_size` ranks each takes its contiguous share of every batch. What cannot be read is treated as
+    `damage` says; a batch of which nothing is left comes as None.
 
     Raises JobError where a batch cannot be shared evenly.
     """
@@ -132,7 +132,7 @@ def _rebuild(
     )
     methods = loader.multiprocessing_context or multiprocessing.get_context()
     shared = not loader.num_workers or methods.get_start_method() == "fork"  # memory, with the workers
-    told = hasattr(loader.dataset, "set_epoch")  # whose first batch is another one in another epoch
+    told = hasattr(loader.dataset, "set_epoch")  # its first batch is another one in another epoch
     looks = shared and not told
     if witness is not None and not witness.mark and looks and (first := order.first_ticket()) is not None:
         dataset.first = (witness, first)
@@ -147,7 +147,7 @@ def _rebuild(
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
         prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+        persistent_workers=loader.persistent_workers and not told,  # those that live on never hear it
         pin_memory_device=loader.pin_memory_device,
         in_order=loader.in_order,
     )
