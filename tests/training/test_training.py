@@ -466,6 +466,19 @@ class TestJobs:
         assert f"epoch 2): back to {back}; from here on every number is checked" in notice
         assert (run.steps, run.resumed_from_step) == (15, None)
 
+    @pytest.mark.fault(5, 24)
+    def test_who_asked_for_a_stop_in_a_bad_step_does_not_wait_for_the_rest(self, tmp_path, tiny):
+        def loss(model, batch):
+            bad = next(calls) == 4
+            if bad:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return tiny.loss(model, batch) * (float("nan") if bad else 1.0)
+
+        calls, job = iter(range(100)), tiny.make(loss=loss)
+        run = train(job, out=tmp_path / "run", checkpoint_every_steps=3)
+        assert (run.interrupted_by, run.steps) == ("SIGTERM", 4)
+        assert train(job, out=tmp_path / "run", resume=True).steps == STEPS
+
     @pytest.mark.fault(26)
     @pytest.mark.parametrize(
         ("bad", "told"),

@@ -68,9 +68,12 @@ class Loop(Keeping):
         self.look_at_step = self.position.step + 1
         self.looked_at = self.started_at
 
-    def repeat(self, why: str, resumed_from_step: int | None, notices: list[str]) -> None:
-        """Take again what ended in numbers that are not finite, and look at each before it counts."""
-        self.resumed_from_step = resumed_from_step
+    def repeat(self, why: str, resumed_from_step: int | None, notices: list[str], stop: StopRequest) -> None:
+        """Take again what ended in numbers that are not finite, and look at each before it counts.
+
+        The rest is the first attempt's: who asked for a stop then still waits for it.
+        """
+        self.resumed_from_step, self.stop = resumed_from_step, stop
         self.progress.notices[:] = notices
         where = f"step {self.position.step}" if self.position.step else "the beginning"
         self.progress.notice(f"{why}: back to {where}; from here on every number is checked")

@@ -193,7 +193,7 @@ def train(
             if not error.may_pass or options.on_nan != "rollback":
                 raise
             text = error.what
-        plan, before = loop.plan, (loop.resumed_from_step, loop.progress.notices)
+        plan, before = loop.plan, (loop.resumed_from_step, loop.progress.notices, loop.stop)
         del loop
         gc.collect()
         with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
