@@ -62,7 +62,8 @@ def test_a_pruned_trial_says_whether_its_plan_acted(jobs, tmp_path, monkeypatch,
     assert declined["pruned"]
     assert "convolution" in declined["plan_left"]
     monkeypatch.setattr(trial, "train", train)
-    monkeypatch.setattr(trial, "kept_plan", lambda _: Plan.loads(kept))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.toml").write_text(kept)
     assert made.train({}, {"channels_last": {}}, str(tmp_path / "run"), 0)["plan_left"] == left
 
 

@@ -72,6 +72,29 @@ def test_a_failure_in_the_middle_goes_on_like_a_resumed_run(crowded, tmp_path, d
     assert (again.resumed_from_step, same) == (8, found)
 
 
+@pytest.mark.fault(21, 30)
+def test_damage_after_a_change_of_plan_goes_back_to_the_plan_of_the_one_before(
+    crowded, tmp_path, monkeypatch
+):
+    def shrink_and_end(event):
+        if event.kind == "checkpoint" and event.payload["step"] == 4:
+            if os.environ["FAILS"] == "backward":  # it is kept again, under the smaller plan
+                raise KeyboardInterrupt
+            monkeypatch.setenv("FAILS", "backward")
+
+    monkeypatch.setenv("FAILS", "nothing")
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        vivace.train(crowded.job, out=out, checkpoint_every_steps=2, on_event=shrink_and_end)
+    assert vivace.Plan.load(out).names == ("micro_batches",)
+    model = out / "checkpoints" / "step_4" / "model.pt"
+    model.write_bytes(model.read_bytes()[::-1])
+    monkeypatch.setenv("FAILS", "nothing")
+    run = vivace.train(crowded.job, out=out, resume=True)
+    assert (run.resumed_from_step, run.steps, run.plan) == (2, 8, {})
+    assert run.notices[0].startswith("skipped a checkpoint: step_4: the sha256 of model.pt differs")
+
+
 @pytest.mark.fault(21)
 def test_batch_norm_keeps_its_statistics_by_recomputing_instead(crowded, tmp_path, digest, monkeypatch):
     class Blocks(torch.nn.Sequential):

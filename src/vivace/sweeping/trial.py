@@ -14,9 +14,8 @@ from vivace.job import Job, JobFunction
 from vivace.plan import Plan
 from vivace.processes.child import ask_parent
 from vivace.session.opening import call, models_of
-from vivace.sweeping.folder import CHECKPOINTS
+from vivace.sweeping.folder import CHECKPOINTS, PLAN
 from vivace.tensors.randomness import Streams
-from vivace.training.checkpoints import kept_plan
 from vivace.training.training import Run
 from vivace.watching.watched import train
 
@@ -36,7 +35,7 @@ class Trial:
         self.job = job
         self._num_epochs = 0
         self._plan: dict[str, Any] = {}
-        self._declined, self._checkpoints = "", Path()
+        self._declined, self._out = "", Path()
         self._epoch: dict[str, Any] = {}  # what the last one brought
 
     def train(self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int) -> dict[str, Any]:
@@ -47,7 +46,7 @@ class Trial:
         """
         job = comparable(self.job(**parameters))
         self._num_epochs, self._plan, self._epoch, self._declined = job.epochs, plan, {}, ""
-        self._checkpoints = Path(out, CHECKPOINTS)
+        self._out = Path(out)
         try:
             try:
                 run = self._run(job, Plan.from_dict(plan), out, seed)
@@ -70,9 +69,10 @@ class Trial:
         }
 
     def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
+        begun = (self._out / CHECKPOINTS).exists()
         return train(
             job,
-            None if self._checkpoints.exists() else plan,  # where it goes on its own: it may have fallen back
+            None if begun else plan,  # where it goes on its own: it may have fallen back
             out=out,
             resume=True,
             seed=seed,
@@ -85,8 +85,7 @@ class Trial:
         if event.kind != EventKind.EPOCH:
             return
         found = {key: event.payload.get(key) for key in ("epoch", "metric", "loss", "step")}
-        kept = kept_plan(self._checkpoints) if self._plan else None  # at once, where a run falls back
-        left = self._plan_left(self._plan if kept is None else kept.to_dict())
+        left = self._plan_left(Plan.load(self._out / PLAN).to_dict() if self._plan else {})
         self._epoch = {**found, "plan_left": left, "ended": found["epoch"] == self._num_epochs}
         if ask_parent(self._epoch)["prune"]:
             raise Pruned

@@ -297,14 +297,12 @@ torch.serialization.register_package(-1, _place, lambda storage, place: None)  #
 
 
 def kept_plan(folder: Path) -> Plan | None:
-    """The plan under which the newest checkpoint of `folder` goes on; None where none says one.
-
-    The files beside the manifest are not looked at: whoever goes on from the checkpoint does that. Raises
-    PlanError where the plan cannot be read.
+    """The plan under which the newest checkpoint of `folder` whose hashes hold goes on; None where none says
+    one. Raises PlanError where the plan cannot be read.
     """
     for path in _listed(folder) if folder.is_dir() else ():
         with contextlib.suppress(CheckpointError, KeyError):
-            return Plan.loads(_manifest(path)["plan"])
+            return Plan.loads(read_manifest(path)["plan"])
     return None
 
 
