@@ -227,6 +227,26 @@ def test_a_damaged_later_one_makes_room(checkpoints, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_2"]
 
 
+@pytest.mark.fault(30)
+def test_a_damaged_one_is_not_kept_in_the_place_of_a_good_one(checkpoints, tmp_path):
+    save(checkpoints, 1)
+    flip(save(checkpoints, 3) / "model.pt")
+    assert checkpoints.newest().position.step == 1
+    save(checkpoints, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_4"]
+    save(checkpoints, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_5"]
+
+
+def test_a_damaged_one_that_is_saved_again_counts(checkpoints, tmp_path):
+    save(checkpoints, 1)
+    flip(save(checkpoints, 3) / "model.pt")
+    assert checkpoints.newest().position.step == 1
+    for step in (3, 4):
+        save(checkpoints, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_3", "step_4"]
+
+
 class Evil:
     def __init__(self, marker):
         self.marker = marker

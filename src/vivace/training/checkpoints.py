@@ -98,6 +98,7 @@ class Checkpoints:
         self._required = dict(facts)  # what every manifest must hold; what comes to `facts` later, need not
         self.ledger = ledger
         self._tried = False
+        self._damaged = set[Path]()  # which `newest` passed over
         self._opened: int | None = None  # the folder itself, whatever its name may be by now
 
     def save(self, position: Position, model: nn.Module, state: dict[str, Any]) -> Path:
@@ -122,6 +123,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             raise self._explain(error, needed, position.step) from error
         read_manifest(target)
+        self._damaged.discard(target)
         self._try_once(target)
         self._note(position)
         self._prune(target)
@@ -161,6 +163,7 @@ class Checkpoints:
                 _require_state(state)
             except CheckpointError as error:
                 skipped.append(f"{path.name}: {error}")
+                self._damaged.add(path)
                 continue
             return Found(path, manifest, model, state, tuple(skipped))
         if skipped:
@@ -260,8 +263,8 @@ class Checkpoints:
             self._tried = True
 
     def _prune(self, newest: Path) -> None:
-        """Remove all but `newest` and the one before: old ones, torn ones, damaged ones of later steps."""
-        listed = _listed(self.folder)
+        """Remove all but `newest` and the one before: old, torn, damaged ones, and those of later steps."""
+        listed = [path for path in _listed(self.folder) if path not in self._damaged]
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
             if is_checkpoint(path) and path not in kept:
