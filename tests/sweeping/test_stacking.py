@@ -138,6 +138,46 @@ def test_a_row_goes_on_from_its_checkpoint_in_a_stack_or_alone(jobs, opened, tmp
         Keeper(late, folders[0])
 
 
+class Centred(torch.nn.Linear):
+    """Keeps a mean that is in no state_dict."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return super().forward(x - self.mean)
+
+
+def test_what_is_in_no_state_dict_goes_on_from_a_rows_checkpoint(jobs, opened, tmp_path):
+    def job(lr):
+        return dataclasses.replace(jobs.job(lr), model=Centred)
+
+    settings, folders = [{"lr": 0.05}, {"lr": 0.2}], [tmp_path / "0", tmp_path / "1"]
+    stack = stacked(opened(job, *settings))
+    for folder in folders:
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("")
+    keepers = [Keeper(row, folder) for row, folder in zip(stack.rows, folders, strict=True)]
+    an_epoch(stack)
+    for slot, keeper in enumerate(keepers):
+        keeper.save(stack, slot)
+    an_epoch(stack)
+    rows = opened(job, *settings)
+    for row, folder in zip(rows, folders, strict=True):
+        Keeper(row, folder)
+    again = stacked(rows)
+    an_epoch(again)
+    assert again.buffers["model.mean"].abs().max() > 0
+    assert torch.equal(again.buffers["model.mean"], stack.buffers["model.mean"])
+    assert torch.equal(again.weights, stack.weights)
+    train(job(**settings[0]), out=folders[0], resume=True, max_steps=12)
+    weights = torch.load(folders[0] / "model.pt", weights_only=True)
+    torch.testing.assert_close(stack.rows[0].model.weight.data, weights["weight"], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("best", "written"), [(-math.inf, 2), (2.0, 0)])
 def test_weights_are_written_where_they_may_be_the_best(jobs, monkeypatch, tmp_path, best, written):
     """A metric of 2 no accuracy reaches."""

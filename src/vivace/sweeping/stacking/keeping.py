@@ -16,10 +16,11 @@ from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
 from vivace.tensors.randomness import from_plain, to_plain
 from vivace.tensors.trees import map_tensors
+from vivace.training.beside import Beside
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import course_of
 from vivace.training.folder import LEDGER
-from vivace.training.resuming import compare, facts_of, load_into, state_of
+from vivace.training.resuming import compare, facts_of, load_beside, load_into, state_of
 
 LOG = "metrics.jsonl"
 
@@ -36,6 +37,8 @@ class Keeper:
         facts = facts_of(row.session, row.loader, row.seed, 1)
         facts["course"] |= course_of(row.job, row.session.optimizers, row.scheduler)
         self._checkpoints = Checkpoints(out / CHECKPOINTS, facts, out / LEDGER)
+        # As of replayed steps: what a stack writes into its matrix counts no version of a row's own buffer.
+        self._beside = Beside(row.session.build.models, captured=True, plain=False)
         if not can_go_on(out):
             return
         found = self._checkpoints.newest()
@@ -58,6 +61,7 @@ class Keeper:
                 "techniques": state_of(row.session.build.kept),
                 "streams": [to_plain(row.streams_now())],
                 "data": None,
+                "beside": map_tensors(self._beside.state(), torch.clone),
             }
             weights = map_tensors(state_of(row.session.built), torch.clone)  # of views a file holds the whole
             self._checkpoints.save(position, weights, state)
@@ -67,6 +71,7 @@ class Keeper:
         if position.batch or position.epoch >= row.job.epochs:
             raise Refused("it goes on alone, where its checkpoint stands")
         load_into(row.session.built, found.model, "the model")
+        load_beside(self._beside, state.get("beside", []))
         load_into(row.session.optimizer, state["optimizer"], "the optimizer")
         load_into(row.scheduler, state["scheduler"], "the scheduler")
         row.take_up(position.step, position.epoch, from_plain(state["streams"][0]))
