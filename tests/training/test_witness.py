@@ -141,17 +141,37 @@ class Shuffled(torch.utils.data.Sampler):
         return iter(self.numbers.sample(range(self.size), self.size))
 
 
-@pytest.mark.fault(34)
-@pytest.mark.parametrize("told", [True, False], ids=["by the epoch", "from epoch to epoch"])
-def test_a_sampler_that_gives_another_order_after_a_stop_is_told(told, tiny, tmp_path):
+def own_order(tiny, told):
     def data():
         return DataLoader(tiny.Noisy(), batch_size=tiny.BATCH, sampler=Shuffled(tiny.SAMPLES, told))
 
-    job = dataclasses.replace(tiny.job, data=data, metric=None)
-    train(job, out=tmp_path / "run", max_steps=7)
-    notices = train(job, out=tmp_path / "run", resume=True, max_steps=9).notices
+    return dataclasses.replace(tiny.job, data=data, metric=None)
+
+
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("told", [True, False], ids=["by the epoch", "from epoch to epoch"])
+@pytest.mark.parametrize(
+    ("steps", "where"),
+    [
+        (7, "up to batch 2 of epoch 2 the sampler gave another order"),
+        (10, "asked again for the order of epoch 2, the sampler gave another one"),
+    ],
+)
+def test_a_sampler_that_gives_another_order_after_a_stop_is_told(told, steps, where, tiny, tmp_path):
+    job = own_order(tiny, told)
+    train(job, out=tmp_path / "run", max_steps=steps)
+    notices = train(job, out=tmp_path / "run", resume=True, max_steps=steps + 2).notices
     if told:
         assert notices == ()
     else:
         (notice,) = notices
-        assert "not bit-exact: up to batch 2 of epoch 2 the sampler gave another order" in notice
+        assert f"not bit-exact: {where}" in notice
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_sampler_that_has_been_asked_for_one_epoch_goes_on_after_it(told, tiny, tmp_path, digest):
+    job = own_order(tiny, told)
+    train(job, out=tmp_path / "whole")
+    train(job, out=tmp_path / "run", max_steps=5)
+    assert train(job, out=tmp_path / "run", resume=True).notices == ()
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")

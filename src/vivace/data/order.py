@@ -15,6 +15,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from vivace.tensors.trees import batch_size, split
 from vivace.torch_internals.loaders import iterates_itself
 
 _MARKS = 4096  # of the last batches: what workers fetch ahead lies within
+_SHOULD = "a sampler of your own should draw its order from what set_epoch tells it"
 
 
 def ordered(
@@ -226,6 +228,7 @@ class PassOrder(Sampler[list[Any]]):
         self.epoch = self.start_batch = 0
         self.notices: list[str] = []
         self._wanted = ""
+        self._passed = 0  # batches of the pass before a stop, where that pass had ended
         self._marks: deque[tuple[int, str]] = deque(maxlen=_MARKS)
         if world_size > 1 and isinstance(self.sampler, DistributedSampler):
             raise JobError(
@@ -242,12 +245,18 @@ class PassOrder(Sampler[list[Any]]):
         """Let the next pass be that of `epoch`, from `start_batch` on; `place` was kept before a stop."""
         self.epoch, self.start_batch = epoch, start_batch
         fits = place is not None and (place.get("epoch"), place.get("batch")) == (epoch, start_batch)
-        self._wanted = place.get("order", "") if place is not None and fits else ""
+        given = place if place is not None and fits else {}
+        self._wanted, self._passed = given.get("order", ""), given.get("passed", 0)
 
     def place(self, batch: int) -> Place:
         """What a checkpoint keeps of the order up to `batch`; empty where that is a function of the seed."""
         mark = dict(self._marks).get(batch)
         return {"epoch": self.epoch, "batch": batch, "order": mark} if mark else {}
+
+    def place_behind(self) -> Place:
+        """The same where this pass has ended, and the next has not begun."""
+        number, mark = self._marks[-1] if self._marks else (0, "")
+        return {"epoch": self.epoch + 1, "batch": 0, "order": mark, "passed": number} if mark else {}
 
     def __len__(self) -> int:
         whole: Any = self.sampler if self.batches is None else self.batches
@@ -281,10 +290,9 @@ class PassOrder(Sampler[list[Any]]):
 
     def _indices(self) -> Iterator[list[Any]]:
         """The whole batches of indices, skipped forward."""
-        seed = derive(self.seed, self.epoch)
-        known = self._known_order(seed)
+        known = self._known_order(derive(self.seed, self.epoch))
         if known is None:
-            return self._behind(self._person_order(seed))
+            return self._behind(self._person_order(self.epoch))
         size = 1 if self.batches is None else self.batches.batch_size  # type: ignore[attr-defined]
         whole = self.batches is not None and self.batches.drop_last  # type: ignore[attr-defined]
         end = len(known) - len(known) % size if whole else len(known)
@@ -292,6 +300,7 @@ class PassOrder(Sampler[list[Any]]):
 
     def _behind(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """Those from the start on; the marks tell whether what comes before it came again."""
+        self._ask_again()
         number, mark = 0, ""
         self._marks.clear()
         for number, batch in enumerate(batches, 1):
@@ -309,7 +318,22 @@ class PassOrder(Sampler[list[Any]]):
             self.notices.append(
                 f"resumed, not bit-exact: up to batch {self.start_batch} of epoch {self.epoch + 1} the "
                 "sampler gave another order than before the stop: this epoch sees some samples twice and "
-                "others never; a sampler of your own should draw its order from what set_epoch tells it"
+                f"others never; {_SHOULD}"
+            )
+
+    def _ask_again(self) -> None:
+        """The sampler gives once more the pass before a stop: as before, where this one is to follow it."""
+        passed, self._passed = self._passed, 0
+        if not passed:
+            return
+        mark, batches = "", self._person_order(self.epoch - 1)
+        for batch in islice(batches, passed):
+            mark = _marked(mark, batch)
+        next(batches, None)  # it may count its passes when they end
+        if mark != self._wanted:
+            self.notices.append(
+                f"resumed, not bit-exact: asked again for the order of epoch {self.epoch}, the sampler gave "
+                f"another one than before the stop; {_SHOULD}"
             )
 
     def _is_plain(self) -> bool:
@@ -331,15 +355,16 @@ class PassOrder(Sampler[list[Any]]):
         generator = torch.Generator().manual_seed(seed)
         return list(torch.randperm(self.num_samples, generator=generator).tolist())
 
-    def _person_order(self, seed: int) -> Iterator[list[Any]]:
+    def _person_order(self, epoch: int) -> Iterator[list[Any]]:
         """The batches of the person's own sampler, drawn from streams seeded for the epoch."""
+        seed = derive(self.seed, epoch)
         owner: Any
         for owner in (self.sampler, self.batches):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
             if hasattr(owner, "set_epoch"):
-                owner.set_epoch(self.epoch)
+                owner.set_epoch(epoch)
         source: Iterable[Any] = self.sampler if self.batches is None else self.batches
         for batch in isolated(lambda: source, seed):
             yield [batch] if self.batches is None else list(batch)

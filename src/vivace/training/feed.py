@@ -118,11 +118,14 @@ class Feed:
 
     def state(self, session: Session, position: Position) -> Place | None:
         """What a checkpoint keeps: of data with an index a mark of the first batch, which holds under the
-        same facts alone; else where a stream stands in the middle of an epoch.
+        same facts alone, and one of the order so far; else where a stream stands in the middle of an epoch.
         """
+        begun, place = self._pass, self._place(session, position)
+        if not position.batch and isinstance(begun, PassOrder) and begun.epoch == position.epoch - 1:
+            place = begun.place_behind() or None
         if mark := self.witness.mark or self.witness.wanted:
-            return {"first_batch": mark, "of": self._read_under} | (self._place(session, position) or {})
-        return self._place(session, position)
+            return {"first_batch": mark, "of": self._read_under} | (place or {})
+        return place
 
     def _facts(self, session: Session) -> list[str]:
         """What the last bit of a batch may depend on beside the data."""
