@@ -201,6 +201,42 @@ def test_a_trial_that_was_begun_goes_on_under_its_number_with_its_reports(tmp_pa
     assert again.left_over() == []
 
 
+def test_a_trial_that_was_found_worse_before_a_kill_is_pruned_after_it(tmp_path):
+    def first_found_worse(study):
+        """Of trials of which every second is bad: its epoch, too."""
+        for number in range(30):
+            asked = study.ask()
+            for epoch in range(1, 9):
+                if study.report(asked.number, epoch, 0.1 * epoch if number % 2 else 0.9 * epoch):
+                    return asked, epoch
+            study.complete(asked.number, [0.1 if number % 2 else 0.9])
+        return None
+
+    asked, epoch = first_found_worse(study_in(tmp_path))
+    again = study_in(tmp_path)
+    assert again.left_over() == [asked]
+    values = again.curve(asked.number)
+    assert [again.report(asked.number, *one) for one in values.items()] == [*[False] * (epoch - 1), True]
+    assert again.curve(asked.number) == values
+
+
+def test_what_open_trials_have_reported_is_forgotten_where_they_begin_anew(tmp_path):
+    study = study_in(tmp_path)
+    reported, silent = study.ask(), study.ask()
+    study.report(reported.number, 1, 0.5)
+    again = study_in(tmp_path)
+    again.begin_anew()
+    assert len(again.open()) == again.num_begun == 2
+    left = again.left_over()
+    assert [one.parameters for one in left] == [silent.parameters, reported.parameters]
+    assert [again.curve(one.number) for one in left] == [{}, {}]
+    assert again.counted() == []
+    for one in left:
+        again.report(one.number, 1, 0.6)
+        again.complete(one.number, [0.6])
+    assert study_in(tmp_path).left_over() == []
+
+
 def test_no_combination_is_tried_twice_and_a_small_space_ends(tmp_path):
     """Not before all have been tried, although the sampler would rather draw the best again."""
     study = study_in(tmp_path, "width=4,8,16", "depth=1..4", "lr=0.5")

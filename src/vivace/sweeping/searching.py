@@ -129,6 +129,7 @@ def _begun_anew(study: Study, folder: SweepFolder, sources: dict[str, str], tell
     changed = ", ".join(differences(study.sources, sources))
     if changed:
         folder.begin_anew()
+        study.begin_anew()
     study.keep_sources(sources)
     if not changed:
         return ""

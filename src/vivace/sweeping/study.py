@@ -33,6 +33,7 @@ REDUCTION = 3
 MOST_REPEATS = 5  # combinations in a row that were tried already
 REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
 
+PRUNED_AT = "pruned_at"  # the epoch at which a trial was found worse than others, before it is told
 REPEATED = "repeated"  # metrics under other seeds, by "trial seed"
 SOURCES = "sources"  # digests of the job's
 
@@ -182,9 +183,7 @@ class Study:
                     self.num_begun += 1
                     trial = self._study.ask()
                 else:
-                    study_id = self._storage.get_study_id_from_name(NAME)
-                    own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
-                    trial = optuna.trial.Trial(self._study, own)
+                    trial = self._open_again(frozen.number)
                 asked = Asked(frozen.number, self._suggested(trial))
                 if (key := key_of(asked.parameters)) in known:  # the kill came before `ask` saw that
                     self._leave(trial)
@@ -195,6 +194,16 @@ class Study:
                 self._trials[frozen.number] = trial
                 found.append(asked)
             return found
+
+    def begin_anew(self) -> None:
+        """What open trials have reported is another job's: others with their parameters take their places."""
+        with self._lock, writing(self.path):
+            for frozen in self.open():
+                if frozen.intermediate_values:
+                    self._begin(len(self.trials()))
+                    self._study.enqueue_trial(frozen.params)
+                    self._suggested(self._study.ask())
+                    self._leave(self._open_again(frozen.number))
 
     def ask(self, like: Parameters | None = None) -> Asked | None:
         """A new trial, `like` with these values; None where every combination has been tried.
@@ -241,11 +250,13 @@ class Study:
         if self.costs:  # Optuna takes no epochs of several objectives
             return False
         with self._lock, writing(self.path):
-            trial = self._trials[number]
-            if epoch in self.trial(number).intermediate_values:  # a resumed trial tells it a second time
-                return False
+            trial, before = self._trials[number], self.trial(number)
+            if epoch in before.intermediate_values:  # a resumed trial tells it a second time
+                return bool(before.user_attrs.get(PRUNED_AT) == epoch)
             trial.report(metric, epoch)
-            return trial.should_prune()
+            if pruned := trial.should_prune():
+                trial.set_user_attr(PRUNED_AT, epoch)
+            return pruned
 
     def curve(self, number: int) -> dict[int, float]:
         """What a trial has reported so far, in earlier sessions too."""
@@ -323,6 +334,12 @@ class Study:
         """Another trial has its parameters: it does not count."""
         trial.set_user_attr("code", REPEATS)
         self._study.tell(trial, state=TrialState.FAIL)
+
+    def _open_again(self, number: int) -> optuna.trial.Trial:
+        """A trial that an earlier session has begun."""
+        study_id = self._storage.get_study_id_from_name(NAME)
+        own = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        return optuna.trial.Trial(self._study, own)
 
     def _suggested(self, trial: optuna.trial.Trial) -> Parameters:
         found = {name: _suggest(trial, name, one) for name, one in self.space.items()}
