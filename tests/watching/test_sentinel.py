@@ -231,6 +231,19 @@ def test_fallback_takes_the_broken_step_again(plant, watched, dropping, digest, 
     assert "not the same model at 13" in run.watched["sentence"]
 
 
+def test_a_fallback_is_known_to_a_run_that_goes_on_from_its_very_checkpoint(plant, watched, dropping):
+    def kill(event):
+        if event.kind == "checkpoint":
+            raise KeyboardInterrupt
+
+    job = dropping(epochs=5)
+    with pytest.raises(KeyboardInterrupt):
+        watched(job, plant(frozen_from(13)), on_broken="fallback", on_event=kill)
+    run = watched(job, None, resume=True)
+    assert (run.resumed_from_step, run.plan) == (12, {})
+    assert run.watched["broken_steps"] == [13]
+
+
 def test_who_asks_for_it_goes_on(plant, watched, dropping, digest, tmp_path):
     job, plan = dropping(epochs=6), plant(frozen_from(13))
     run = watched(job, plan, on_broken="ignore")

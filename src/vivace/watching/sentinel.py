@@ -197,8 +197,9 @@ class Sentinel:
             begin = time.perf_counter()
             found = self._attempt(lambda: digests(session))
             self.schedule.rested(time.perf_counter() - begin)
-        # A run that stops before a broken step will take that step again.
-        tally = self.tally if self.tally.last_step <= position.step else self.tally_before
+        # A run that stops before a broken step will take that step again, and watch it.
+        again = self.tally.last_step > position.step and self.on_broken != "fallback"
+        tally = self.tally_before if again else self.tally
         held = {"step": position.step, "watched": tally.with_process(self.schedule).to_dict()}
         return held | ({"digests": found} if found is not None else {})
 
