@@ -67,6 +67,23 @@ def test_a_pruned_trial_says_whether_its_plan_acted(jobs, tmp_path, monkeypatch,
     assert made.train({}, {"channels_last": {}}, str(tmp_path / "run"), 0)["plan_left"] == left
 
 
+@pytest.mark.parametrize(
+    ("broken", "left"),
+    [([], "it was declined when the trial was begun"), ([3], "a watched step was not the same")],
+)
+def test_a_resumed_trial_says_why_its_plan_was_left_before(jobs, tmp_path, monkeypatch, broken, left):
+    def train(*_, on_event, **__):
+        on_event(Event(EventKind.EPOCH, {"epoch": 2, "metric": 0.5, "loss": 0.1, "step": 12}))
+
+    (tmp_path / "checkpoints").mkdir()
+    Plan().save(tmp_path / "plan.toml")
+    monkeypatch.setattr(trial, "newest_manifest", lambda _: {"held": {"watched": {"broken_steps": broken}}})
+    monkeypatch.setattr(trial, "ask_parent", lambda _: {"prune": True})
+    monkeypatch.setattr(trial, "train", train)
+    made = trial.Trial(JobFunction(jobs.job), torch.get_num_threads())
+    assert made.train({}, {"channels_last": {}}, str(tmp_path), 0)["plan_left"] == left
+
+
 def test_a_configuration_without_a_metric_fails_alone(jobs, tmp_path):
     """Of a job in which a parameter takes the metric away."""
 

@@ -14,9 +14,11 @@ from vivace.job import Job, JobFunction
 from vivace.plan import Plan
 from vivace.processes.child import ask_parent
 from vivace.session.opening import call, models_of
-from vivace.sweeping.folder import CHECKPOINTS, PLAN
+from vivace.sweeping.folder import CHECKPOINTS, PLAN, can_go_on
 from vivace.tensors.randomness import Streams
+from vivace.training.checkpoints import newest_manifest
 from vivace.training.training import Run
+from vivace.watching.tally import Tally
 from vivace.watching.watched import train
 
 ENTRY = "vivace.sweeping.trial:Trial"
@@ -47,6 +49,9 @@ class Trial:
         job = comparable(self.job(**parameters))
         self._num_epochs, self._plan, self._epoch, self._declined = job.epochs, plan, {}, ""
         self._out = Path(out)
+        if can_go_on(self._out) and not self._acts(Plan.load(self._out / PLAN).to_dict()):
+            held = newest_manifest(self._out / CHECKPOINTS).get("held")
+            self._declined = "" if Tally.of(held).broken_steps else "it was declined when the trial was begun"
         try:
             try:
                 run = self._run(job, Plan.from_dict(plan), out, seed)
@@ -69,10 +74,9 @@ class Trial:
         }
 
     def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
-        begun = (self._out / CHECKPOINTS).exists()
         return train(
             job,
-            None if begun else plan,  # where it goes on its own: it may have fallen back
+            None if can_go_on(self._out) else plan,  # where it goes on its own: it may have fallen back
             out=out,
             resume=True,
             seed=seed,
@@ -94,8 +98,10 @@ class Trial:
         """Why the plan did not act to the end in a run that `trained` under another; that one may add smaller
         pieces of a batch.
         """
-        acts = all(trained.get(name) == settings for name, settings in self._plan.items())
-        return self._declined or ("" if acts else "a watched step was not the same")
+        return self._declined or ("" if self._acts(trained) else "a watched step was not the same")
+
+    def _acts(self, trained: dict[str, Any]) -> bool:
+        return all(trained.get(name) == settings for name, settings in self._plan.items())
 
 
 def comparable(job: Job) -> Job:

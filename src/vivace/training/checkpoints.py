@@ -313,10 +313,15 @@ def kept_tuned(folder: Path) -> dict[str, Any]:
     """What `tune` had found of the run's plan when it began (see `vivace.training.tuned`), as the newest
     checkpoint of `folder` holds it; empty where none does.
     """
+    kept = newest_manifest(folder).get("tuned")
+    return kept if isinstance(kept, dict) else {}
+
+
+def newest_manifest(folder: Path) -> dict[str, Any]:
+    """The newest manifest in `folder` that holds, whatever the files beside it do; empty where none does."""
     for path in _listed(folder) if folder.is_dir() else ():
         with contextlib.suppress(CheckpointError):
-            kept = _manifest(path).get("tuned")
-            return kept if isinstance(kept, dict) else {}
+            return _manifest(path)
     return {}
 
 
