@@ -5,6 +5,7 @@ import os
 import runpy
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -478,6 +479,30 @@ class TestJobs:
         run = train(job, out=tmp_path / "run", checkpoint_every_steps=3)
         assert (run.interrupted_by, run.steps) == ("SIGTERM", 4)
         assert train(job, out=tmp_path / "run", resume=True).steps == STEPS
+
+    def test_time_and_energy_of_what_is_taken_again_count(self, tmp_path, tiny, monkeypatch):
+        class Meter:
+            def __init__(self, *, gpus):
+                self.number = len(meters)
+                meters.append(self)
+
+            def joules(self):
+                return None
+
+            def told(self, samples):
+                return {"meter": self.number, "samples": samples}
+
+        def loss(model, batch):
+            time.sleep(0.02)
+            return tiny.loss(model, batch) * (float("nan") if next(calls) == 12 else 1.0)
+
+        calls, meters = iter(range(100)), []
+        monkeypatch.setattr("vivace.training.progress.Meter", Meter)
+        run = train(tiny.make(loss=loss), out=tmp_path / "run")
+        steps = next(calls)
+        assert steps >= 13 + STEPS
+        assert run.seconds > 0.02 * steps
+        assert run.energy == {"meter": 0, "samples": 8 * steps}
 
     @pytest.mark.fault(26)
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -15,6 +15,7 @@ import torch
 from vivace import words
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, Refused, VivaceError
 from vivace.events import EventKind, OnEvent
+from vivace.inspection.energy import Meter
 from vivace.job import Batch, Job, blame
 from vivace.plan import Plan
 from vivace.session.opening import reopened, require_one_number, schedulers_of
@@ -41,6 +42,20 @@ _REASONS = ("", DEADLINE, *SIGNALS)
 _SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
 
 
+class FirstAttempt(NamedTuple):
+    """Of a loop that ended in numbers that are not finite: what is the process's, and nothing of the device.
+
+    `stop` is still waited for; `seconds` are the run's; `meter` and `samples` are for the energy of both.
+    """
+
+    resumed_from_step: int | None
+    notices: list[str]
+    stop: StopRequest
+    seconds: float
+    meter: Meter
+    samples: int
+
+
 class Loop(Keeping):
     """One run in this process, from its newest checkpoint or its beginning to where something ends it."""
 
@@ -63,18 +78,23 @@ class Loop(Keeping):
             ranks.watch.told_to(path, self.progress.notice)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
-        self.seen_samples = 0
+        self.seen_samples = self.samples_before = 0
         self.stepping_seconds = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
         self.looked_at = self.started_at
 
-    def repeat(self, why: str, resumed_from_step: int | None, notices: list[str], stop: StopRequest) -> None:
-        """Take again what ended in numbers that are not finite, and look at each before it counts.
+    def first_attempt(self) -> FirstAttempt:
+        """What a second attempt in this process goes on with."""
+        progress = self.progress
+        return FirstAttempt(
+            self.resumed_from_step, progress.notices, self.stop, self.seconds, progress.meter, self.samples
+        )
 
-        The rest is the first attempt's: who asked for a stop then still waits for it.
-        """
-        self.resumed_from_step, self.stop = resumed_from_step, stop
-        self.progress.notices[:] = notices
+    def repeat(self, why: str, first: FirstAttempt) -> None:
+        """Take again what ended in numbers that are not finite, and look at each before it counts."""
+        self.resumed_from_step, self.stop = first.resumed_from_step, first.stop
+        self.seconds_before, self.samples_before = first.seconds, first.samples
+        self.progress.notices[:], self.progress.meter = first.notices, first.meter
         where = f"step {self.position.step}" if self.position.step else "the beginning"
         self.progress.notice(f"{why}: back to {where}; from here on every number is checked")
         self.survival.take_care()

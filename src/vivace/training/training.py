@@ -193,11 +193,11 @@ def train(
             if not error.may_pass or options.on_nan != "rollback":
                 raise
             text = error.what
-        plan, before = loop.plan, (loop.resumed_from_step, loop.progress.notices, loop.stop)
+        plan, first = loop.plan, loop.first_attempt()
         del loop
         gc.collect()
         with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
-            loop.repeat(text, *before)
+            loop.repeat(text, first)
             loop.run()
             run = _write_results(loop, machine, name)
         return _handed_on(loop, run)
@@ -348,7 +348,7 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
         watched=loop.watch.to_dict(),
         missing_steps=position.missing,
         found=loop.watch.found(),
-        energy=loop.progress.meter.told(loop.samples * num_ranks_here()),
+        energy=loop.progress.meter.told((loop.samples_before + loop.samples) * num_ranks_here()),
         ranks=ranks.world_size,
     )
     if loop.resumed_from_step is not None:
