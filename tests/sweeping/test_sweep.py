@@ -594,6 +594,7 @@ def test_a_resumed_sweep_trains_and_measures_nothing_again(swept, tmp_path, monk
     assert answer(dataclasses.replace(more, seed=3)).next[1].endswith("best.py:job --seed 3")
     for one, is_told in ((found, True), (more, False)):
         assert ("trials at a time" in dict(answer(one).facts)) is is_told
+        assert "in this session" in dict(answer(one).facts)
 
 
 def test_other_seeds_are_trained_as_one_and_each_is_the_run_alone(tmp_path, jobs, monkeypatch):

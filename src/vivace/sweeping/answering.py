@@ -105,7 +105,7 @@ def _facts(found: Swept) -> list[tuple[str, str]]:
         ("trials ended", words.number(len(found.complete))),
         ("pruned", words.number(len(found.pruned))),
         ("failed", words.number(len(found.failed))),
-        ("in all", words.duration(found.seconds)),
+        ("in this session", words.duration(found.seconds)),
         ("saved by pruning, run one after another", words.duration(found.pruned_seconds_saved)),
         *([("trials at a time", at_once)] if found.workers else []),
     ]
