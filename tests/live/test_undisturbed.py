@@ -230,6 +230,40 @@ def test_whatever_the_code_of_a_model_notes_holds_each_call_once(nothing_acts, m
     assert mine == theirs
 
 
+class Run:
+    """As wandb's, whose `log` the module holds bound to a run."""
+
+    def __init__(self):
+        self.sent = []
+
+    def log(self, data):
+        self._log(data=data)
+
+    def _log(self, data):
+        self.sent.append(data)
+
+
+def test_what_a_model_sends_to_wandb_is_sent_once(nothing_acts, monkeypatch):
+    wandb, runs = types.ModuleType("wandb"), types.ModuleType("wandb.sdk.wandb_run")
+    runs.Run = Run
+    monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_run", runs)
+
+    class Sending(nn.Linear):
+        def forward(self, inputs):
+            wandb.log({"mean": 0.0})
+            return super().forward(inputs)
+
+    def train():
+        run = Run()
+        wandb.log = run.log
+        fit(Sending(8, 3))
+        return len(run.sent)
+
+    watching, mine, theirs = nothing_acts(train)
+    assert mine == theirs == STEPS
+    assert not watching.rest
+
+
 BACKBONE = nn.Linear(8, 8)
 
 

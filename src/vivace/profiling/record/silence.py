@@ -19,7 +19,7 @@ WRITES = set("wax+")  # in the mode of a file
 WRITERS = (
     ("torch.utils.tensorboard.writer", "FileWriter", "add_event"),
     ("tensorboardX.writer", "FileWriter", "add_event"),
-    ("wandb.sdk.wandb_run", "Run", "log"),
+    ("wandb.sdk.wandb_run", "Run", "_log"),  # wandb.log holds Run.log itself
 )
 
 
