@@ -48,6 +48,13 @@ def test_what_helps_by_now_joins_the_plan_that_acts(led, others):
         torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-3)
 
 
+def test_what_acts_after_a_plan_that_was_taken_back_has_figures_of_its_own(led):
+    factors = {"fused_optimizer": 1.0, "flush_denormals": 0.5}
+    _, _, told = led(lambda: train(600), plan={"fused_optimizer": {}}, factors=factors)
+    assert told["plan"] == {"flush_denormals": {}}
+    assert told["ratio"]["estimate"] == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(("name", "value"), [("LATER", 1e9), ("LATER_SECONDS", 1e9), ("PASSING_SHARE", 0.0)])
 def test_nothing_is_tried_where_a_copy_gains_nothing_or_looking_takes_too_long(led, monkeypatch, name, value):
     monkeypatch.setattr(course, name, value)

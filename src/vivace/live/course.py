@@ -223,7 +223,8 @@ class Course:
         if not comparison.faster:
             return base
         self._confirms, self.verdicts = bool(base.techniques), [verdict]
-        self.comparison = self.comparison or comparison  # of the first addition, until confirmed
+        if not base.techniques:
+            self.comparison = comparison  # that of the first addition stays, until confirmed
         self._adopt(plan, comparison)
         return plan
 
@@ -336,14 +337,16 @@ class Course:
                 before = yield Segment(base, steps)
 
     def _adopt(self, plan: Plan, comparison: Comparison) -> None:
-        if plan != self.plan:
+        if not self.plan.techniques:
+            self.plan_steps = 0  # others were of a plan that was taken back
+        elif plan != self.plan:
             self._count_saved()
         self.plan = plan
         plan.save(Path(self.loop.errand.folder) / PLAN)
         self._record("adopted", {"plan": plan.to_dict(), "step": self.loop.num_steps, **comparison.to_dict()})
 
     def _count_saved(self) -> None:
-        """What the plan has saved so far, before it becomes another."""
+        """What the plan has saved so far, before it becomes another or is taken back."""
         if self.plan.techniques and self.comparison is not None:
             self.saved_before += self.plan_seconds * max(0.0, self.comparison.wall.low - 1.0)
             self.plan_seconds = 0.0
@@ -430,6 +433,7 @@ class Course:
     def _take_back(self, reason: str) -> None:
         self.reason = reason
         self._record("taken_back", {"plan": self.plan.to_dict(), "reason": reason})
+        self._count_saved()
         if self.loop.errand.plan is None:  # a given plan is the person's
             (Path(self.loop.errand.folder) / PLAN).unlink(missing_ok=True)
         self.plan = Plan()
