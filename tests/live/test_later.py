@@ -55,6 +55,13 @@ def test_what_acts_after_a_plan_that_was_taken_back_has_figures_of_its_own(led):
     assert told["ratio"]["estimate"] == pytest.approx(2.0)
 
 
+def test_a_given_plan_has_its_own_figures_and_not_those_of_what_it_became(led):
+    factors = {"fused_optimizer": 0.8, "flush_denormals": 0.5}
+    _, _, told = led(lambda: train(600), plan={"fused_optimizer": {}}, factors=factors)
+    assert sorted(told["plan"]) == sorted(factors)
+    assert told["tried"][0]["wall"]["estimate"] == pytest.approx(1.25)
+
+
 @pytest.mark.parametrize(("name", "value"), [("LATER", 1e9), ("LATER_SECONDS", 1e9), ("PASSING_SHARE", 0.0)])
 def test_nothing_is_tried_where_a_copy_gains_nothing_or_looking_takes_too_long(led, monkeypatch, name, value):
     monkeypatch.setattr(course, name, value)

@@ -355,7 +355,8 @@ class Course:
         """Time a plan that was put together, or given, beside the script as it is."""
         comparison = yield from self._compare(self.reference, plan)
         self.comparison = comparison or self.comparison
-        if comparison is not None and self.loop.errand.plan is not None:
+        given = self.loop.errand.plan
+        if comparison is not None and given is not None and plan == Plan.from_dict(given):
             self.tried[0] |= comparison.to_dict()  # which was "given"
         if comparison is not None and comparison.faster:
             self._adopt(plan, comparison)
