@@ -43,6 +43,12 @@ def test_what_was_found_too_late_claims_no_seconds():
     others = answer_of({**FASTER, "saved_seconds": None}, "python a.py")
     assert others.figure == "1.50\N{MULTIPLICATION SIGN} as fast"
     assert "no seconds are claimed" in others.sentence
+    by_processor = answer_of({**FASTER, "saved_seconds": None, "clock": "processor"}, "python a.py")
+    assert "by the processor's own clock" in by_processor.sentence
+    below = {"ratio": {"estimate": 1.05, "low": 0.98, "high": 1.12}, "saved_seconds": None, "clock": "wall"}
+    answer = answer_of({**FASTER, **below}, "python a.py")
+    assert "which reaches below 1: no seconds are claimed" in answer.sentence
+    assert "processor" not in answer.sentence
 
 
 @pytest.mark.parametrize("outcome", ["left_alone", "not_faster", "taken_back"])

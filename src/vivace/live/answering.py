@@ -15,7 +15,8 @@ TOO_LATE = "Found too late to save time in this run"
 FOUND_TOO_LATE = "the plan was found too late to make up for that"
 GIVEN_TOO_SHORT = "Too short a run for the plan to save time"
 GIVEN_TOO_LATE = "the plan's start took longer than it saved"
-BY_PROCESSOR = "the processor's own clock, as others use the processor: no seconds are claimed"
+BY_PROCESSOR = "by the processor's own clock, as others use the processor: no seconds are claimed"
+REACHES_BELOW = "which reaches below 1: no seconds are claimed"
 OTHER_CLOCK = "by the processor's clock"
 
 
@@ -50,10 +51,8 @@ def _faster(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
     if saved is not None and saved >= LEAST_SECONDS:
         figure, sentence = f"At least {words.duration(saved)}", f"saved in this run; a step is {told}"
     elif saved is None:
-        figure, sentence = (
-            words.fast(ratio),
-            f"in a step ({words.interval(ratio.low, ratio.high)}), by {BY_PROCESSOR}",
-        )
+        why = BY_PROCESSOR if document.get("clock") == "processor" else REACHES_BELOW
+        figure, sentence = words.fast(ratio), f"in a step ({words.interval(ratio.low, ratio.high)}), {why}"
     else:
         given = any(entry["answer"] == "given" for entry in document["tried"])
         late, short = (GIVEN_TOO_LATE, GIVEN_TOO_SHORT) if given else (FOUND_TOO_LATE, TOO_LATE)
