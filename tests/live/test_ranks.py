@@ -1,5 +1,7 @@
 """Processes that train one model with DistributedDataParallel: one decision for all, at the same step."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -52,7 +54,7 @@ def run(odd="", favoured=("channels_last",), plan=None, steps=120, led=True, pat
     spending.PATIENCE = patience
     out = FOLDER / f"{odd}{len(favoured)}{plan}"
     out.mkdir(exist_ok=True)
-    watching, acted = Loop(Errand(str(out), "runs/run", "train.py", plan), tell=tell), []
+    watching, acted, opened = Loop(Errand(str(out), "runs/run", "train.py", plan), tell=tell), [], []
     watching.say = lambda line: None
 
     def acting():
@@ -66,6 +68,7 @@ def run(odd="", favoured=("channels_last",), plan=None, steps=120, led=True, pat
     def hosted(plan, *others, **named):
         if odd == "refuses" and RANK and plan.techniques:
             raise Refused("it has no such kernels")
+        opened.append(plan)
         return own_hosted(plan, *others, **named)
 
     conductor.Timing, conductor.Hosted = timing, hosted
@@ -101,6 +104,7 @@ def run(odd="", favoured=("channels_last",), plan=None, steps=120, led=True, pat
     return {
         "weights": {name: weight.detach().clone() for name, weight in model.named_parameters()},
         "acted": acted,
+        "opened": len(opened),
         "problems": watching.problems,
         "left_alone": watching.left_alone,
         "document": json.loads(document.read_text()) if led and document.exists() else {},
@@ -158,6 +162,12 @@ def test_what_the_first_finds_acts_on_all_at_the_same_steps(found, case):
     assert "channels_last" in first["acted"][-1]
     assert first["document"]["outcome"] == "faster"
     assert first["document"]["processes"] == 2
+
+
+def test_who_follows_opens_a_plan_only_where_it_begins_to_act(found):
+    _, second = both(found, "found")
+    changes = sum(before != after for before, after in itertools.pairwise(second["acted"]))
+    assert second["opened"] <= changes + 1
 
 
 def test_updates_change_on_all_at_the_same_step(found):

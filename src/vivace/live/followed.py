@@ -32,7 +32,7 @@ class Followed(Course):
             if not isinstance(said, Plan):
                 self.loop.left_alone = said or ""
                 return
-            plan = said
+            plan = plan if said == plan else said  # one that acts goes on
 
     def _record(self, kind: str, document: dict[str, Any]) -> None:
         """The first process keeps the ledger."""
