@@ -4,8 +4,12 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from vivace.ledger import Ledger
 from vivace.live.answering import answer_of
+from vivace.live.errand import LEDGER
 from vivace.live.page import page
 
 SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "found.py"))
@@ -58,3 +62,23 @@ def test_a_run_left_as_it_is_says_why(outcome):
     assert not answer.figure
     assert "it scales its loss" in answer.sentence
     assert "it scales its loss" in page(document, [], "python a.py")
+
+
+def test_the_page_of_a_run_is_of_its_own_process_alone(led, tmp_path):
+    """Others that the script starts may write into the same folder."""
+    other = {"process": 1, "plan": {"x": {}}, "step": 123_456, "pairs": []}
+
+    def train():
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Ledger(tmp_path / LEDGER).append("adopted", other)
+        for _ in range(200):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+
+    _, _, told = led(train, "fused_optimizer")
+    assert list(told["plan"]) == ["fused_optimizer"]
+    text = (tmp_path / "run.html").read_text()
+    assert "adopted at step" in text
+    assert "adopted at step 123456" not in text

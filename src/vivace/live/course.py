@@ -435,8 +435,9 @@ class Course:
         self.reason = reason
         self._record("taken_back", {"plan": self.plan.to_dict(), "reason": reason})
         self._count_saved()
-        if self.loop.errand.plan is None:  # a given plan is the person's
-            (Path(self.loop.errand.folder) / PLAN).unlink(missing_ok=True)
+        path, given = Path(self.loop.errand.folder) / PLAN, self.loop.errand.plan is not None
+        if not given and path.exists() and Plan.load(path) == self.plan:  # no person's, nor another process's
+            path.unlink()
         self.plan = Plan()
 
     def _note(

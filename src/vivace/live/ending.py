@@ -38,7 +38,8 @@ def tell(loop: Loop) -> None:
     document = document_of(loop)
     if document["steps"] and not document["plan"]:
         document["next"] = f"vivace profile -- {_by_torchrun(loop.errand)}{loop.errand.command}"
-    records = loop.conductor.course.ledger.read() if loop.conductor is not None else []
+    every = loop.conductor.course.ledger.read() if loop.conductor is not None else []
+    records = [record for record in every if record.get("process") == os.getpid()]  # others may share it
     try:
         if document["tried"]:
             from vivace.live.page import page
