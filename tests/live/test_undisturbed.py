@@ -297,6 +297,38 @@ def test_weights_beside_a_model_get_no_gradients_of_copies(nothing_acts):
     assert watching.rest == "its model uses weights that are no part of it"
 
 
+class Holding(nn.Module):
+    """Calls its own parts through a function in a container."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.norm, self.calls = perceptron(), nn.BatchNorm1d(8, affine=False), 0
+        self.before = {"norm": lambda inputs: self.normed(inputs)}
+
+    def normed(self, inputs):
+        self.calls += 1
+        return self.norm(inputs)
+
+    def forward(self, inputs):
+        return self.layers(self.before["norm"](inputs))
+
+
+def test_no_copy_runs_the_scripts_own_parts(led, tried):
+    tried("fused_optimizer")
+
+    def train():
+        seeded()
+        model = Holding()
+        fit(model)
+        return model.calls, int(model.norm.num_batches_tracked), model.norm.running_mean.tolist()
+
+    alone = train()
+    watching, mine, _ = led(train)
+    assert not watching.problems
+    assert mine == alone
+    assert "leaves 'norm.running_mean' to the original" in watching.rest
+
+
 class Single(nn.Linear):
     """There is one of it."""
 

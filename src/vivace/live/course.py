@@ -28,9 +28,9 @@ from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.copies import times_on_copies
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import of_process_alone
-from vivace.live.kept import Kept
+from vivace.live.kept import CannotKeep, Kept
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, compared, length, middle
-from vivace.live.proof import Proof, Verdict
+from vivace.live.proof import Proof, Verdict, left_to_the_original
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
 from vivace.technique import Technique
@@ -136,9 +136,7 @@ class Course:
     def _sought(self) -> Generator[Wish, Any, float]:
         """Adopt what is given or found; returns about the seconds of a proof."""
         given = self.loop.errand.plan
-        kept: Kept = yield KEEP
-        with untouched(self.root):
-            proof = Proof(kept, self.machine, self.clock)
+        proof = self._proof((yield KEEP))
         plan = (yield from self._search(proof)) if given is None else self._given(proof, given)
         if given is None:
             self.compiling.foretell(proof, self.spending)
@@ -146,6 +144,14 @@ class Course:
         if plan.techniques and self._confirms:
             yield from self._confirmed(plan)
         return cost
+
+    def _proof(self, kept: Kept) -> Proof:
+        """Raises CannotKeep where what runs again is the script's own."""
+        with untouched(self.root) as changed:
+            proof = Proof(kept, self.machine, self.clock)
+        if changed:
+            raise CannotKeep(left_to_the_original(changed[0]))
+        return proof
 
     def _afforded(self, seconds: float) -> Wishes:
         """Let steps pass until so much may be spent."""
@@ -234,8 +240,7 @@ class Course:
         kept: Kept = yield KEEP
         begin = self.clock.wall()
         self.loop.say(f"compiling a copy of the model, once, for about {duration(about)}")
-        with untouched(self.root):
-            proof = Proof(kept, self.machine, self.clock)
+        proof = self._proof(kept)
         proof.may_compile = True
         until = self.spending.compiling_until(about + proof.expected_seconds(plan))
         verdict = proof.judge_until(plan, until)
@@ -253,9 +258,7 @@ class Course:
         `cost`.
         """
         yield from self._afforded(cost)
-        kept: Kept = yield KEEP
-        with untouched(self.root):
-            proof = Proof(kept, self.machine, self.clock)
+        proof = self._proof((yield KEEP))
         found = yield from self._helps_by_now(proof)
         cost = proof.end(self.plan)
         if found is not None:
@@ -378,8 +381,7 @@ class Course:
             yield from self._afforded(cost)
             wait = min(2 * wait, MOST_WATCH_STEPS)
             before = self.spending.spent
-            kept = yield KEEP
-            proof = Proof(kept, self.machine, self.clock)
+            proof = self._proof((yield KEEP))
             verdict = None
             while verdict is None:
                 yield from self._afforded(proof.expected_seconds(self.plan))

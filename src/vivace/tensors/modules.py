@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from vivace.tensors.outside import PLAIN, alike
 from vivace.torch_internals.modules import BatchNorm
 
 if TYPE_CHECKING:
@@ -141,22 +142,46 @@ class Lent:
 
 
 @contextlib.contextmanager
-def untouched(root: nn.Module) -> Iterator[None]:
-    """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back."""
+def untouched(root: nn.Module) -> Iterator[list[str]]:
+    """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back.
+
+    The list names afterwards what of that was a buffer or a plain attribute.
+    """
+    changed: list[str] = []
+    modules = [(name, module, _plain(module)) for name, module in root.named_modules()]
     with torch.no_grad():
-        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+        buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
         grads = [(p, p.grad, p.grad.clone() if p.grad is not None else None) for p in root.parameters()]
     try:
-        yield
+        yield changed
     finally:
         with torch.no_grad():
-            for buffer, values in buffers:
+            for name, buffer, values in buffers:
                 if not torch.equal(buffer, values):  # else it counts as changed, to a graph that is kept
+                    is_other = not torch.allclose(buffer, values, rtol=0.0, atol=0.0, equal_nan=True)
+                    changed += [name] * is_other
                     buffer.copy_(values)
             for parameter, grad, gradient in grads:
                 parameter.grad = grad
                 if grad is not None and gradient is not None:
                     grad.copy_(gradient)
+        for name, module, plain in modules:
+            changed += [f"{name}.{key}".lstrip(".") for key in _put_back(module, plain)]
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in vars(module).items() if isinstance(v, PLAIN) and not k.startswith("_")}
+
+
+def _put_back(module: nn.Module, before: dict[str, Any]) -> list[str]:
+    """Give a module the plain attributes that it had; the names of those that were others."""
+    space = vars(module)
+    others = [name for name, value in before.items() if not alike(space.get(name), value)]
+    others += _plain(module).keys() - before.keys()
+    for name in others:
+        space.pop(name, None)
+    space.update({name: before[name] for name in others if name in before})
+    return others
 
 
 def is_product(module: nn.Conv2d) -> bool:

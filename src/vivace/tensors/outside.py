@@ -89,7 +89,7 @@ class Outside:
         pairs += [(vars(kind).get(name), value) for kind, name, value in self._classes]
         pairs += [*self._tensors, *self._containers]
         more = any(space.keys() - names for space, names in self._objects)
-        return more or not all(_alike(*pair) for pair in pairs)
+        return more or not all(alike(*pair) for pair in pairs)
 
     def drew(self) -> bool:
         """Has any generator of random numbers moved since this was made?"""
@@ -212,7 +212,7 @@ class Outside:
                     self._look(getattr(value, name))
 
 
-def _alike(now: object, then: object) -> bool:
+def alike(now: object, then: object) -> bool:
     """Are two values, or what two containers hold, the same? Of what cannot be compared: one thing."""
     if now is then:
         return True
@@ -221,9 +221,9 @@ def _alike(now: object, then: object) -> bool:
     if isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor):
         return now.shape == then.shape and torch.equal(now, then)
     if isinstance(now, dict) and isinstance(then, dict):
-        return list(now) == list(then) and all(map(_alike, now.values(), then.values()))
+        return list(now) == list(then) and all(map(alike, now.values(), then.values()))
     if isinstance(now, (list, deque, tuple)) and isinstance(then, (list, deque, tuple)):
-        return len(now) == len(then) and all(map(_alike, now, then))
+        return len(now) == len(then) and all(map(alike, now, then))
     return isinstance(now, (*PLAIN, set)) and bool(now == then)
 
 
