@@ -1,7 +1,10 @@
+import copy
+import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from vivace.tensors.precision import SHORT, sum_in_float32
@@ -97,3 +100,17 @@ def test_compiled_attention_computes_in_float32_too(build):
         found = attend(*inputs)
         wanted = functional.scaled_dot_product_attention(*inputs, is_causal=True)
     assert torch.equal(found, wanted)
+
+
+def test_copies_and_pickles_of_a_model_have_the_forwards_of_their_own_classes():
+    model, undo = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), []
+    build = SimpleNamespace(device=torch.device("cpu"), models=[model], on_close=undo.append)
+    sum_in_float32(build)
+    names = [part.forward.__name__ for part in model if "forward" in vars(part)]
+    copies = [copy.deepcopy(model), copy.copy(model[0]), pickle.loads(pickle.dumps(model))]
+    for callback in reversed(undo):
+        callback()
+    assert names == ["forward"] * 2
+    for part in (part for one in (model, *copies) for part in one.modules()):
+        assert not {"forward", "__getstate__"} & vars(part).keys()
+    assert torch.equal(copies[0][0].weight, model[0].weight)

@@ -53,6 +53,8 @@ def sum_in_float32(build: Workbench) -> None:
     for kind, method in summing.items():
         found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
         undo.enter_context(patched(found, "forward", [MethodType(method, module) for module in found]))
+        states = [partial(_own_state, module) for module in found]
+        undo.enter_context(patched(found, "__getstate__", states))  # of copies and pickles
     build.on_close(undo.close)
     replaced: dict[str, Callable[..., Any]] = {"log_softmax": _log_softmax}
     if nn.LayerNorm in summing:  # on a CPU, and not as on a GPU
@@ -60,6 +62,13 @@ def sum_in_float32(build: Workbench) -> None:
     for name, function in replaced.items():
         own, write = partial(getattr, nn.functional, name), partial(setattr, nn.functional, name)
         build.on_close(hold(name, own, write, function))
+
+
+def _own_state(module: nn.Module) -> Any:
+    """What there is of a module without what it has here for a while."""
+    state: Any = type(module).__getstate__(module)  # type: ignore[no-untyped-call]
+    here = ("forward", "__getstate__")
+    return {k: v for k, v in state.items() if k not in here} if isinstance(state, dict) else state
 
 
 _torch_log_softmax = nn.functional.log_softmax
@@ -125,8 +134,7 @@ def _of_contiguous(self: nn.Module, *inputs: object, **named: object) -> torch.T
     return result
 
 
-# Bound methods, and by this name: copies and pickles of a model then get methods of their own modules.
-_of_float32.__name__ = _of_contiguous.__name__ = "forward"
+_of_float32.__name__ = _of_contiguous.__name__ = "forward"  # which a model may read
 ON_CPUS: dict[type[nn.Module], Callable[..., torch.Tensor]] = {nn.LayerNorm: _of_float32}
 
 
