@@ -1,6 +1,7 @@
 """Scripts that keep, draw and write things of their own: copies of a step leave them as they are alone."""
 
 import io
+import os
 import queue
 import random
 import sys
@@ -482,3 +483,23 @@ def test_a_training_that_begins_anew_early_is_led(led):
     watching, _, told = led(train, "fused_optimizer")
     assert list(told["plan"]) == ["fused_optimizer"]
     assert watching.num_steps > 200
+
+
+def test_a_forked_process_updates_as_the_script_says(led):
+    def train():
+        model, codes = perceptron(), []
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(200):
+            if optimizer.param_groups[0]["fused"] and not codes:
+                child = os.fork()
+                if not child:
+                    os._exit(optimizer.param_groups[0]["fused"] is not None)
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).square().mean().backward()
+            optimizer.step()
+        return codes
+
+    watching, codes, _ = led(train, "fused_optimizer", plan={"fused_optimizer": {}})
+    assert not watching.problems
+    assert codes == [0]

@@ -6,6 +6,7 @@ of steps or for a step to be kept; the hooks of the loop grant that here, one st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -187,6 +188,14 @@ class Conductor:
             self._kept.end()
             self._kept = None
         self._act(self.course.reference)
+
+    def forked(self) -> None:
+        """This is a child process: its optimizer updates as the script says, where no GPU is needed for that.
+        What else is set stays, as taking it back may wait for threads that a child does not have.
+        """
+        if self._acting is not None and self.course.device.type == "cpu":
+            with contextlib.suppress(Exception):
+                self._acting.of_update.close()
 
     def let_go(self) -> None:
         """Hold nothing of the script's any more: it may train another model."""

@@ -209,6 +209,8 @@ class Loop:
         """A child process trains, if it does, as it is."""
         self.guard.off = True
         self._finished = True
+        if self.conductor is not None:
+            self.conductor.forked()
 
     def _any_call(self, original: Callable[..., Any]) -> Any:
         """The outermost call of a module that has weights and is in training is that of a root."""
