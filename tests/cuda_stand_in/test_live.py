@@ -125,3 +125,22 @@ def test_an_allocation_of_ours_that_fails_leaves_the_script_as_it_is(stand_in, t
         assert "cannot run fused here" not in told
         ends.append(done.stdout == "trained\n" and "the memory does not hold" in told)
     assert any(ends), told
+
+
+SAVES = """
+import torch
+from torch import nn
+from vivace.tensors.optimizers import switch_optimizer
+
+model = nn.Linear(8, 4).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+undo = switch_optimizer(optimizer, {"fused": True, "foreach": False})
+model(torch.ones(8, 8).cuda()).sum().backward()
+optimizer.step()
+state, saved = optimizer.state[model.weight], optimizer.state_dict()["state"][0]
+print(state["step"].device, saved["step"].device, saved["exp_avg"] is state["exp_avg"])
+"""
+
+
+def test_a_saved_optimizer_counts_its_steps_where_the_script_does(stand_in):
+    assert stand_in.python(SAVES) == "cuda:0 cpu True\n"

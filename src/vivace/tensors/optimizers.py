@@ -24,11 +24,10 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
 
     def move_steps() -> None:
         for group in optimizer.param_groups:
-            on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter, {})
                 if isinstance(state.get("step"), torch.Tensor):
-                    state["step"] = state["step"].to(parameter.device if on_device else "cpu")
+                    state["step"] = state["step"].to(parameter.device if _counts_on_device(group) else "cpu")
 
     def switch(_: object = None) -> None:
         for group in optimizer.param_groups:
@@ -38,6 +37,11 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
     def hide(_: object, state: dict[str, Any]) -> None:
         for group, own in zip(state["param_groups"], before, strict=False):  # others were added since
             group.update(own)
+        for group in state["param_groups"]:
+            for number in group["params"]:
+                kept = state["state"].get(number, {})
+                if isinstance(kept.get("step"), torch.Tensor) and not _counts_on_device(group):
+                    state["state"][number] = {**kept, "step": kept["step"].cpu()}
 
     def undo() -> None:
         for hook in hooks:
@@ -52,6 +56,10 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
         optimizer.register_state_dict_post_hook(hide),
     ]
     return undo
+
+
+def _counts_on_device(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("fused") or group.get("capturable"))
 
 
 def coupled(optimizer: torch.optim.Optimizer) -> str:
