@@ -503,3 +503,22 @@ def test_a_forked_process_updates_as_the_script_says(led):
     watching, codes, _ = led(train, "fused_optimizer", plan={"fused_optimizer": {}})
     assert not watching.problems
     assert codes == [0]
+
+
+def test_what_a_script_calls_between_its_steps_is_torchs_own(led):
+    """Such as the log_softmax of a teacher in half precision."""
+
+    def train():
+        model, kinds = perceptron(), set()
+
+        def batches():
+            for _ in range(100):
+                yield torch.randn(6, 8), torch.arange(6) % 3
+                kinds.add(F.log_softmax(torch.zeros(2, 3, dtype=torch.bfloat16), -1).dtype)
+
+        fit(model, batches())
+        return kinds
+
+    _, kinds, told = led(train, "bf16_autocast", plan={"bf16_autocast": {}})
+    assert list(told["plan"]) == ["bf16_autocast"]
+    assert kinds == {torch.bfloat16}

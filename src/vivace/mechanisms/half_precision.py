@@ -45,7 +45,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     from vivace.tensors.precision import sum_in_float32
     from vivace.tensors.trees import cast
 
-    sum_in_float32(build)
+    sum_in_float32(build, under_autocast=True)
     lower: Callable[[], Any] = partial(torch.autocast, build.device.type, dtype)
     around = nullcontext if build.own_step else lower
 

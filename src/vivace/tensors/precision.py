@@ -31,7 +31,7 @@ class Workbench(Protocol):
         """Call it when the session closes."""
 
 
-def sum_in_float32(build: Workbench) -> None:
+def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     """Let sums of half-precision numbers be rounded when they are complete, until the build closes.
 
     On a CPU every LayerNorm computes in fp32, between inputs and outputs as they were: torch's kernel adds up
@@ -46,6 +46,9 @@ def sum_in_float32(build: Workbench) -> None:
     so that before training all losses are off in the same direction.
 
     On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then.
+
+    With `under_autocast` these two functions do so only where autocast is on: what a script calls between its
+    steps is torch's own.
     """
 
     summing = {nn.Linear: _of_contiguous} | (ON_CPUS if build.device.type == "cpu" else {})
@@ -56,9 +59,10 @@ def sum_in_float32(build: Workbench) -> None:
         states = [partial(_own_state, module) for module in found]
         undo.enter_context(patched(found, "__getstate__", states))  # of copies and pickles
     build.on_close(undo.close)
-    replaced: dict[str, Callable[..., Any]] = {"log_softmax": _log_softmax}
+    within = build.device.type if under_autocast else ""
+    replaced: dict[str, Callable[..., Any]] = {"log_softmax": _log_softmax(within)}
     if nn.LayerNorm in summing:  # on a CPU, and not as on a GPU
-        replaced["scaled_dot_product_attention"] = _attention
+        replaced["scaled_dot_product_attention"] = _attention(within)
     for name, function in replaced.items():
         own, write = partial(getattr, nn.functional, name), partial(setattr, nn.functional, name)
         build.on_close(hold(name, own, write, function))
@@ -75,36 +79,52 @@ _torch_log_softmax = nn.functional.log_softmax
 _torch_attention: Callable[..., Any] = nn.functional.scaled_dot_product_attention
 
 
-@functools.wraps(_torch_log_softmax)
-def _log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
-    if has_torch_function_unary(input):  # a tracer notes this function, and not what it does
-        return handle_torch_function(_log_softmax, (input,), input, *others, **named)
-    return _torch_log_softmax(input.float() if input.dtype in HALF else input, *others, **named)
+def _acts(within: str) -> bool:
+    return not within or torch.is_autocast_enabled(within)
 
 
-@functools.wraps(_torch_attention)
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    *others: Any,
-    **named: Any,
-) -> Any:
-    tensors = (query, key, value)
-    if has_torch_function_variadic(*tensors):
-        return handle_torch_function(_attention, tensors, *tensors, attn_mask, dropout_p, *others, **named)
-    kind = query.dtype
-    if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
-        kind = torch.get_autocast_dtype("cpu")
-    short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
-    if kind not in HALF or not short or dropout_p:  # with dropout torch has another kernel
-        return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)
-    mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
-    with torch.autocast("cpu", enabled=False):
-        found = _torch_attention(*(one.float() for one in tensors), mask, dropout_p, *others, **named)
-    return found.to(kind)
+@functools.cache  # compiled code is for one function, which plans that take turns put in place anew
+def _log_softmax(within: str) -> Callable[..., Any]:
+    """Within autocast on a kind of device, or everywhere."""
+
+    @functools.wraps(_torch_log_softmax)
+    def log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
+        if has_torch_function_unary(input):  # a tracer notes this function, and not what it does
+            return handle_torch_function(log_softmax, (input,), input, *others, **named)
+        half = input.dtype in HALF and _acts(within)
+        return _torch_log_softmax(input.float() if half else input, *others, **named)
+
+    return log_softmax
+
+
+@functools.cache
+def _attention(within: str) -> Callable[..., Any]:
+    @functools.wraps(_torch_attention)
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        tensors = (query, key, value)
+        if has_torch_function_variadic(*tensors):
+            return handle_torch_function(attention, tensors, *tensors, attn_mask, dropout_p, *others, **named)
+        kind = query.dtype
+        if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
+            kind = torch.get_autocast_dtype("cpu")
+        short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
+        # With dropout torch has another kernel.
+        if kind not in HALF or not short or dropout_p or not _acts(within):
+            return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)
+        mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+        with torch.autocast("cpu", enabled=False):
+            found = _torch_attention(*(one.float() for one in tensors), mask, dropout_p, *others, **named)
+        return found.to(kind)
+
+    return attention
 
 
 def _of_float32(self: nn.Module, *inputs: Any, **named: Any) -> Any:
