@@ -14,7 +14,7 @@ import vivace
 from vivace.compressing import bench, finding, searching
 from vivace.compressing.answering import answer
 from vivace.compressing.page import front
-from vivace.errors import FolderError, InputError, Refused
+from vivace.errors import FolderError, InputError, JobError, Refused
 from vivace.files import take_lock
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
@@ -308,6 +308,17 @@ def test_bad_input(trained, tmp_path, options, sentence):
     with pytest.raises(InputError, match=sentence):
         vivace.compress(reference, out=tmp_path / "out", **{"run": run, **options})
     assert not Path(tmp_path / "out").exists()
+
+
+def test_a_job_that_cannot_be_loaded_leaves_the_result_before(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"job": "x.py:job", "steps": 1}))
+    before = [tmp_path / "out" / name for name in ("compress.json", "forms.jsonl", "forms/x.onnx", "lock")]
+    (tmp_path / "out" / "forms").mkdir(parents=True)
+    for file in before:
+        file.write_text("")
+    with pytest.raises(JobError, match="nowhere"):
+        vivace.compress("nowhere.py:job", run=tmp_path, out=tmp_path / "out")
+    assert all(file.exists() for file in before)
 
 
 def test_two_searches_do_not_share_a_folder(tmp_path):

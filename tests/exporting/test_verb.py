@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import vivace
-from vivace.errors import AnswerIsNo, CheckpointError, ChildFailed, FolderError, InputError
+from vivace.errors import AnswerIsNo, CheckpointError, ChildFailed, FolderError, InputError, JobError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
 from vivace.exporting.page import render
@@ -245,21 +245,33 @@ def run_folder(tmp_path):
 
 
 def test_nothing_that_is_not_proven_is_left(run_folder, tmp_path, monkeypatch):
-    def dies(subject, source, folder, scratch):
+    def dies(subject, source, judge, facts, folder, scratch):
         for name in ("model.onnx", "weights.safetensors", "export.log"):
             (folder / name).write_text("")
         raise ChildFailed("a fresh process cannot serve 'model.onnx'")
 
+    monkeypatch.setattr(proving, "_recorded", lambda *_: {})
     monkeypatch.setattr(proving, "_proven", dies)
     with pytest.raises(ChildFailed, match="cannot serve"):
         vivace.export(run_folder, to="onnx", out=tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"export.log", "lock"}
 
 
+def test_a_job_that_cannot_be_loaded_leaves_the_export_before(run_folder, tmp_path):
+    before = [tmp_path / "out" / name for name in ("model.onnx", "model_card.json", "lock")]
+    (tmp_path / "out").mkdir()
+    for file in before:
+        file.write_text("")
+    with pytest.raises(JobError, match="nowhere"):
+        vivace.export(run_folder, to="onnx", job="nowhere.py:job", out=tmp_path / "out")
+    assert all(file.exists() for file in before)
+
+
 def test_a_full_disk_is_told_as_such(run_folder, tmp_path, monkeypatch):
-    def full(subject, source, folder, scratch):
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    monkeypatch.setattr(proving, "_recorded", lambda *_: {})
     monkeypatch.setattr(proving, "_proven", full)
     with pytest.raises(FolderError, match="a disk is full"):
         vivace.export(run_folder, to="onnx", out=tmp_path / "out")

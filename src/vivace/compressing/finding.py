@@ -45,9 +45,9 @@ FEW_SHARED = 12  # samples of the 256 from which ranges are learnt: so many may 
 LARGE = 0.1  # of the metric: a difference that may have been meant as a share
 SAME = 0.01  # of the run's metric: what its last evaluation and this one may differ by
 DOCUMENT, PAGE, FILES, LOG, JOURNAL = "compress.json", "compress.html", "forms", "forms.log", "forms.jsonl"
-LOOSE = (DOCUMENT, PAGE, LOG, JOURNAL, *(file for way in WAYS for file in way.files()))
+LOOSE = (DOCUMENT, PAGE, JOURNAL, *(file for way in WAYS for file in way.files()))
 FURTHER_RUNS = tuple(way.name for way in WAYS)
-OWN = (*LOOSE, FILES, *FURTHER_RUNS, LOCK, "__pycache__")
+OWN = (*LOOSE, LOG, FILES, *FURTHER_RUNS, LOCK, "__pycache__")
 
 
 def compress(
@@ -149,10 +149,11 @@ class _Compressing:
         """Search, and write down what was found."""
         folder = output_folder(self.wish.out, OWN)
         with take_lock(folder, "compress"), full_disk_told(folder):
-            _prepare(folder, resume=resume)
-            return self._found(folder)
+            if not resume:
+                (folder / LOG).unlink(missing_ok=True)
+            return self._found(folder, resume=resume)
 
-    def _found(self, folder: Path) -> Compressed:
+    def _found(self, folder: Path, *, resume: bool) -> Compressed:
         wish = self.wish
         if self.machine.passed_over:
             self.tell("notice", {"text": self.machine.passed_over})
@@ -160,7 +161,7 @@ class _Compressing:
         with tempfile.TemporaryDirectory(prefix="vivace-") as scratch, ends_like_ctrl_c():
             bench = Bench(Source(wish.job), run, Path(scratch), folder / FILES, folder / LOG, self.batch)
             with contextlib.closing(bench):
-                search, tried = self._searched(bench, folder)
+                search, tried = self._searched(bench, folder, resume=resume)
                 beside = search.beside(tried, self.batches)
         chosen = choose(tried, by_size=search.by_size)
         found = Compressed(
@@ -185,12 +186,15 @@ class _Compressing:
         _write(found, folder)
         return found
 
-    def _searched(self, bench: Bench, folder: Path) -> tuple[Search, list[Tried]]:
+    def _searched(self, bench: Bench, folder: Path, *, resume: bool) -> tuple[Search, list[Tried]]:
         """Every form, and how it went; what an earlier search found is taken from its journal."""
         wish = self.wish
         self.tell("phase", {"name": "the model as it is"})
         facts = bench.begin()
         bench.margin = parse_margin(wish.margin, facts["metric"])
+        if not resume:
+            _clear(folder)
+        (folder / FILES).mkdir(exist_ok=True)
         asked = {
             "weights": facts["trained"]["sha256"],
             "objective": wish.objective,
@@ -290,14 +294,12 @@ def absolute(reference: str) -> str:
     return f"{Path(file).absolute()}{colon}{name}" if file.endswith(".py") else reference
 
 
-def _prepare(folder: Path, *, resume: bool) -> None:
-    """Leave nothing of an earlier result in the output folder, unless that is gone on with."""
-    if not resume:
-        for name in (FILES, *FURTHER_RUNS):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for name in LOOSE:
-            (folder / name).unlink(missing_ok=True)
-    (folder / FILES).mkdir(exist_ok=True)
+def _clear(folder: Path) -> None:
+    """Leave nothing of an earlier result in the output folder."""
+    for name in (FILES, *FURTHER_RUNS):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in LOOSE:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _of_metric(bench: Bench, margin: str | float) -> Iterator[str]:

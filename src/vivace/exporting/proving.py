@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -10,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,56 +88,72 @@ def export(
         full_disk_told(folder),
         tempfile.TemporaryDirectory(prefix="vivace-") as scratch,
     ):
-        _clear(folder, (*WRITTEN, LOG))
-        try:
-            found = _proven(subject, Source(wanted), folder, Path(scratch))
-            name = wanted if isinstance(wanted, str) else "job"
-            found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
-            replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-            replace_text(folder / PAGE, render(found))
-        except BaseException:
-            _clear(folder, WRITTEN)
-            raise
+        (folder / LOG).unlink(missing_ok=True)
+        origin, own = Source(wanted), {"run": str(subject.run), "folder": scratch}
+        with Child(JUDGE, origin, own, log=folder / LOG) as judge:
+            facts = _recorded(subject, judge)
+            with _replacing(folder):
+                found = _proven(subject, origin, judge, facts, folder, Path(scratch))
+                name = wanted if isinstance(wanted, str) else "job"
+                found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
+                replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+                replace_text(folder / PAGE, render(found))
     return found
 
 
-def _clear(folder: Path, names: Sequence[str]) -> None:
-    """Remove what an export has written."""
-    for name in names:
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[None]:
+    """Remove an earlier export; and where the new one fails, what it has written."""
+    _clear(folder)
+    try:
+        yield
+    except BaseException:
+        _clear(folder)
+        raise
+
+
+def _clear(folder: Path) -> None:
+    for name in WRITTEN:
         (folder / name).unlink(missing_ok=True)
 
 
-def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Exported:
+def _recorded(subject: Subject, judge: Child) -> dict[str, Any]:
+    """What the judge tells of the model; under ``unused``, on which outputs the metric does not depend."""
+    facts: dict[str, Any] = judge.ask("record", TIMEOUT)
+    if subject.weights not in ("", facts["trained"]["sha256"]):
+        raise CheckpointError(
+            f"'{subject.run}' holds other weights than vivace compress was given: compress it again"
+        )
+    unused = [] if subject.form.numbers == "fp32" else judge.ask("unused", TIMEOUT)
+    return facts | {"unused": unused}
+
+
+def _proven(
+    subject: Subject, source: Source, judge: Child, facts: dict[str, Any], folder: Path, scratch: Path
+) -> Exported:
     """Make the file, let a fresh process answer, and compare."""
     form, log, runtime = subject.form, folder / LOG, subject.form.opener
     exact = form.numbers == "fp32"  # also of what was trained further, whose own weights are the model here
-    own = {"run": str(subject.run), "folder": str(scratch)}
-    with Child(JUDGE, source, own, log=log) as judge:
-        facts = judge.ask("record", TIMEOUT)
-        if subject.weights not in ("", facts["trained"]["sha256"]):
-            raise CheckpointError(
-                f"'{subject.run}' holds other weights than vivace compress was given: compress it again"
-            )
-        unused = [] if exact else judge.ask("unused", TIMEOUT)
-        calls = Calls.load(scratch)
-        with Child(MAKER, source, {**own, "threads": facts["threads"]}, log=log) as maker:
-            file = _file(subject, maker, folder, scratch)
-            maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
-            width = maker.ask("envelope", TIMEOUT, numbers="fp32" if exact else "bf16")
-            asked = [*pieces(calls), *_larger(calls, maker, scratch)]
-            expected = scratch / "expected.npz"
-            maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
-            layers = _layers(subject, maker, file, facts["threads"], scratch)
-        found, versions = answers(runtime, file, form.numbers, facts["threads"], asked, scratch)
-        checks = compare(read_arrays(expected), found, width, facts["outputs"])
-        change = None
-        if not exact:
-            whole, _ = answers(runtime, file, form.numbers, facts["threads"], calls.inputs, scratch)
-            outputs = _written(whole, scratch, "whole.npz")
-            change = judge.ask("change", TIMEOUT, outputs=outputs, margin=subject.margin)
+    own = {"run": str(subject.run), "folder": str(scratch), "threads": facts["threads"]}
+    calls = Calls.load(scratch)
+    with Child(MAKER, source, own, log=log) as maker:
+        file = _file(subject, maker, folder, scratch)
+        maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
+        width = maker.ask("envelope", TIMEOUT, numbers="fp32" if exact else "bf16")
+        asked = [*pieces(calls), *_larger(calls, maker, scratch)]
+        expected = scratch / "expected.npz"
+        maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
+        layers = _layers(subject, maker, file, facts["threads"], scratch)
+    found, versions = answers(runtime, file, form.numbers, facts["threads"], asked, scratch)
+    checks = compare(read_arrays(expected), found, width, facts["outputs"])
+    change = None
+    if not exact:
+        whole, _ = answers(runtime, file, form.numbers, facts["threads"], calls.inputs, scratch)
+        outputs = _written(whole, scratch, "whole.npz")
+        change = judge.ask("change", TIMEOUT, outputs=outputs, margin=subject.margin)
     kept, reason = _answer(checks, layers["checks"], change)
     told = [check.to_dict() for check in checks]
-    unseen = astray(told, unused) if kept else ""
+    unseen = astray(told, facts["unused"]) if kept else ""
     rows = list(map(calls.rows_of, asked))
     return Exported(
         job="",
@@ -150,7 +167,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         samples=min(sum(rows), sum(map(calls.rows_of, calls.first(PROOF_SAMPLES)))),
         batches=tuple(sorted(set(rows))),
         checks=tuple(told),
-        unused=tuple(unused),
+        unused=tuple(facts["unused"]),
         layers=layers,
         change=change,
         inputs=tuple(_inputs(calls, facts["inputs"])),
