@@ -128,11 +128,12 @@ def _new(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
 
 
-def output_folder(folder: Path, own: Iterable[str]) -> Path:
+def output_folder(folder: Path, own: Iterable[str], *, locked: bool = False) -> Path:
     """The output folder of a command, made if missing; its absolute path.
 
     `own` are patterns of names that an earlier run of the command left there. Raises FolderError where
-    anything else lies in it, where it is a file, or cannot be written.
+    anything else lies in it, where it is a file, or cannot be written. `locked`: an earlier run has left its
+    lock, and where there is none all files are a person's own, whatever they are called.
     """
     patterns = tuple(own)
     try:
@@ -146,6 +147,8 @@ def output_folder(folder: Path, own: Iterable[str]) -> Path:
         raise FolderError(f"the output '{folder}'{said} is a file; name a folder") from None
     except OSError as error:
         raise FolderError(f"the output folder '{folder}' cannot be written: {error.strerror}") from None
+    if locked and LOCK not in (entry.name for entry in found):
+        patterns = ()
     strangers = [entry.name for entry in found if not any(map(entry.match, patterns))]
     if strangers:
         raise FolderError(

@@ -321,6 +321,16 @@ def test_a_job_that_cannot_be_loaded_leaves_the_result_before(tmp_path):
     assert all(file.exists() for file in before)
 
 
+def test_a_persons_own_folder_stays(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"job": "x.py:job", "steps": 1}))
+    theirs = tmp_path / "out" / "pruned" / "run.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    with pytest.raises(FolderError, match=r"is not empty \(pruned\): name another with --out"):
+        vivace.compress("x.py:job", run=tmp_path, out=tmp_path / "out")
+    assert theirs.read_text() == "theirs"
+
+
 def test_two_searches_do_not_share_a_folder(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"job": "x.py:job", "steps": 1}))
     folder = tmp_path / "out"

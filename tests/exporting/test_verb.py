@@ -285,7 +285,9 @@ def test_two_exports_do_not_share_a_folder(run_folder, tmp_path):
     assert (tmp_path / "out" / "model.onnx").read_text() == "the other's"
 
 
-@pytest.mark.parametrize("name", ["model.py", "model.pt", "model.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["model.py", "model.pt", "model.ckpt", "model.onnx", "model.bin", "weights.safetensors"]
+)
 def test_a_persons_own_file_in_the_output_folder_stays(run_folder, tmp_path, name):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("theirs")

@@ -147,7 +147,7 @@ class _Compressing:
 
     def done(self, *, resume: bool) -> Compressed:
         """Search, and write down what was found."""
-        folder = output_folder(self.wish.out, OWN)
+        folder = output_folder(self.wish.out, OWN, locked=True)
         with take_lock(folder, "compress"), full_disk_told(folder):
             if not resume:
                 (folder / LOG).unlink(missing_ok=True)

@@ -82,7 +82,7 @@ def export(
     lacking += [] if importlib.util.find_spec("safetensors") else ["safetensors"]
     if lacking:
         raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
-    folder = output_folder(Path(out), OWN)
+    folder = output_folder(Path(out), OWN, locked=True)
     with (
         take_lock(folder, "export"),
         full_disk_told(folder),
