@@ -75,6 +75,16 @@ def test_float16_scales_the_loss():
     assert loss.isfinite()
 
 
+def test_where_tf32_is_allowed_the_older_switches_can_be_read():
+    lines = (
+        in_words(plan("format = 1\n[techniques.tf32]\n")),
+        "assert torch.get_float32_matmul_precision() == 'high'",
+        "for owner in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):",
+        "    assert owner.fp32_precision == 'tf32'",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=300)
+
+
 def test_a_plan_that_only_rearranges_the_model_leaves_the_loop_alone():
     names = written("format = 1\n[techniques.channels_last]\n")
     assert "step" not in names

@@ -44,10 +44,10 @@ class Tf32(Technique):
         set_fp32_precision(build, flags, "tf32")
 
     def plain(self) -> Plain:
-        """PyTorch's own switches for products and convolutions."""
-        places = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
+        """The older switches, which set the newer, too: after the newer alone, reading the older fails."""
+        places = ("cuda.matmul", "cudnn")
         return Plain(
-            start=tuple(f'torch.backends.{place}.fp32_precision = "tf32"' for place in places),
+            start=tuple(f"torch.backends.{place}.allow_tf32 = True" for place in places),
             transformers={"tf32": True},
         )
 
