@@ -75,6 +75,17 @@ def test_float16_scales_the_loss():
     assert loss.isfinite()
 
 
+@pytest.mark.parametrize("to", TARGETS)
+def test_the_settings_of_the_loss_scale_are_told(to):
+    text = "format = 1\n[techniques.fp16_autocast]\ninitial_scale = 1024.0\ngrowth_interval = 50\n"
+    told = in_words(plan(text), to)
+    assert "init_scale=1024.0, growth_interval=50" in told
+    assert ("begins at 65536" in told) == (to != "torch")
+    assert "init_scale" not in in_words(plan("format = 1\n[techniques.fp16_autocast]\n"), to)
+    if to == "torch":
+        assert written(text)["scaler"].get_scale() == 1024.0
+
+
 def test_where_tf32_is_allowed_the_older_switches_can_be_read():
     lines = (
         in_words(plan("format = 1\n[techniques.tf32]\n")),

@@ -12,6 +12,7 @@ from vivace.technique.registry import asked
 
 if TYPE_CHECKING:
     from vivace.technique import Plain, Technique
+    from vivace.technique.plain import Keywords
 
 TARGETS = {
     "torch": "",
@@ -22,18 +23,22 @@ TARGETS = {
 STEP = """
 def step(model, optimizer, loss_of, batch):
     \"\"\"One step; `loss_of(model, batch)` is your loss.\"\"\"
-{forward}    loss.backward()
+    with torch.autocast(device, dtype=torch.{dtype}):
+        loss = loss_of(model, batch)
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     return loss.detach()
 """
 SCALED_STEP = """
-scaler = torch.amp.GradScaler(device)
+scaler = torch.amp.GradScaler(device{scaler})
 
 
 def step(model, optimizer, loss_of, batch):
     \"\"\"One step; `loss_of(model, batch)` is your loss. Unscale before you clip.\"\"\"
-{forward}    scaler.scale(loss).backward()
+    with torch.autocast(device, dtype=torch.{dtype}):
+        loss = loss_of(model, batch)
+    scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -130,12 +135,16 @@ def _prepare(found: dict[Technique, Plain]) -> str:
 
 
 def _step(found: dict[Technique, Plain]) -> str:
-    lower = next((plain.autocast for plain in found.values() if plain.autocast), "")
-    if not lower:
+    lowered = next((plain for plain in found.values() if plain.autocast), None)
+    if lowered is None:
         return ""
-    forward = f"    with torch.autocast(device, dtype=torch.{lower}):\n        loss = loss_of(model, batch)\n"
-    template = SCALED_STEP if lower == "float16" else STEP
-    return '\ndevice = "cuda" if torch.cuda.is_available() else "cpu"\n\n' + template.format(forward=forward)
+    template = SCALED_STEP if lowered.autocast == "float16" else STEP
+    step = template.format(dtype=lowered.autocast, scaler=_arguments(lowered.scaler))
+    return f'\ndevice = "cuda" if torch.cuda.is_available() else "cpu"\n\n{step}'
+
+
+def _arguments(keywords: Keywords) -> str:
+    return "".join(f", {key}={value!r}" for key, value in keywords.items())
 
 
 def _rest(told: dict[Technique, Plain | None], to: str) -> str:
@@ -145,6 +154,11 @@ def _rest(told: dict[Technique, Plain | None], to: str) -> str:
         name, does = technique.name, technique.card.summary
         if plain is None:
             lines.append(f"# {name} needs Vivace ({does}): vivace.attach(plan, ...)")
-        elif plain.note and to in ("torch", "lightning"):  # the others hand on outputs in fp32 themselves
+            continue
+        if plain.note and to in ("torch", "lightning"):  # the others hand on outputs in fp32 themselves
             lines.append(f"# {name}: {plain.note}")
+        if plain.scaler and _words(plain, to):
+            given = _arguments(plain.scaler).removeprefix(", ")
+            theirs = "a trainer's begins at 65536 and grows every 2,000 steps"
+            lines.append(f"# {name}: the plan's scaler has {given}; {theirs}")
     return "\n".join(["", *lines]) if lines else ""

@@ -68,6 +68,14 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
 
 
+def left_in_half(numbers: str) -> str:
+    """A note for those who write autocast by hand: what it leaves in half precision on a CPU."""
+    return (
+        f"on a CPU sums and means of {numbers} stay {numbers}: give your loss the outputs as .float(); and "
+        f"attention over some 256 positions or fewer is slower in {numbers}: give it float32"
+    )
+
+
 def share_in(dtype: str, seen: Observation) -> str:
     """The share of matrix and convolution inputs that were `dtype`. Raises Refused where none was."""
     count = seen.dtypes.get(dtype, 0)

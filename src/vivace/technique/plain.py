@@ -19,6 +19,7 @@ class Plain:
         optimizer: keywords of the person's own optimizer.
         loader: keywords of the person's own DataLoader.
         autocast: dtype of `torch.autocast` around the model and the loss, such as ``bfloat16``.
+        scaler: keywords of the `GradScaler` that float16 needs, which a trainer builds without them.
         transformers: keywords of `TrainingArguments` that do all of it; None: it has none.
         lightning: keywords of Lightning's `Trainer`; None: it has none.
         accelerate: keywords of `Accelerator`; None: it has none.
@@ -31,6 +32,7 @@ class Plain:
     optimizer: Keywords = dataclasses.field(default_factory=dict)
     loader: Keywords = dataclasses.field(default_factory=dict)
     autocast: str = ""
+    scaler: Keywords = dataclasses.field(default_factory=dict)
     transformers: Keywords | None = None
     lightning: Keywords | None = None
     accelerate: Keywords | None = None

@@ -7,7 +7,13 @@ from typing import ClassVar
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.mechanisms.half_precision import autocast, bfloat16_gain, require_bfloat16, share_in
+from vivace.mechanisms.half_precision import (
+    autocast,
+    bfloat16_gain,
+    left_in_half,
+    require_bfloat16,
+    share_in,
+)
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Stage, Technique
 
 
@@ -51,8 +57,7 @@ class Bf16Autocast(Technique):
             transformers={"bf16": True},
             lightning={"precision": "bf16-mixed"},
             accelerate={"mixed_precision": "bf16"},
-            note="on a CPU sums and means of bfloat16 stay bfloat16: give your loss the outputs as .float(); "
-            "and attention over some 256 positions or fewer is slower in bfloat16: give it float32",
+            note=left_in_half("bfloat16"),
         )
 
     @classmethod

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.mechanisms.half_precision import ScaledOptimizer, autocast, share_in
+from vivace.mechanisms.half_precision import ScaledOptimizer, autocast, left_in_half, share_in
 from vivace.operators import MATRIX_CLASSES
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Seam, Stage, Technique
 
@@ -95,11 +95,15 @@ class Fp16Autocast(Technique):
 
     def plain(self) -> Plain:
         """Autocast and a scaler, to which trainers have a word."""
+        given = {"init_scale": self.initial_scale, "growth_interval": self.growth_interval}
+        usual = {"init_scale": 65536.0, "growth_interval": 2000}  # of PyTorch's
         return Plain(
             autocast="float16",
+            scaler={key: value for key, value in given.items() if value != usual[key]},
             transformers={"fp16": True},
             lightning={"precision": "16-mixed"},
             accelerate={"mixed_precision": "fp16"},
+            note=left_in_half("float16"),
         )
 
     @classmethod
