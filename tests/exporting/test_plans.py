@@ -86,6 +86,15 @@ def test_the_settings_of_the_loss_scale_are_told(to):
         assert written(text)["scaler"].get_scale() == 1024.0
 
 
+def test_recomputing_is_told_and_not_called_on_a_model_that_may_not_have_it():
+    text = "format = 1\n[techniques.checkpoint]\n"
+    names = written(text)
+    names.get("prepare", lambda m: m)(model())
+    assert "# checkpoint: Hugging Face's models have gradient_checkpointing_enable()" in in_words(plan(text))
+    assert "gradient_checkpointing_enable" not in in_words(plan(text), "transformers")
+    assert written(text, "transformers")["TRAINER"] == {"gradient_checkpointing": True}
+
+
 def test_where_tf32_is_allowed_the_older_switches_can_be_read():
     lines = (
         in_words(plan("format = 1\n[techniques.tf32]\n")),

@@ -76,11 +76,14 @@ class Checkpoint(Technique):
         return cls(blocks=chosen("recompute", "cheap"), cheap=chosen("cheap"))
 
     def plain(self) -> Plain | None:
-        """Trainers recompute whole models; chosen blocks are written by hand."""
+        """Hugging Face's Trainer recomputes whole models; others, and chosen blocks, are written by hand."""
         if self.blocks != ("*",) or self.cheap:
             return None
-        called = "model.gradient_checkpointing_enable()  # Hugging Face's models; others by hand"
-        return Plain(model=(called,), transformers={"gradient_checkpointing": True})
+        return Plain(
+            transformers={"gradient_checkpointing": True},
+            note="Hugging Face's models have gradient_checkpointing_enable(); in another one call each block "
+            "as torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
