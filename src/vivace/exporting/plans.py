@@ -155,9 +155,10 @@ def _rest(told: dict[Technique, Plain | None], to: str) -> str:
         if plain is None:
             lines.append(f"# {name} needs Vivace ({does}): vivace.attach(plan, ...)")
             continue
-        if plain.note and to in ("torch", "lightning"):  # the others hand on outputs in fp32 themselves
+        words = _words(plain, to)
+        if plain.note and (to == "lightning" or not words):  # the others hand on outputs in fp32 themselves
             lines.append(f"# {name}: {plain.note}")
-        if plain.scaler and _words(plain, to):
+        if plain.scaler and words:
             given = _arguments(plain.scaler).removeprefix(", ")
             theirs = "a trainer's begins at 65536 and grows every 2,000 steps"
             lines.append(f"# {name}: the plan's scaler has {given}; {theirs}")
