@@ -86,6 +86,14 @@ def test_the_settings_of_the_loss_scale_are_told(to):
         assert written(text)["scaler"].get_scale() == 1024.0
 
 
+@pytest.mark.parametrize("to", TARGETS)
+def test_without_tf32_it_says_that_convolutions_use_it_all_the_same(to):
+    *_, last = in_words(plan(), to).splitlines()
+    assert "TF32" in last
+    assert last.endswith("torch.backends.cudnn.allow_tf32 = False")
+    assert "allow_tf32 = False" not in in_words(plan("format = 1\n[techniques.tf32]\n"), to)
+
+
 def test_recomputing_is_told_and_not_called_on_a_model_that_may_not_have_it():
     text = "format = 1\n[techniques.checkpoint]\n"
     names = written(text)

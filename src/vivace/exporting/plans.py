@@ -44,6 +44,9 @@ def step(model, optimizer, loss_of, batch):
     optimizer.zero_grad()
     return loss.detach()
 """
+STRICT = (
+    "# Without tf32: on newer GPUs PyTorch convolves in TF32, unless torch.backends.cudnn.allow_tf32 = False"
+)
 
 
 def in_words(plan: Plan | str | os.PathLike[str], to: str = "torch") -> str:
@@ -162,4 +165,7 @@ def _rest(told: dict[Technique, Plain | None], to: str) -> str:
             given = _arguments(plain.scaler).removeprefix(", ")
             theirs = "a trainer's begins at 65536 and grows every 2,000 steps"
             lines.append(f"# {name}: the plan's scaler has {given}; {theirs}")
+    statements = [line for plain in told.values() if plain is not None for line in plain.start]
+    if not any("allow_tf32" in line for line in statements):
+        lines.append(STRICT)
     return "\n".join(["", *lines]) if lines else ""
