@@ -275,6 +275,14 @@ def test_evaluations_that_a_metric_would_not_be_are_named(tmp_path):
         setattr(theirs.args, name, ["inputs"])
         with pytest.raises(vivace.JobError, match=f"leave {name}=.'inputs'. out"):
             vivace.Job.from_trainer(theirs)
+    theirs.args.include_for_metrics, theirs.args.eval_do_concat_batches = [], False
+    with pytest.raises(vivace.JobError, match="leave eval_do_concat_batches=False out"):
+        vivace.Job.from_trainer(theirs)
+    theirs.args.eval_do_concat_batches, own = True, theirs.eval_dataset
+    theirs.eval_dataset = {"seen": own, "new": own}
+    with pytest.raises(vivace.JobError, match="holds several data sets: seen, new"):
+        vivace.Job.from_trainer(theirs)
+    theirs.eval_dataset = own
 
     class Mine(transformers.Trainer):
         def evaluate(self, *arguments, **keywords):

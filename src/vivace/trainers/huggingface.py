@@ -133,8 +133,17 @@ def _refuse_evaluation(trainer: Any) -> None:
     for name in ("evaluate", "evaluation_loop"):
         if not getattr(type(trainer), name).__module__.startswith("transformers."):
             raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
-    for name in ("batch_eval_metrics", "include_for_metrics") if trainer.compute_metrics is not None else ():
-        if given := getattr(trainer.args, name, None):
+    if isinstance(trainer.eval_dataset, dict):
+        names = ", ".join(map(str, trainer.eval_dataset))
+        raise JobError(
+            f"a Job has one metric, and the Trainer's eval_dataset holds several data sets: {names}"
+        )
+    if trainer.compute_metrics is None:
+        return
+    together = {"batch_eval_metrics": False, "include_for_metrics": False, "eval_do_concat_batches": True}
+    for name, usual in together.items():
+        given = getattr(trainer.args, name, usual)
+        if bool(given) is not usual:
             raise JobError(
                 f"compute_metrics is given all predictions and labels together: leave {name}={given!r} out"
             )
