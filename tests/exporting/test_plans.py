@@ -94,6 +94,13 @@ def test_without_tf32_it_says_that_convolutions_use_it_all_the_same(to):
     assert "allow_tf32 = False" not in in_words(plan("format = 1\n[techniques.tf32]\n"), to)
 
 
+def test_what_channels_last_does_not_take_is_told():
+    text = "format = 1\n[techniques.channels_last]\n"
+    with pytest.raises(RuntimeError, match="rank 4"):
+        written(text)["prepare"](torch.nn.Conv3d(1, 1, 1))
+    assert "# channels_last: a parameter of five dimensions has no such order" in in_words(plan(text))
+
+
 def test_recomputing_is_told_and_not_called_on_a_model_that_may_not_have_it():
     text = "format = 1\n[techniques.checkpoint]\n"
     names = written(text)

@@ -90,6 +90,17 @@ def test_bfloat16_answers_in_fp32(material):
     assert all(parameter.dtype == torch.float32 for parameter in material.flat.parameters())
 
 
+def test_what_has_no_channels_last_order_is_in_bfloat16_all_the_same():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Unflatten(1, (1, 4)), nn.Conv3d(1, 2, 3))
+    images = torch.randn(2, 3, 6, 6)
+    model = Bfloat16(Flat(network, ((images,), {})).eval(), channels_last=True)
+    (found,) = model(images)
+    assert torch.allclose(found, network(images), atol=0.1)
+    image, volume = (p for p in model.parameters() if p.dim() > 1)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert volume.is_contiguous()
+
+
 class Converting(nn.Module):
     """Its last layer is called in fp32, whatever it is given."""
 

@@ -70,7 +70,9 @@ class Bfloat16(nn.Module):
         self.model = copy.deepcopy(model).to(torch.bfloat16)
         self.channels_last = channels_last
         if channels_last:
-            self.model.to(memory_format=torch.channels_last)
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                if tensor.dim() == 4:  # Module.to would ask it of those of five, which have no such order
+                    tensor.data = tensor.data.to(memory_format=torch.channels_last)
 
     def forward(self, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that the model returns, in fp32 where it returned bfloat16."""

@@ -97,7 +97,11 @@ class ChannelsLast(Technique):
 
     def plain(self) -> Plain:
         """The weights' order, which feature maps follow from the first convolution on."""
-        return Plain(model=("model = model.to(memory_format=torch.channels_last)",))
+        return Plain(
+            model=("model = model.to(memory_format=torch.channels_last)",),
+            note="a parameter of five dimensions has no such order, and this line fails: then move the 2-D "
+            "layers one by one",
+        )
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
