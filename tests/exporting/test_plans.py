@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,4 +197,14 @@ def test_the_command_prints_python_alone(tmp_path):
     assert not wrong.stdout
     ignored = subprocess.run([*words, "--out", "there"], capture_output=True, text=True, timeout=300)
     assert ignored.returncode == 2
-    assert "leave --job and --out out" in ignored.stderr
+    assert "leave --out out" in ignored.stderr
+
+
+def test_the_command_prints_a_plan_whose_technique_is_of_a_job_file(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text("format = 1\n[techniques.planted_narrow]\n")
+    job = Path(__file__).parents[1] / "sweeping" / "planned.py"
+    words = [sys.executable, "-m", "vivace", "export", "--plan", str(file), "--job", f"{job}:job"]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert shown.returncode == 0, shown.stderr
+    assert "planted_narrow needs Vivace" in shown.stdout

@@ -103,7 +103,8 @@ def export(
         str | None, typer.Option(metavar="P", help="print a plan as the Python of torch or a trainer")
     ] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
+        str | None,
+        typer.Option(metavar="JOB", help="left out, the folder's own; of a plan: whose techniques it has"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder for the file and its model card; left out, runs/export")
@@ -126,13 +127,14 @@ def export(
         from vivace.exporting.answering import COLUMNS, answer, rows
         from vivace.inspection.gather import require_torch
         from vivace.pages.answer import ending
+        from vivace.processes.launch import plan_of
 
         if (source is None) == (plan is None):
             raise InputError("export takes either the folder of a trained model or --plan with a plan file")
         if plan is not None:
-            if job is not None or out is not None:
-                raise InputError("a plan is printed, of no job and into no folder: leave --job and --out out")
-            text = in_words(plan, to)
+            if out is not None:
+                raise InputError("a plan is printed, and into no folder: leave --out out")
+            text = in_words(plan if job is None else plan_of(plan, job), to)
             shown.document({"to": to, "python": text})
             shown.text(text)
             return
