@@ -395,7 +395,7 @@ def _recipe(name: str) -> str:
         return f"vivace.recipes.{name}"
     if name.endswith(".ipynb"):
         raise JobError(f"'{name}' is a notebook: call vivace.tune(job) in it, or put the Job into a file")
-    if Path(f"{name}.py").is_file():
+    if os.path.isfile(f"{name}.py"):
         raise JobError(f"there is no recipe '{name}'; for the file write {name}.py:job, the name of its Job")
     if "." in name:
         raise JobError(f"there is no recipe '{name}'; for a module write {name}:job, the name of its Job")
@@ -406,7 +406,7 @@ def _recipe(name: str) -> str:
 
 def _of_file(path: Path) -> str:
     """The file, if a name `job` is bound in it; else JobError says what to write. It is read, not yet run."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise JobError(f"there is no file '{path}'")
     try:
         tree = ast.parse(path.read_bytes())
@@ -502,7 +502,7 @@ def _import_torch() -> None:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for a name too long
         raise JobError(f"there is no file '{path}'")
     name = "vivace_job_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
     written = path.resolve(), path.stat().st_mtime_ns, path.stat().st_size

@@ -271,6 +271,7 @@ def test_version_is_the_packages():
     ("arguments", "message"),
     [
         ("train nowhere.py:job", "there is no file 'nowhere.py'"),
+        pytest.param(f"train {300 * 'a'}.py:job", "there is no file 'aaa", id="a name too long"),
         ("train JOBS:goo", "has no name 'goo'; did you mean 'good'?"),
         ("train JOBS", ": write {JOBS}:"),
         ("tune script.py", "'script.py' is a script without a Job: vivace run -- python script.py"),

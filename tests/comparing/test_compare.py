@@ -215,6 +215,7 @@ def test_what_is_no_side_is_refused(tmp_path, trained):
     (tmp_path / "other.json").write_text('{"benchmark": "ruler"}')
     for name, told in (
         ("nothing", "there is no"),
+        (300 * "a", "cannot be read: File name too long"),
         ("empty", "holds no run and no profile"),
         ("text.json", "is no JSON document"),
         ("other.json", "holds no speed of a plan"),

@@ -233,6 +233,8 @@ def test_bad_input(trained, tmp_path):
         vivace.export(run, to="tflite", out=tmp_path / "a")
     with pytest.raises(InputError, match="neither of a vivace compress"):
         vivace.export(tmp_path, to="onnx", out=tmp_path / "b")
+    with pytest.raises(InputError, match="neither of a vivace compress"):
+        vivace.export(tmp_path / (300 * "a"), to="onnx", out=tmp_path / "b")
 
 
 @pytest.fixture

@@ -78,6 +78,8 @@ def read(path: Path) -> Side:
         return _side(path)
     except FolderError:
         raise
+    except OSError as error:
+        raise FolderError(f"'{path}' cannot be read: {error.strerror}") from None
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise FolderError(f"'{path}' is not written as this version of Vivace reads it") from error
 

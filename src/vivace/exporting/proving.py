@@ -73,7 +73,7 @@ def export(
     if not wanted or wanted == "job":
         raise InputError(f"'{source}' does not name its job: give it, with --job (job=...)")
     file = wanted.partition(":")[0] if isinstance(wanted, str) else ""
-    if job is None and file.endswith(".py") and not Path(file).exists():
+    if job is None and file.endswith(".py") and not os.path.exists(file):
         raise InputError(
             f"'{source}' is of the job '{wanted}', and there is no file '{file}' from here: say where it is, "
             "with --job (job=...)"

@@ -43,9 +43,9 @@ def subject_of(folder: Path, to: str) -> Subject:
     """
     if to not in RUNTIMES:
         raise InputError(f"export to {', '.join(RUNTIMES)}, not to {to!r}")
-    if (folder / "compress.json").is_file():
+    if os.path.isfile(folder / "compress.json"):
         return _of_compression(folder, to)
-    if (folder / "run.json").is_file():
+    if os.path.isfile(folder / "run.json"):
         document = _read(folder / "run.json")
         return Subject(str(document.get("job") or ""), folder, BY_NAME[PLAIN[to]])
     raise InputError(f"'{folder}' is neither of a vivace compress nor of a vivace train that has ended")
@@ -81,10 +81,10 @@ def _of_compression(folder: Path, to: str) -> Subject:
 def _moved(run: Path, document: dict[str, Any], folder: Path) -> Path:
     """The folder of a run, also where it was moved together with that of the compression."""
     before = str(document.get("page_path") or "")
-    if run.exists() or not before:
+    if os.path.exists(run) or not before:
         return run
     beside = Path(os.path.normpath(folder / os.path.relpath(run, Path(before).parent)))
-    return beside if beside.exists() else run
+    return beside if os.path.exists(beside) else run
 
 
 def _read(path: Path) -> dict[str, Any]:
