@@ -1,5 +1,6 @@
 """The lines of docs/track.md: each tracker holds the curves of a training, offline."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +92,21 @@ def test_mlflow_holds_the_curves(followed, tmp_path, monkeypatch):
     steps = [int(line.split()[2]) for line in curve.read_text().splitlines()]
     assert steps == [line["step"] for line in log if "loss" in line]
     assert list((tmp_path / "mlruns").glob("*/*/artifacts/plan.toml"))
+
+
+def test_mlflow_is_given_names_that_it_takes(tmp_path, monkeypatch):
+    given = set()
+    tracker = SimpleNamespace(
+        log_metrics=lambda scalars, step: given.update(scalars),
+        start_run=contextlib.nullcontext,
+        log_artifact=lambda path: None,
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", tracker)
+    named = {"metric": lambda model, batches: 0.5, "metric_name": "Spearman's rho (%)"}
+    job = dataclasses.replace(TINY_JOBS["mlp"](), **named)
+    exec(LINES["MLflow"], {"vivace": vivace, "job": job, "out": tmp_path / "train"})
+    assert [name for name in given if name.startswith("Spearman_s rho ___")]
+    assert all(re.fullmatch(r"[\w\-. :/]+", name) for name in given)
 
 
 def test_an_event_of_a_step_has_its_figures_and_others_have_none():
