@@ -114,6 +114,20 @@ def test_noise_of_a_generator_that_is_no_blocks_own_is_refused(cheap):
         trained(lambda: Twice(drawing_outside), {"checkpoint": {"cheap": cheap}})
 
 
+def test_what_a_kernel_leaves_unwritten_is_not_compared():
+    """A recurrent layer's workspace, of which some bytes are never written."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.out = nn.LSTM(6, 16, batch_first=True), nn.Linear(16, 6)
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.layer(x[:, None].expand(-1, 5, -1))[0])[:, -1])
+
+    assert same(lambda: nn.Sequential(*(Recurrent() for _ in range(3))))[0]
+
+
 def test_what_blocks_keep_of_a_step_does_not_keep_the_step_before():
     class Keeping(Part):
         def forward(self, x):

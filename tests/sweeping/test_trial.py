@@ -69,7 +69,7 @@ def test_a_pruned_trial_says_whether_its_plan_acted(jobs, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("broken", "left"),
-    [([], "it was declined when the trial was begun"), ([3], "a watched step was not the same")],
+    [([], "it had been left before the trial went on"), ([3], "a watched step was not the same")],
 )
 def test_a_resumed_trial_says_why_its_plan_was_left_before(jobs, tmp_path, monkeypatch, broken, left):
     def train(*_, on_event, **__):
@@ -77,7 +77,8 @@ def test_a_resumed_trial_says_why_its_plan_was_left_before(jobs, tmp_path, monke
 
     (tmp_path / "checkpoints").mkdir()
     Plan().save(tmp_path / "plan.toml")
-    monkeypatch.setattr(trial, "newest_manifest", lambda _: {"held": {"watched": {"broken_steps": broken}}})
+    held = {"plan": "format = 1\n", "held": {"watched": {"broken_steps": broken}}}
+    monkeypatch.setattr(trial, "whole_manifest", lambda _: held)
     monkeypatch.setattr(trial, "ask_parent", lambda _: {"prune": True})
     monkeypatch.setattr(trial, "train", train)
     made = trial.Trial(JobFunction(jobs.job), torch.get_num_threads())

@@ -344,6 +344,22 @@ def test_forwards_that_a_trace_would_change_are_left_alone(body):
     assert random.getstate() == streams[1]
 
 
+class Frozen(dict):
+    """As some libraries keep a model's settings."""
+
+    def clear(self):
+        raise AssertionError("nobody changes it")
+
+    update = clear
+
+
+def test_what_a_module_keeps_in_a_mapping_of_its_own_kind_stays():
+    owner = Asks(lambda self, x: self.relu(self.norm(x)))
+    owner.settings, owner.plain = Frozen(width=3), {"width": 3}
+    assert len(chains_of(owner)) == 1
+    assert (owner.settings, owner.plain) == ({"width": 3}, {"width": 3})
+
+
 def test_results_that_others_need_are_not_fused():
     def both(self, x):
         out = self.norm(x)

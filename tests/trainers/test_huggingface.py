@@ -280,7 +280,7 @@ def test_evaluations_that_a_metric_would_not_be_are_named(tmp_path):
         vivace.Job.from_trainer(theirs)
     theirs.args.eval_do_concat_batches, own = True, theirs.eval_dataset
     theirs.eval_dataset = {"seen": own, "new": own}
-    with pytest.raises(vivace.JobError, match="holds several data sets: seen, new"):
+    with pytest.raises(vivace.JobError, match=r"is a dict of data sets \(seen, new\)"):
         vivace.Job.from_trainer(theirs)
     theirs.eval_dataset = own
 

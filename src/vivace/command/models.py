@@ -104,7 +104,7 @@ def export(
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(metavar="JOB", help="left out, the folder's own; of a plan: whose techniques it has"),
+        typer.Option(metavar="JOB", help="left out, the folder's own; of --plan: whose file has techniques"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder for the file and its model card; left out, runs/export")
@@ -126,15 +126,18 @@ def export(
         from vivace.exporting import in_words
         from vivace.exporting.answering import COLUMNS, answer, rows
         from vivace.inspection.gather import require_torch
+        from vivace.job import load
         from vivace.pages.answer import ending
-        from vivace.processes.launch import plan_of
 
         if (source is None) == (plan is None):
             raise InputError("export takes either the folder of a trained model or --plan with a plan file")
         if plan is not None:
             if out is not None:
                 raise InputError("a plan is printed, and into no folder: leave --out out")
-            text = in_words(plan if job is None else plan_of(plan, job), to)
+            plan = str(Path(plan).absolute())  # the job's file may change the working directory
+            if job is not None:
+                load(job)
+            text = in_words(plan, to)
             shown.document({"to": to, "python": text})
             shown.text(text)
             return

@@ -163,6 +163,9 @@ def _search(content: Content, path: Path) -> Side:
     if own is None:  # the reference, as it was timed beside every trial
         seconds = [reference for row in content.measured for reference, _ in row.trial.pairs]
     size, step = words.real(content.job.get("batch_size")), _median(seconds)
+    timed = own if own is not None else next((row.trial for row in content.measured), None)
+    if timed is not None and timed.samples_per_second:  # batches may differ in size
+        size = timed.samples_per_second * statistics.median(candidate for _, candidate in timed.pairs)
     if step is None:
         step = words.real(content.profile.get("step_seconds"))
     scale = 1.0 / size if size else 1.0

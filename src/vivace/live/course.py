@@ -6,6 +6,7 @@ objects are touched only where the conductor grants them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from vivace.errors import VivaceError
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
 from vivace.live.candidates import (
@@ -438,8 +440,9 @@ class Course:
         self._record("taken_back", {"plan": self.plan.to_dict(), "reason": reason})
         self._count_saved()
         path, given = Path(self.loop.errand.folder) / PLAN, self.loop.errand.plan is not None
-        if not given and path.exists() and Plan.load(path) == self.plan:  # no person's, nor another process's
-            path.unlink()
+        with contextlib.suppress(VivaceError, OSError):
+            if not given and Plan.load(path) == self.plan:  # neither a person's nor another process's
+                path.unlink()
         self.plan = Plan()
 
     def _note(

@@ -248,7 +248,7 @@ def compare(
         pairs = quiet + disturbed if loud else quiet
         if len(pairs) < 4:
             continue
-        ratio = speed_ratio(_walls(pairs))
+        ratio = speed_ratio(_walls(pairs), neighbours=True)
         told, alone = all(each.starved is not None for each in pairs), all(each.alone for each in pairs)
         if loud and not told and (alone or ratio.width > UNSTEADY_WIDTH / 2):
             steps[:] = [1, 1]
@@ -260,7 +260,6 @@ def compare(
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
-    ratio = speed_ratio(_walls(pairs), neighbours=True)
     if told and (loud or ratio.wide):
         working = speed_ratio(_working(pairs), neighbours=True)
         ratio = by_both_clocks(ratio, working, others, target, sound=alone or not loud)

@@ -416,7 +416,7 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
     """A trace that drew no random numbers and changed no attribute of the module; both are put back."""
     streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
     before = dict(vars(owner))
-    contents = {k: v.copy() for k, v in before.items() if isinstance(v, (list, dict))}  # buffers, too
+    contents = {k: v.copy() for k, v in before.items() if type(v) in (list, dict)}  # buffers, too
     numbers = {k: (v, v.clone()) for k, v in before.items() if isinstance(v, torch.Tensor)}
     try:
         with warnings.catch_warnings(), _without_own_functions():
@@ -435,7 +435,8 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
         random.setstate(streams[1])
         numpy.random.set_state(streams[2])
         kept = before.keys() == vars(owner).keys() and all(vars(owner)[k] is v for k, v in before.items())
-        kept = kept and all(_same(before[name], items) for name, items in contents.items())
+        contents = {name: items for name, items in contents.items() if not _same(before[name], items)}
+        kept = kept and not contents
         for tensor, was in numbers.values():
             if not same_numbers(tensor, was):
                 tensor.copy_(was)

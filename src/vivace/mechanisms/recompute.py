@@ -220,7 +220,10 @@ class _Frame:
         storage = tensor.untyped_storage()
         key, layout = storage_id(storage), (tensor.stride(), int(tensor.storage_offset()))
         dense = layout, _is_lazy(tensor), key, version_of(tensor)
-        total = tensor.detach().sum() if self.changing is None and not self.fake else None
+        # No bytes: what a kernel leaves unwritten lies there. And on a GPU sums of one forward may differ.
+        numbers = tensor.element_size() > 1 and (tensor.is_floating_point() or tensor.is_complex())
+        first = self.changing is None and not self.fake and tensor.device.type == "cpu"
+        total = tensor.detach().sum() if first and numbers else None
         self.saved.append(_Saved(weakref.ref(place), kind, *dense, num_products, total))
         if key not in self.storages:
             alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]

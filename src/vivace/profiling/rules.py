@@ -235,7 +235,8 @@ def restarts(seen: Seen) -> Verdict | None:
     usual = seen.record["seconds"]["data"]
     begun = [row for row in broken if row["starting"] > usual]
     lost = sum(row["starting"] - usual for row in begun)
-    if not workers or seen.loader.get("persistent_workers") or whole <= 0 or lost / whole < LARGE_RESTART:
+    lasting = seen.loader.get("persistent_workers") or seen.loader.get("hears_epochs")
+    if not workers or lasting or whole <= 0 or lost / whole < LARGE_RESTART:
         return None
     share, batches = lost / whole, seen.loader.get("batches")
     often = f"every {words.number(batches)} batches" if batches else "for each pass over the data"

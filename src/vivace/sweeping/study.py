@@ -25,13 +25,12 @@ from optuna.trial import FrozenTrial, TrialState
 from vivace.errors import FolderError, InputError
 from vivace.sweeping.space import Parameters, Space, combinations, range_told, size_of
 from vivace.tensors.randomness import derive
-from vivace.torch_internals.sampling import Among, Pruner, Sampler
+from vivace.torch_internals.sampling import REPEATS, Among, Pruner, Sampler
 
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
 DISK_SECONDS = 1.0
 REDUCTION = 3
 MOST_REPEATS = 5  # combinations in a row that were tried already
-REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
 
 PRUNED_AT = "pruned_at"  # the epoch at which a trial was found worse than others, before it is told
 REPEATED = "repeated"  # metrics under other seeds, by "trial seed"

@@ -16,7 +16,7 @@ from vivace.processes.child import ask_parent
 from vivace.session.opening import call, models_of
 from vivace.sweeping.folder import CHECKPOINTS, PLAN, can_go_on
 from vivace.tensors.randomness import Streams
-from vivace.training.checkpoints import newest_manifest
+from vivace.training.checkpoints import whole_manifest
 from vivace.training.training import Run
 from vivace.watching.tally import Tally
 from vivace.watching.watched import train
@@ -49,9 +49,10 @@ class Trial:
         job = comparable(self.job(**parameters))
         self._num_epochs, self._plan, self._epoch, self._declined = job.epochs, plan, {}, ""
         self._out = Path(out)
-        if can_go_on(self._out) and not self._acts(Plan.load(self._out / PLAN).to_dict()):
-            held = newest_manifest(self._out / CHECKPOINTS).get("held")
-            self._declined = "" if Tally.of(held).broken_steps else "it was declined when the trial was begun"
+        kept = whole_manifest(self._out / CHECKPOINTS) if plan and can_go_on(self._out) else {}
+        if kept and not self._acts(Plan.loads(kept["plan"]).to_dict()):
+            broke = Tally.of(kept.get("held")).broken_steps
+            self._declined = "" if broke else "it had been left before the trial went on"
         try:
             try:
                 run = self._run(job, Plan.from_dict(plan), out, seed)

@@ -148,7 +148,7 @@ def untouched(root: nn.Module) -> Iterator[list[str]]:
     The list names afterwards what of that was a buffer or a plain attribute.
     """
     changed: list[str] = []
-    modules = [(name, module, _plain(module)) for name, module in root.named_modules()]
+    modules = [(name, module, set(vars(module)), _plain(module)) for name, module in root.named_modules()]
     with torch.no_grad():
         buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
         grads = [(p, p.grad, p.grad.clone() if p.grad is not None else None) for p in root.parameters()]
@@ -165,19 +165,19 @@ def untouched(root: nn.Module) -> Iterator[list[str]]:
                 parameter.grad = grad
                 if grad is not None and gradient is not None:
                     grad.copy_(gradient)
-        for name, module, plain in modules:
-            changed += [f"{name}.{key}".lstrip(".") for key in _put_back(module, plain)]
+        for name, module, names, plain in modules:
+            changed += [f"{name}.{key}".lstrip(".") for key in _put_back(module, names, plain)]
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in vars(module).items() if isinstance(v, PLAIN) and not k.startswith("_")}
 
 
-def _put_back(module: nn.Module, before: dict[str, Any]) -> list[str]:
-    """Give a module the plain attributes that it had; the names of those that were others."""
+def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> list[str]:
+    """Give a module, whose attributes had these names, the plain ones that it had; those that were others."""
     space = vars(module)
     others = [name for name, value in before.items() if not alike(space.get(name), value)]
-    others += _plain(module).keys() - before.keys()
+    others += _plain(module).keys() - names
     for name in others:
         space.pop(name, None)
     space.update({name: before[name] for name in others if name in before})

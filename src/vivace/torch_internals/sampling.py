@@ -16,6 +16,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from vivace.torch_internals import TOUCHES, attribute, named
 
+REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
+
 _SLOWER = "a sweep of thousands of trials takes longer to say what is tried next"
 _split = named("optuna.samplers._tpe.sampler._split_trials", lost=_SLOWER)
 _num_good = named("optuna.samplers._tpe.sampler.default_gamma", lost=_SLOWER)
@@ -139,7 +141,8 @@ class Pruner(HyperbandPruner):
         bracket_of = self._get_bracket_id
 
         def of_bracket() -> list[FrozenTrial]:
-            return [one for one in study.get_trials(deepcopy=False) if bracket_of(study, one) == bracket_id]
+            every = (one for one in study.get_trials(deepcopy=False) if one.user_attrs.get("code") != REPEATS)
+            return [one for one in every if bracket_of(study, one) == bracket_id]
 
         return Among(study, of_bracket)
 

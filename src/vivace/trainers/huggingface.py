@@ -135,9 +135,7 @@ def _refuse_evaluation(trainer: Any) -> None:
             raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
     if isinstance(trainer.eval_dataset, dict):
         names = ", ".join(map(str, trainer.eval_dataset))
-        raise JobError(
-            f"a Job has one metric, and the Trainer's eval_dataset holds several data sets: {names}"
-        )
+        raise JobError(f"the Trainer's eval_dataset is a dict of data sets ({names}): give it one of them")
     if trainer.compute_metrics is None:
         return
     together = {"batch_eval_metrics": False, "include_for_metrics": False, "eval_do_concat_batches": True}

@@ -303,25 +303,26 @@ def kept_plan(folder: Path) -> Plan | None:
     """The plan under which the newest checkpoint of `folder` whose hashes hold goes on; None where none says
     one. Raises PlanError where the plan cannot be read.
     """
+    text = whole_manifest(folder).get("plan")
+    return Plan.loads(text) if isinstance(text, str) else None
+
+
+def whole_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of the newest checkpoint in `folder` whose hashes hold; empty where there is none."""
     for path in _listed(folder) if folder.is_dir() else ():
-        with contextlib.suppress(CheckpointError, KeyError):
-            return Plan.loads(read_manifest(path)["plan"])
-    return None
+        with contextlib.suppress(CheckpointError):
+            return read_manifest(path)
+    return {}
 
 
 def kept_tuned(folder: Path) -> dict[str, Any]:
     """What `tune` had found of the run's plan when it began (see `vivace.training.tuned`), as the newest
     checkpoint of `folder` holds it; empty where none does.
     """
-    kept = newest_manifest(folder).get("tuned")
-    return kept if isinstance(kept, dict) else {}
-
-
-def newest_manifest(folder: Path) -> dict[str, Any]:
-    """The newest manifest in `folder` that holds, whatever the files beside it do; empty where none does."""
     for path in _listed(folder) if folder.is_dir() else ():
         with contextlib.suppress(CheckpointError):
-            return _manifest(path)
+            kept = _manifest(path).get("tuned")
+            return kept if isinstance(kept, dict) else {}
     return {}
 
 

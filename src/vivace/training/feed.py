@@ -213,6 +213,8 @@ class Feed:
             renew=lambda: self._renewed(epoch),
             witness=None if self.ranks.rank else self.witness,
         )
+        if self.place is not None:  # asked for once, also where a worker is lost
+            self.place = {key: value for key, value in self.place.items() if key != "passed"}
         self._pass = loader if isinstance(loader, IterableData) else order_of(loader)
         if not isinstance(loader, IterableData) and not self.witness.mark:
             self._read_under = self._facts(session)

@@ -88,6 +88,7 @@ class Bench:
         self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
+        self._mean_batch = 0.0  # samples a step of the reference, where batches may differ in size
         self.known: dict[str, Trial] = {}
         self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
         self.input_pipeline: dict[str, Ratio] = {}  # what a perfect one would bring: to reference and plan
@@ -423,7 +424,8 @@ class Bench:
     def _measured(
         self, contestant: Contestant, comparisons: list[Comparison], confirmed: dict[str, Any]
     ) -> dict[str, Any]:
-        size = contestant.samples_a_step or self.facts["batch_size"]  # batches may differ in size
+        self._mean_batch = self.reference.samples_a_step or self._mean_batch
+        size = self._mean_batch or self.facts["batch_size"]
         pairs = [pair for comparison in comparisons for pair in comparison.pairs]
         joules = [comparison.joules for comparison in comparisons if comparison.joules]
         return {

@@ -215,8 +215,12 @@ def opened_otherwise(mine: State, theirs: State, roundoff: float) -> list[str]:
     """
 
     def rounded(ours: torch.Tensor, other: torch.Tensor) -> bool:
-        apart = (ours.to_dense() - other.to_dense()).abs().double()
-        return bool((apart <= 2 * roundoff * other.to_dense().abs().double() + TINY).all())
+        if not (other.is_floating_point() or other.is_complex()):
+            return False
+        kind = torch.complex128 if other.is_complex() else torch.float64
+        mine, theirs = ours.to_dense().to(kind), other.to_dense().to(kind)
+        near = (mine - theirs).abs() <= 2 * roundoff * theirs.abs() + TINY
+        return bool((near | (mine == theirs) | ((mine != mine) & (theirs != theirs))).all())
 
     pairs = ((mine.parameters, theirs.parameters), (mine.buffers, theirs.buffers))
     differ = [(name, ours[name], others[name]) for ours, others in pairs for name in others]

@@ -28,7 +28,7 @@ from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.profiling.record.sites import TORCH
-from vivace.tensors.loaders import known_length
+from vivace.tensors.loaders import hears_epochs, known_length
 from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.torch_internals.tensors import dense_parts, storage_id
@@ -295,6 +295,7 @@ def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "dataset": type(dataset).__name__,
         "dataset_length": known_length(dataset),
         "stream": isinstance(dataset, IterableDataset),
+        "hears_epochs": hears_epochs(dataset),
         "sampler": type(sampler).__name__,
         "batches": steps,
     }

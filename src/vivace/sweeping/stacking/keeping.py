@@ -71,9 +71,16 @@ class Keeper:
         if position.batch or position.epoch >= row.job.epochs:
             raise Refused("it goes on alone, where its checkpoint stands")
         load_into(row.session.built, found.model, "the model")
+        names = _buffers(row)
         load_beside(self._beside, state.get("beside", []))
+        if _buffers(row) != names:
+            raise Refused("it goes on alone, as its steps make buffers that others do not have yet")
         load_into(row.session.optimizer, state["optimizer"], "the optimizer")
         load_into(row.scheduler, state["scheduler"], "the scheduler")
         row.take_up(position.step, position.epoch, from_plain(state["streams"][0]))
         if (self.out / LOG).exists():
             os.truncate(self.out / LOG, position.log_bytes)
+
+
+def _buffers(row: Row) -> list[str]:
+    return [name for model in row.session.build.models for name, _ in model.named_buffers()]

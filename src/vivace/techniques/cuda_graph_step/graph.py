@@ -91,11 +91,12 @@ class StepGraph:
                 left = self.waiting.setdefault(shapes, 1 if self.recorded else WARM_UP_STEPS)
                 if left:
                     self.waiting[shapes] -= 1
-                    places, loss, now = self.places(), self.beside(following, batch), self.places()
-                    if moved := [name for name, place in places.items() if now.get(name, place) != place]:
-                        raise Refused(
-                            f"a step gives '{moved[0]}' other memory, which a graph does not follow"
-                        )
+                    before = self.places(buffers=left == 1)  # a first step may make some
+                    loss = self.beside(following, batch)
+                    now = self.places(buffers=left == 1)
+                    if moved := [name for name in before if now.get(name, 0) != before[name]]:
+                        told = f"a step gives '{moved[0]}' other memory, which a graph does not follow"
+                        raise Refused(told)
                     return loss
                 self.capture(following, batch, shapes)
         if self.settings() != self.frozen:
@@ -109,11 +110,11 @@ class StepGraph:
         self.facts.replays = (self.facts.replays or 0) + 1
         return recorded.loss.clone()
 
-    def places(self) -> dict[str, int]:
-        """Where the model's weights and buffers lie."""
+    def places(self, *, buffers: bool) -> dict[str, int]:
+        """Where the model's weights, or its buffers as well, lie."""
         if self.model is None:
             return {}
-        named = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        named = itertools.chain(self.model.named_parameters(), self.model.named_buffers() if buffers else ())
         return {name: tensor.data_ptr() for name, tensor in named}
 
     def beside(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
