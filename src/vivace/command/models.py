@@ -123,10 +123,8 @@ def export(
     with screen(as_json, quiet, debug, device or "cpu") as shown:
         require_processor("export", device)
         from vivace.command.progress import short
-        from vivace.exporting import in_words
         from vivace.exporting.answering import COLUMNS, answer, rows
         from vivace.inspection.gather import require_torch
-        from vivace.job import load
         from vivace.pages.answer import ending
 
         if (source is None) == (plan is None):
@@ -134,10 +132,7 @@ def export(
         if plan is not None:
             if out is not None:
                 raise InputError("a plan is printed, and into no folder: leave --out out")
-            plan = str(Path(plan).absolute())  # the job's file may change the working directory
-            if job is not None:
-                load(job)
-            text = in_words(plan, to)
+            text = _python_of(plan, job, to)
             shown.document({"to": to, "python": text})
             shown.text(text)
             return
@@ -254,3 +249,14 @@ def compare(
         brief = dataclasses.replace(found, page_path=short(found.page_path) if found.page_path else None)
         shown.show(lambda console: ending(answer(brief), console, details=details))
         shown.exit_code = found.exit_code
+
+
+def _python_of(plan: str, job: str | None, to: str) -> str:
+    """A plan in the words of torch or a trainer; the job's file may register techniques of its own."""
+    from vivace.exporting import in_words
+    from vivace.job import load
+
+    path = Path(plan).absolute()  # that file may change the working directory
+    if job is not None:
+        load(job)
+    return in_words(path, to)
