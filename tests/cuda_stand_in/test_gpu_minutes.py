@@ -133,7 +133,9 @@ def test_a_graph_was_timed_and_bytes_were_counted(rehearsed):
 def test_batches_as_bytes_give_the_same_bits(rehearsed):
     cases = cases_of(rehearsed, "feed")
     assert cases["floats against bytes"]["found"]["bits_equal"] == 1.0
-    assert {"there_seconds", "hidden_share"} <= cases["overlap of ResNet-50"]["found"].keys()
+    found = cases["overlap of ResNet-50"]["found"]
+    takes_time = found["coming_seconds"] > found["there_seconds"]  # else there is nothing to hide a share of
+    assert ("hidden_share" in found) is takes_time
 
 
 def test_the_trials_of_a_tune_are_kept(rehearsed):
