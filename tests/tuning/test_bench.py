@@ -48,6 +48,18 @@ def test_they_take_turns_and_the_winner_is_confirmed_in_turns(bench):
     assert confirmed.ratio.low > 1.0
 
 
+@contextlib.contextmanager
+def opened(folder, text):
+    """A bench whose reference is open, of a job file."""
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    source, ledger = Source(f"{folder}/train.py:job"), Ledger(folder / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
+    with contextlib.closing(bench):
+        bench.check()
+        bench.open_reference()
+        yield bench
+
+
 AGEING = """
 import time
 import torch
@@ -76,12 +88,7 @@ job = vivace.Job(
 
 def test_the_reference_is_as_little_trained_as_a_candidate(tmp_path, hurried):
     """Where steps become slower as it trains, as with denormal numbers on a processor."""
-    (tmp_path / "ageing.py").write_text(AGEING, encoding="utf-8")
-    source, ledger = Source(f"{tmp_path}/ageing.py:job"), Ledger(tmp_path / "ledger.jsonl")
-    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
-    with contextlib.closing(bench):
-        bench.check()
-        bench.open_reference()
+    with opened(tmp_path, AGEING) as bench:
         bench.reference.block(150)  # 45 ms a step
         trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
     assert trial.ratio is not None, trial.reason
@@ -110,12 +117,7 @@ job = vivace.Job(
 
 def test_the_reference_reads_the_same_batches_as_a_candidate(tmp_path, hurried):
     """Data in an order of their own, such as by length, take longer the further on they are."""
-    (tmp_path / "growing.py").write_text(GROWING, encoding="utf-8")
-    source, ledger = Source(f"{tmp_path}/growing.py:job"), Ledger(tmp_path / "ledger.jsonl")
-    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
-    with contextlib.closing(bench):
-        bench.check()
-        bench.open_reference()
+    with opened(tmp_path, GROWING) as bench:
         bench.reference.block(150)  # 45 ms a step
         trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
     assert trial.ratio is not None, trial.reason
@@ -144,12 +146,7 @@ job = vivace.Job(
 
 def test_a_steps_seconds_are_of_batches_as_they_come_and_not_of_the_first_one(tmp_path, hurried):
     """Of batches that differ in size the first one says little: here it is four times the mean."""
-    (tmp_path / "uneven.py").write_text(UNEVEN, encoding="utf-8")
-    source, ledger = Source(f"{tmp_path}/uneven.py:job"), Ledger(tmp_path / "ledger.jsonl")
-    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
-    with contextlib.closing(bench):
-        bench.check()
-        bench.open_reference()
+    with opened(tmp_path, UNEVEN) as bench:
         trial = bench.measure(Plan(), seconds=20, comparing=1, role="baseline_default", strict=False)
         size = bench.reference.samples_a_step
     assert size == pytest.approx(103, rel=0.3)
