@@ -274,9 +274,11 @@ def totals(record: dict, file: str) -> Iterator[Row]:
     words = WORDS[file]
     planned = {name: job for name, job in record["jobs"].items() if "saved_seconds" in job}
     longer = [f"`{name}`" for name, job in planned.items() if job["saved_seconds"] < 0]
-    yield words["totals"].format(count=len(record["jobs"])), ", ".join(longer) or words["none"]
-    if errors := [abs(job["error"]) for job in planned.values() if "error" in job]:
-        yield words["error"], f"{max(errors):.1%}"
+    told = ", ".join(longer) or words["none"]
+    for kind, join in (("error", "; "), ("reference_error", ", ")):
+        if errors := [abs(job[kind]) for job in planned.values() if kind in job]:
+            told += f"{join}{max(errors):.1%}"
+    yield words["totals"].format(count=len(record["jobs"])), told
     for name, job in planned.items():
         strict, plan = (statistics.median(job["totals"][way]) for way in ("strict", "plan"))
         yield words["total"].format(job=name), f"{strict:.1f} s, {plan:.1f} s"

@@ -103,8 +103,8 @@ WORDS = {
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "fed": "{}; by what feeds data alone {}",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
-        "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
-        "error": "Predicted against measured length of a whole training with the plan, largest error",
+        "totals": "Whole trainings from command to end, {count} jobs: longer with the plan; largest error "
+        "of the length foretold minutes before, with it and without",
         "beside": "{count} jobs tuned beside {load} processes that compute all the time, `--budget fast`: "
         "plans at least 0.95 times as fast as those found alone",
         "right": "{right} of {count}",
@@ -215,8 +215,8 @@ WORDS = {
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "fed": "{}；仅数据加载方面的手段 {}",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
-        "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
-        "error": "使用方案的完整训练：预测时长与实测时长的最大误差",
+        "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的；"
+        "使用与不用方案时预测时长的最大误差",
         "beside": "{count} 个任务在另有 {load} 个进程持续计算时以 `--budget fast` 调优："
         "速度不低于独自调优所得方案 0.95 倍的",
         "right": "{count} 个中的 {right} 个",
