@@ -96,6 +96,17 @@ def test_arguments_follow_the_name_of_a_function(job_file):
     assert sizes[1] > 3 * sizes[0]
 
 
+@pytest.mark.parametrize("kind", ["/mnt/imagenet", "s3://bucket/a:b", "../data.py", "a=b"])
+def test_an_argument_may_be_a_path_also_in_a_folder_that_reads_like_arguments(kind, tmp_path):
+    folder = tmp_path / "lr,width=3"
+    folder.mkdir()
+    (folder / "train.py").write_text(GOOD)
+    assert load(f"{folder}/train.py:job").metric_name == "metric"
+    assert load(f"{folder}/train.py").metric_name == "metric"
+    job = load(f"{folder}/train.py:sized,kind={kind},width=5")
+    assert (job.epochs, job.metric_name) == (5, f"0.1 {kind}")
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
@@ -115,6 +126,7 @@ def test_arguments_follow_the_name_of_a_function(job_file):
         ("{file}:made,width=3", "'made' has no argument 'width', which takes none"),
         ("{file}:job,width=3", "'job' in '{file}' is no function: it takes no width"),
         ("digits,with=3", "'digits' has no argument 'with'; did you mean 'width'?"),
+        ("digits,root=/mnt/x", "'digits' has no argument 'root'"),
         ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),
         ("{file}:wide,width=3", "'wide' has no default for depth: give it one, or write a value behind"),
         (

@@ -33,8 +33,9 @@ Whatever else the loss takes is handed to it as it is. See `tensors.trees`.
 # What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
 _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")
 _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
-# `name,width=64,depth=2`: no character that any shell reads.
-_ARGUMENTS = re.compile(r"(?P<name>.+?)(?P<given>(,\w+=[^,:/]*)+)")
+# `train.py:job,width=64,root=/data`: no character that any shell reads. A folder may be called `lr,a=1`, so
+# that no argument stands before `.py` or a colon.
+_ARGUMENTS = re.compile(r"(?P<name>[^:]+?\.py|.+?:[\w.]+|(?!.*(?::|\.py$))[^,/]+)(?P<given>(,\w+=[^,]*)+)")
 # Of each file that was loaded, by its module: its path, time of its last change in ns, and bytes. Notebooks
 # edit files.
 _WRITTEN: dict[str, tuple[Path, int, int]] = {}
@@ -231,7 +232,7 @@ class Job:
 def load(reference: str) -> Job:
     """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns
     one. ``path/to/file.py`` alone stands for its `job`. A function is called with what follows its name:
-    ``digits,width=64,depth=2``, each value of the kind of that argument's default.
+    ``digits,width=64,depth=2``, each value of the kind of that argument's default; it holds no comma.
 
     Raises JobError with the person's own line where their file is at fault.
     """
@@ -300,12 +301,10 @@ class JobFunction:
     def _loaded(self) -> Callable[..., Any]:
         if self._own is not None:
             return self._own
-        file, _, called = self.reference.rpartition(":")
-        if file and "," in called:
-            name, _, given = called.partition(",")
+        if told := _ARGUMENTS.fullmatch(self.reference):
             raise JobError(
-                f"'{self.reference}': what is fixed stands beside the ranges, as in {file}:{name} "
-                f"{given.replace(',', ' ')}"
+                f"'{self.reference}': what is fixed stands beside the ranges, as in {told['name']}"
+                f"{told['given'].replace(',', ' ')}"
             )
         place, name, found = _found(self.reference)
         if isinstance(found, Job) or not callable(found):
