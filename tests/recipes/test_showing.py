@@ -1,5 +1,8 @@
 """What recipes show: the right samples, the right marks."""
 
+import weakref
+
+import numpy
 import pytest
 import torch
 
@@ -33,6 +36,36 @@ def test_more_classes_than_fit_have_no_matrix():
     assert len(found["Surest, and right"]) == showing.SHOWN
 
 
+def batches_of(number, alive):
+    """A batch for each class, of two samples of it; `alive` gets a weak reference to the memory of each."""
+    for label in range(number):
+        memory = numpy.zeros((2, number), numpy.float32)
+        memory[:, label] = (20 + label) / 4
+        alive.append(weakref.ref(memory))
+        yield torch.from_numpy(memory), torch.tensor([label, (label + 1) % number])
+
+
+def test_what_is_shown_keeps_no_batch_of_which_it_is_a_part():
+    alive, living = [], []
+
+    def draw(title, sample):
+        living.append(sum(memory() is not None for memory in alive))
+        return title
+
+    found = showing.classified(Said(), batches_of(20, alive), tuple("abcdefghijklmnopqrst"), draw)
+    assert "".join(title[0] for title in found["Surest, and right"]) == "tsrqpo"
+    assert len(found["Least believed, and wrong"]) == showing.SHOWN
+    assert max(living) <= 1  # the last one is still in the loop
+    living.clear()
+    samples = (
+        showing.Sample(float(label), draw, ("", row))
+        for rows, labels in batches_of(20, alive)
+        for row, label in zip(rows, labels, strict=True)
+    )
+    showing.extremes(samples)
+    assert max(living) <= 1
+
+
 @pytest.mark.parametrize("count", [3, 40])
 def test_no_sample_is_both_best_and_worst(count):
     samples = [showing.Sample(score % 7 + score / 100, str, (score,)) for score in range(count)]
@@ -60,6 +93,17 @@ def test_pixels_are_confused_by_class_and_ignored_ones_are_not():
     plain, said = panel.packed.array[:, :50], panel.packed.array[:, -50:]
     assert (plain[:, 25:] == said[:, 25:]).all()
     assert (plain[:, :25] != said[:, :25]).any()
+
+
+def test_each_class_has_a_colour_of_its_own_and_what_does_not_count_has_none():
+    names = tuple(map(str, range(21)))
+    true = torch.full((4, 21), 255)
+    true[0] = torch.arange(21)
+    panel = showing.panels("", torch.full((3, 4, 21), 0.5), true, torch.zeros_like(true), names)
+    plain, told = panel.packed.array[:, :21], panel.packed.array[:, 22:43]
+    assert (told[1:] == plain[1:]).all()
+    assert len({tuple(pixel) for pixel in told[0].tolist()}) == 21
+    assert len(set(panel.legend.values())) == len(panel.legend) == 20
 
 
 def found(boxes, labels):

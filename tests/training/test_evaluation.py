@@ -77,6 +77,17 @@ def test_a_run_that_ends_keeps_its_pictures_and_one_that_begins_anew_loses_them(
     assert not (tmp_path / "run" / PICTURES).exists()
 
 
+def test_the_model_is_kept_before_anything_draws(tiny, tmp_path):
+    there = []
+
+    def drawn(model, batches):
+        there.append((tmp_path / "run" / "model.pt").exists())
+        return {}
+
+    train(dataclasses.replace(tiny.job, pictures=drawn), out=tmp_path / "run")
+    assert there == [True]
+
+
 def test_pictures_change_no_bit_of_the_training(tiny, tmp_path, digest):
     train(tiny.job, out=tmp_path / "without")
     train(dataclasses.replace(tiny.job, pictures=shown), out=tmp_path / "with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from vivace.recipes.networks.segmenting import confusion
 
 SHOWN = 6  # samples of a kind
 Shown = dict[str, list[Picture]]
-COLOURS = numpy.array(  # of classes, over and over; the first is the background's, which is not drawn
+COLOURS = numpy.array(  # of classes; the first is the background's, which is not drawn
     [(0, 0, 0), (255, 196, 0), (0, 158, 115), (213, 94, 0), (0, 114, 178), (204, 121, 167), (86, 180, 233)]
 )
 TINT = 0.6  # of a class' colour on its pixels
@@ -31,14 +32,22 @@ class Sample(NamedTuple):
     draw: Callable[..., Picture]
     things: tuple[Any, ...]
 
+    def alone(self) -> Sample:
+        """The same with tensors of its own: one that is part of a batch keeps the whole batch."""
+        own = (one.clone() if isinstance(one, torch.Tensor) else one for one in self.things)
+        return Sample(self.score, self.draw, tuple(own))
+
 
 def extremes(samples: Iterable[Sample], number: int = SHOWN) -> tuple[list[Picture], list[Picture]]:
     """The best and the worst samples, drawn; none is both."""
     best: list[Sample] = []
     worst: list[Sample] = []
     for sample in samples:
-        best = sorted([*best, sample], key=lambda one: -one.score)[:number]
-        worst = sorted([*worst, sample], key=lambda one: one.score)[:number]
+        if len(best) == number and worst[-1].score <= sample.score <= best[-1].score:
+            continue
+        kept = sample.alone()
+        best = sorted([*best, kept], key=lambda one: -one.score)[:number]
+        worst = sorted([*worst, kept], key=lambda one: one.score)[:number]
     others = [one for one in worst if not any(one is other for other in best)]
     return [one.draw(*one.things) for one in best], [one.draw(*one.things) for one in others]
 
@@ -66,7 +75,7 @@ def classified(
     in least; `draw` makes a picture of a title and a sample.
     """
     counts = torch.zeros(len(names), len(names), dtype=torch.int64)
-    best: dict[int, Sample] = {}
+    best: dict[int, Sample] = {}  # of the classes that have the surest, the surest first
     worst: list[Sample] = []
     for inputs, labels in batches:
         chances = model(inputs).detach().float().softmax(1).cpu()
@@ -77,15 +86,15 @@ def classified(
             told = told if said == label else f"says {told}; it is {names[label]}"
             one = Sample(float(row[label]), draw, (told, sample))
             if said == label and (label not in best or one.score > best[label].score):
-                best[label] = one
-            elif said != label:
-                worst = sorted([*worst, one], key=lambda each: each.score)[:SHOWN]
+                best[label] = one.alone()
+                best = dict(sorted(best.items(), key=lambda each: -each[1].score)[:SHOWN])
+            elif said != label and (len(worst) < SHOWN or one.score < worst[-1].score):
+                worst = sorted([*worst, one.alone()], key=lambda each: each.score)[:SHOWN]
     found: Shown = {}
     if len(names) <= MOST_CLASSES:
         title = "Rows: what it is. Columns: what the model says"
         found["Confusion"] = [Counts(title, names, counts.tolist())]
-    surest = sorted(best.values(), key=lambda one: -one.score)[:SHOWN]
-    found["Surest, and right"] = [one.draw(*one.things) for one in surest]
+    found["Surest, and right"] = [one.draw(*one.things) for one in best.values()]
     found["Least believed, and wrong"] = [one.draw(*one.things) for one in worst]
     return found
 
@@ -119,20 +128,25 @@ def panels(
 ) -> Picture:
     """An image beside itself under the true classes' colours and under the model's; which colour is which."""
     plain = numpy.repeat(pixels(image), 3, 2) if image.shape[0] == 1 else pixels(image)
-    parts = [plain]
+    parts, colours = [plain], _colours(len(names))
     for classes in (true.numpy(), guess.numpy()):
-        tint = TINT * (classes > 0)[:, :, None]
-        parts.append(plain * (1 - tint) + _colours(classes) / 255 * tint)
+        named = numpy.where((classes > 0) & (classes < len(names)), classes, 0)  # others do not count
+        tint = TINT * (named > 0)[:, :, None]
+        parts.append(plain * (1 - tint) + colours[named] / 255 * tint)
     there = numpy.union1d(true.numpy(), guess.numpy())
     there = there[(there > 0) & (there < len(names))]
-    legend = {names[place]: colour.tolist() for place, colour in zip(there, _colours(there), strict=True)}
+    legend = {names[place]: colours[place].tolist() for place in there}
     gap = numpy.ones((plain.shape[0], max(1, plain.shape[1] // 32), 3))
     whole = numpy.concatenate([parts[0], gap, parts[1], gap, parts[2]], axis=1)
     return Image(title, whole, legend=legend)
 
 
-def _colours(classes: NDArray[Any]) -> NDArray[Any]:
-    return COLOURS[numpy.where(classes == 0, 0, 1 + (classes - 1) % (len(COLOURS) - 1))]
+def _colours(number: int) -> NDArray[Any]:
+    """A colour of its own for each of so many classes; where they are many, hues in turns light and dark."""
+    if number <= len(COLOURS):
+        return COLOURS
+    hues = [colorsys.hsv_to_rgb(n / number, 0.9, 0.6 if n % 2 else 1.0) for n in range(number)]
+    return (255 * numpy.array(hues)).round().astype(int)
 
 
 class Found(NamedTuple):

@@ -284,6 +284,16 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
+def _keep_model(loop: Loop) -> None:
+    """Leave model.pt in the run folder, where the run came to its end."""
+    if loop.stopped_by:
+        return
+    model = loop.model_state()
+    with loop.ranks.together():
+        if loop.ranks.writes:
+            replace_file(loop.path / "model.pt", lambda file: save_model(model, file))
+
+
 def _draw(loop: Loop) -> None:
     """Leave the job's pictures in the run folder. Where they cannot be drawn, a notice says why."""
     if loop.job.pictures is None or loop.stopped_by:
@@ -315,10 +325,11 @@ def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
 
 
 def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
-    """Leave model.pt, where the run came to its end, and run.json in the run folder."""
+    """Leave model.pt and pictures, where the run came to its end, and run.json in the run folder."""
     position, ranks, plan, device = loop.position, loop.ranks, loop.plan, loop.device.type
     here = time.monotonic() - loop.started_at
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=here)
+    _keep_model(loop)  # before anything draws: that may end the process
     _draw(loop)
     for before, damage in (("", loop.damage), ("in the validation data ", loop.evaluation.damage)):
         if text := damage.sentence():
@@ -355,11 +366,8 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
         run = dataclasses.replace(run, **_known_before(loop.path, run, trained=loop.samples > 0))
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
-    model = None if run.interrupted else loop.model_state()
     with ranks.together():
         if ranks.writes:
-            if not run.interrupted:
-                replace_file(loop.path / "model.pt", lambda file: save_model(model, file))
             replace_file(loop.path / "run.json", lambda file: file.write(document))
     loop.progress.tell(EventKind.STOP, **run.to_dict())
     return run
