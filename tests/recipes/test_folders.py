@@ -184,6 +184,10 @@ def test_ag_news(data):
     sizes = {part: len(texts) for part, texts in found.items()}
     assert sizes == {"training": 1748, "validation": 249, "test": 3}  # of 1,997 that are not tested
     assert found["test"][1] == ("title 1 text of number 1", 1)
+    text_classification.split.cache_clear()
+    rows = [f'"{number % 4 + 1}","title {number}","text"' for number in range(20_000)]
+    (data / "ag_news" / "train.csv").write_text("\n".join(rows))
+    assert len(text_classification.split("ag_news")["training"]) == 20_000 - text_classification.HELD_OUT
     assert load("text_classification,data=ag_news,width=32").model()(torch.ones(2, 16).long()).shape == (2, 4)
 
 

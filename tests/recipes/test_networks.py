@@ -10,7 +10,7 @@ from vivace.recipes import entities, language_model, similarity
 from vivace.recipes.networks import detector
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import warm_cosine
-from vivace.recipes.networks.segmenting import IGNORED, mean_iou
+from vivace.recipes.networks.segmenting import IGNORED, loss, mean_iou
 from vivace.recipes.networks.transformer import Transformer
 
 
@@ -156,6 +156,22 @@ def test_intersection_over_union_leaves_out_what_is_ignored():
     assert pieces == pytest.approx((2 / 3 + 4 / 5) / 2)  # over all images together
     three = mean_iou(lambda _: torch.nn.functional.pad(one_hot(guess), [0] * 5 + [1]), [(None, truth)])
     assert three == pytest.approx((2 / 3 + 4 / 5) / 2)  # a class that is nowhere does not count
+
+
+def test_a_batch_of_masks_in_two_parts_has_the_loss_of_the_whole():
+    torch.manual_seed(0)
+    logits, truth = torch.randn(4, 3, 10, 10), torch.randint(3, (4, 10, 10))
+    plain = torch.nn.functional.cross_entropy(logits, truth)
+    assert float(loss(lambda place: logits[place], (slice(0, 4), truth))) == pytest.approx(float(plain))
+    truth.flatten(1)[:2, :5] = IGNORED  # 5 % and 50 %
+    truth.flatten(1)[2:, :50] = IGNORED
+    whole, first, second = (
+        float(loss(lambda place: logits[place], (part, truth[part])))
+        for part in (slice(0, 4), slice(0, 2), slice(2, 4))
+    )
+    assert whole == pytest.approx((first + second) / 2)
+    truth[:] = IGNORED
+    assert float(loss(lambda place: logits[place], (slice(0, 4), truth))) == 0.0
 
 
 def test_bits_are_those_of_every_byte_whatever_the_batches():

@@ -13,8 +13,13 @@ IGNORED = 255  # a pixel's class that counts for nothing, as Pascal VOC marks ou
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Cross entropy, the mean over all pixels."""
-    return functional.cross_entropy(model(batch[0]), batch[1], ignore_index=IGNORED)
+    """Cross entropy: of each image the mean over the pixels that count, and of these the mean over the batch,
+    so that a batch in parts, or on several ranks, trains as it does whole.
+    """
+    each = functional.cross_entropy(model(batch[0]), batch[1], ignore_index=IGNORED, reduction="none")
+    counted = (batch[1] != IGNORED).flatten(1).sum(1).clamp(min=1)
+    mean: torch.Tensor = (each.flatten(1).sum(1) / counted).mean()
+    return mean
 
 
 def mean_iou(model: nn.Module, batches: Iterable[Any]) -> float:
