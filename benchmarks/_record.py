@@ -114,6 +114,23 @@ def kept(path: Path | None, **options: Any) -> Any:
     return found["kept"]
 
 
+def of_today(record: Mapping[str, Any], same: Collection[str]) -> dict[str, Any] | None:
+    """The record of this kind, machine and day; None where there is none. Ends the process where it does not
+    agree in these keys: going on would mix both, or overwrite it.
+    """
+    path = path_of(record)
+    if not path.is_file():
+        return None
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for key in same:
+        old, new = before.get(key), clean(record[key])
+        if old != new:
+            known = old if isinstance(old, dict) and isinstance(new, dict) else {}
+            other = next((name for name in new if known.get(name) != new[name]), key) if known else key
+            sys.exit(f"today's record is of another {other}: put '{path}' away, or go on with that")
+    return before
+
+
 def newest_like(record: Mapping[str, Any], same: Collection[str]) -> dict[str, Any] | None:
     """The newest record of the same kind and machine that agrees in these keys; None where there is none."""
     for path in sorted(path_of(record).parent.glob("*.json"), reverse=True):

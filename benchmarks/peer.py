@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import json
 import math
 import os
 import shutil
@@ -105,24 +104,23 @@ def main() -> None:
     if not importable(PEER):
         enter_environment()
     machine = vivace.inspect()
-    record = opened(machine)
-    path = _record.path_of(record)
-    before = _record.newest_like(record, ("machine", "versions", "vivace"))
-    if path.is_file():
-        versions, record = record["versions"], json.loads(path.read_text(encoding="utf-8"))
-        if record["versions"] != versions:
-            changed = [name for name in versions if record["versions"].get(name) != versions[name]]
-            raise SystemExit(
-                f"today's record is of another {changed[0]}: put '{path}' away, or go on with that"
-            )
+    record, same = opened(machine), ("machine", "versions", "vivace")
+    today, before = _record.of_today(record, same), _record.newest_like(record, same)
+    if today is not None:
+        record = today
     elif chosen.jobs and before is not None:  # its other entries stay, so it keeps its date
         record = before
     usual = seconds == BUDGETS["fast"]
     entries = record["jobs"] if usual else record.setdefault("longer", {}).setdefault(f"{seconds:.0f}", {})
+    code = _record.where()["vivace"]
+    if others := [name for name, entry in entries.items() if entry.get("vivace") != code]:
+        told = f"{', '.join(others)}: measured with other code, and left as it is unless named"
+        print(told, file=sys.stderr)
     for name in asked if chosen.jobs else [name for name in JOBS if name not in entries]:
         begin = time.monotonic()
         entry = compared(f"peer_jobs:{name}", machine, seconds)
-        entry |= {"date": _record.today(), "command": f"scripts/bench peer {name} --budget {chosen.budget}"}
+        command = f"scripts/bench peer {name} --budget {chosen.budget}"
+        entry |= {"date": _record.today(), "command": command, "vivace": code}
         entry["seconds"] = time.monotonic() - begin
         entries[name] = entry
         for mean in ("vivace_against_best", "vivace_against_peer"):

@@ -202,6 +202,31 @@ def test_rows_of_other_versions_do_not_join_todays_record(peer, monkeypatch, tmp
         peer.main()
 
 
+def test_an_entry_of_other_code_is_told_and_measured_anew_by_name(peer, monkeypatch, tmp_path, capsys):
+    entry = {"vivace_against_best": None, "vivace_against_peer": None, "contestants": {}, "best": ""}
+    monkeypatch.setattr(peer._record, "RECORDS", tmp_path)
+    monkeypatch.setattr(peer, "importable", lambda module: True)
+    monkeypatch.setattr(peer, "JOBS", ("gpt",))
+    monkeypatch.setattr(peer, "compared", lambda *_: dict(entry))
+    record = peer.opened(inspect())
+    record["jobs"]["gpt"] = entry  # as records of before are: it says of no code
+    peer._record.write(record)
+
+    def gpt():
+        return json.loads(peer._record.path_of(record).read_text())["jobs"]["gpt"]
+
+    monkeypatch.setattr("sys.argv", ["peer.py"])
+    peer.main()
+    assert "gpt: measured with other code, and left as it is unless" in capsys.readouterr().err
+    assert gpt() == entry
+    monkeypatch.setattr("sys.argv", ["peer.py", "gpt"])
+    peer.main()
+    assert gpt()["vivace"] == peer._record.where()["vivace"]
+    capsys.readouterr()
+    peer.main()
+    assert "other code" not in capsys.readouterr().err
+
+
 def test_a_dry_run_without_the_peers(peer, monkeypatch, tmp_path):
     everybody = peer.contestants
 
