@@ -28,6 +28,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "machine": "Measured on {device}, {cores} cores, {date}, Vivace {vivace}.",
         "seeds": "{seeds} seeds each.",
         "failed row": "This could not be measured: {failed}.",
+        "failed later": "A later run ended early: {failed}. What stands here was measured before it.",
         "gained": "A step is {ratio:.2f}x ({low:.2f}-{high:.2f}) as fast as in strict fp32.",
         "unchanged": "No plan was kept: {reason}.",
         "faster beyond noise": "nothing was faster beyond noise",
@@ -48,20 +49,23 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "data": "{task} on {data}; margin {margin:g}.",
         "helped": "What helped: {what}.",
+        "planned": "The plan: {what}.",
+        "without": "In the plan without a gain of its own: {what}.",
         "nothing": "What helped: nothing that was tried.",
         "slower": "What was not faster alone: {what}.",
         "refused": "What was ruled out: {what}.",
         "failed": "What broke: {what}.",
         "cost": "What it cost: {seconds} of searching, which pays after {runs} trainings.",
         "cost_nothing": "What it cost: {seconds} of searching, which nothing pays back.",
-        "equal": "The plan's metric is the same within the margin (p = {p:.2g}).",
+        "equal": "The plan's metric is the same within the margin ({p}).",
         "unequal": "The plan's metric was **not shown to be the same** (difference {estimate:+.4f}, "
-        "{low:+.4f} to "
-        "{high:+.4f}; p = {p:.2g}).",
+        "{low:+.4f} to {high:+.4f}; {p}).",
+        "looked": "; at look {number} it must be below {level:g}",
         "take": "With such a job: run `vivace tune`, then `vivace train` with the plan; a whole training was "
-        "{ratio:.2f}x ({low:.2f}-{high:.2f}) as fast.",
-        "leave": "With such a job: train it as it is; under the plan a whole training was {ratio:.2f}x "
-        "({low:.2f}-{high:.2f}) as fast, which is no gain beyond noise.",
+        "{strict} as fast as in strict fp32, and {defaults} as fast as with PyTorch as it comes.",
+        "leave": "With such a job: train it as it is; under the plan a whole training was {strict} as fast "
+        "as in strict fp32 and {defaults} as fast as with PyTorch as it comes, which is not faster beyond "
+        "noise than both.",
         "doubt": "With such a job: do not take this plan without `vivace verify --metric` and more seeds.",
         "of": "reached by {reached} of {seeds}",
         "space": " ",
@@ -83,6 +87,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "machine": "测量环境：{device}，{cores} 核，{date}，Vivace {vivace}。",
         "seeds": "各 {seeds} 个种子。",
         "failed row": "未能测量：{failed}。",
+        "failed later": "之后的一次运行未完成：{failed}。这里是此前测得的结果。",
         "gained": "每步的速度是严格 fp32 的 {ratio:.2f} 倍（{low:.2f}-{high:.2f}）。",
         "unchanged": "未采用任何方案：{reason}。",
         "faster beyond noise": "没有超出噪声的加速",
@@ -94,19 +99,21 @@ WORDS: dict[str, dict[str, Any]] = {
         "columns": ("方式", "完整训练", "达到指标", "{metric}，95% 区间", "峰值内存", "能耗"),
         "data": "{task}，数据：{data}；容差 {margin:g}。",
         "helped": "有效的：{what}。",
+        "planned": "方案：{what}。",
+        "without": "方案中单独没有增益的：{what}。",
         "nothing": "有效的：所试的都没有。",
         "slower": "单独使用时没有加速的：{what}。",
         "refused": "被排除的：{what}。",
         "failed": "出错的：{what}。",
         "cost": "代价：搜索用时 {seconds}，训练 {runs} 次后收回。",
         "cost_nothing": "代价：搜索用时 {seconds}，无法收回。",
-        "equal": "方案的指标在容差内相同（p = {p:.2g}）。",
-        "unequal": "**未能证明**方案的指标相同（差 {estimate:+.4f}，{low:+.4f} 至 {high:+.4f}；p = "
-        "{p:.2g}）。",
+        "equal": "方案的指标在容差内相同（{p}）。",
+        "unequal": "**未能证明**方案的指标相同（差 {estimate:+.4f}，{low:+.4f} 至 {high:+.4f}；{p}）。",
+        "looked": "；第 {number} 次检验，须小于 {level:g}",
         "take": "类似的任务：先运行 `vivace tune`，再用该方案 `vivace train`；完整训练的速度是严格 fp32 的 "
-        "{ratio:.2f} 倍（{low:.2f}-{high:.2f}）。",
-        "leave": "类似的任务：照原样训练；采用方案后完整训练的速度是严格 fp32 的 {ratio:.2f} 倍"
-        "（{low:.2f}-{high:.2f}），未超出噪声。",
+        "{strict}，是 PyTorch 默认的 {defaults}。",
+        "leave": "类似的任务：照原样训练；采用方案后完整训练的速度是严格 fp32 的 {strict}，是 PyTorch 默认的 "
+        "{defaults}，并未在超出噪声的程度上快于两者。",
         "doubt": "类似的任务：在用更多种子运行 `vivace verify --metric` 之前，不要采用该方案。",
         "of": "{seeds} 次中 {reached} 次达到",
         "space": "",
@@ -137,11 +144,10 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 def page(trained: list[dict[str, Any]], tuned: list[dict[str, Any]], file: str) -> str:
-    """The page, from the newest records of each machine: of `accuracy`, and of `cpu` for each job."""
+    """The page, from a record of `accuracy` for each machine, and the newest of `cpu` for each job too."""
     words = WORDS[file]
     parts = [words["head"], words["to the end"]]
-    newest = {record["machine"]["fingerprint"]: record for record in reversed(trained)}
-    for record in newest.values():
+    for record in trained:
         cases = {
             name: found for name, found in record["recipes"].items() if "speed" in found or "failed" in found
         }
@@ -169,18 +175,21 @@ def case(name: str, found: dict[str, Any], words: dict[str, Any]) -> Iterator[st
     recipe = RECIPES[name]
     task = words["tasks"].get(recipe.task, recipe.task)
     about = words["data"].format(task=task, data=recipe.data, margin=found["margin"])
-    if "failed" in found:
+    if "speed" not in found:
         yield about
         yield words["failed row"].format(failed=found["failed"])
         return
     yield about + words["space"] + words["seeds"].format(seeds=found["seeds"])
-    speed = found["speed"]["strict"]
+    if "failed" in found:
+        yield words["failed later"].format(failed=found["failed"])
     yield table(recipe.metric, found, words)
-    yield (words["equal"] if found["equal"] else words["unequal"]).format(p=found["p"], **found["difference"])
+    p = _tasks.p_value(found, words)
+    yield (words["equal"] if found["equal"] else words["unequal"]).format(p=p, **found["difference"])
     yield "\n".join(f"- {line}" for line in lessons(found, words))
-    ratio = {"ratio": speed["estimate"], "low": speed["low"], "high": speed["high"]}
-    advice = "doubt" if not found["equal"] else "take" if speed["low"] > 1 else "leave"
-    yield words[advice].format(**ratio)
+    gain = "take" if _tasks.pays(found) else "leave"
+    advice = gain if found["equal"] else "doubt"
+    over = {way: _tasks.interval(found["speed"][way]) for way in ("strict", "defaults")}
+    yield words[advice if found["plan"] else "leave_steps"].format(**over)
 
 
 def tuned_case(record: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
@@ -194,9 +203,17 @@ def tuned_case(record: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
     lines = []
     if record["plan"]:
         ends = [1.0, *(step["ratio"]["estimate"] for step in record["waterfall"])]
-        gains = zip(record["waterfall"], ends, ends[1:], strict=False)
-        told_parts = [words["part"].format(name=step["step"], before=a, after=b) for step, a, b in gains]
-        lines.append(words["helped"].format(what=", ".join(told_parts or [f"`{n}`" for n in record["plan"]])))
+        gains = [*zip(record["waterfall"], ends, ends[1:], strict=False)]
+        for key, does in (("helped", True), ("without", False)):
+            parts = [
+                words["part"].format(name=step["step"], before=a, after=b)
+                for step, a, b in gains
+                if (round(b, 2) > round(a, 2)) == does
+            ]
+            if parts:
+                lines.append(words[key].format(what=", ".join(parts)))
+        if not gains:
+            lines.append(words["planned"].format(what=", ".join(f"`{name}`" for name in record["plan"])))
     else:
         lines.append(words["nothing"])
     lines += failures(record, words)
@@ -236,11 +253,13 @@ def table(metric: str, found: dict[str, Any], words: dict[str, Any]) -> str:
 def lessons(found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
     """What helped, what did not, what could not act and why, and what finding out cost."""
     chosen = [f"`{name}`" for name in found["plan"]]
-    yield words["helped"].format(what=", ".join(chosen)) if chosen else words["nothing"]
+    helped = words["helped" if _tasks.pays(found) else "planned"].format(what=", ".join(chosen))
+    yield helped if chosen else words["nothing"]
     yield from failures(found, words)
-    saved = found["ways"]["strict"]["seconds"] - found["ways"]["plan"]["seconds"]
+    took = {way: one["seconds"] for way, one in found["ways"].items()}
+    saved = min(took["strict"], took["defaults"]) - took["plan"]
     seconds = told.duration(found["tune_seconds"])
-    if found["plan"] and found["speed"]["strict"]["low"] > 1 and saved > 0:
+    if _tasks.pays(found) and saved > 0:
         yield words["cost"].format(seconds=seconds, runs=-int(-found["tune_seconds"] // saved))
     else:
         yield words["cost_nothing"].format(seconds=seconds)

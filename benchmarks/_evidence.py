@@ -294,17 +294,22 @@ def busy(record: dict, file: str) -> Iterator[Row]:
 
 
 def accuracy(record: dict, file: str) -> Iterator[Row]:
-    """Whole trainings under the plan against strict fp32: time, and whether the metric is the same."""
+    """Whole trainings under the plan against strict fp32 and PyTorch as it comes: time, and whether the
+    metric is the same.
+    """
     words = WORDS[file]
     done = {name: found for name, found in record["recipes"].items() if "speed" in found}
     if not done:
         return
-    ratio = statistics.geometric_mean(found["speed"]["strict"]["estimate"] for found in done.values())
-    counts = {"count": len(done), "equal": sum(found["equal"] for found in done.values())}
-    yield words["accuracy"].format(**counts), words["equals"].format(ratio=ratio, **counts)
+    counts: dict[str, float] = {"count": len(done), "equal": sum(one["equal"] for one in done.values())}
+    for way in ("strict", "defaults"):
+        each = (found["speed"][way]["estimate"] for found in done.values())
+        counts[f"over_{way}"] = statistics.geometric_mean(each)
+    yield words["accuracy"].format(**counts), words["equals"].format(**counts)
     for name, found in done.items():
         finals = {way: found["ways"][way]["metric"]["estimate"] for way in ("strict", "plan")}
-        told = {"interval": _interval(found["speed"]["strict"]), "mark": words["same"][found["equal"]]}
+        told = {f"over_{way}": _interval(speed) for way, speed in found["speed"].items()}
+        told["mark"] = words["same"][found["equal"]]
         yield (
             words["trained"].format(name=name, metric=RECIPES[name].metric),
             words["finals"].format(**finals, **told),

@@ -110,12 +110,13 @@ WORDS = {
         "right": "{right} of {count}",
         "wrong": "; not: {names}",
         "total": "`{job}` trained whole: without the plan, with it",
-        "accuracy": "{count} recipes trained to the end, whole time: the plan over strict fp32, "
-        "geometric mean",
-        "equals": "{ratio:.2f}x; the same metric within the margin: {equal} of {count}",
-        "trained": "`{name}` trained to the end: whole time of the plan over strict fp32; final "
-        "{metric} of both",
-        "finals": "{interval}; {strict:.4f}, {plan:.4f}: {mark}",
+        "accuracy": "{count} recipes trained to the end, whole time: the plan over strict fp32, over PyTorch "
+        "as it comes, geometric means",
+        "equals": "{over_strict:.2f}x, {over_defaults:.2f}x; the same metric as in strict fp32 within the "
+        "margin: {equal} of {count}",
+        "trained": "`{name}` trained to the end: whole time of the plan over strict fp32, over PyTorch as it "
+        "comes; final {metric} in strict fp32 and of the plan",
+        "finals": "{over_strict}, {over_defaults}; {strict:.4f}, {plan:.4f}: {mark}",
         "same": {True: "the same", False: "not shown to be the same"},
         "frameworks": "Of {count} networks, those that another framework trains faster than PyTorch does "
         "under tune's plan, beyond noise",
@@ -223,10 +224,11 @@ WORDS = {
         "wrong": "；未达到：{names}",
         "total": "完整训练 `{job}`：不用方案、使用方案",
         "faults": "训练可能遇到的 {count} 类故障，每类由相应的测试验证",
-        "accuracy": "{count} 个内置任务完整训练：方案相对严格 fp32 的总用时加速，几何平均",
-        "equals": "{ratio:.2f}x；指标在容差内相同：{equal} / {count}",
-        "trained": "`{name}` 完整训练：方案相对严格 fp32 的总用时加速；两者最终的 {metric}",
-        "finals": "{interval}；{strict:.4f}、{plan:.4f}：{mark}",
+        "accuracy": "{count} 个内置任务完整训练：方案相对严格 fp32、相对 PyTorch 默认的总用时加速，几何平均",
+        "equals": "{over_strict:.2f}x、{over_defaults:.2f}x；指标与严格 fp32 在容差内相同：{equal} / {count}",
+        "trained": "`{name}` 完整训练：方案相对严格 fp32、相对 PyTorch 默认的总用时加速；"
+        "严格 fp32 与方案最终的 {metric}",
+        "finals": "{over_strict}、{over_defaults}；{strict:.4f}、{plan:.4f}：{mark}",
         "same": {True: "相同", False: "未能证明相同"},
         "frameworks": "{count} 个网络中，换用其他框架比 PyTorch 采用 tune 的方案更快（超出噪声）的",
         "elsewhere": "`{job}`：Keras 与 JAX 中最快者相对 PyTorch 最快者",

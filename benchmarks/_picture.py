@@ -1,4 +1,6 @@
-"""The READMEs' picture: how long each task's whole training takes in strict fp32 and under tune's plan."""
+"""The READMEs' picture: how long each task's whole training takes in strict fp32, with PyTorch as it
+comes, and under tune's plan.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from vivace.recipes import RECIPES
 WORDS = {
     "README.md": {
         "strict": "strict fp32",
-        "plan": "the plan that tune found",
+        "defaults": "PyTorch as it comes",
+        "plan": "tune's plan, times as fast as each",
         "none": "no plan helped",
         "unequal": "the same accuracy not shown",
         "below": "{device}, {cores} cores, {date}; {seeds} seeds",
     },
     "README.zh-CN.md": {
         "strict": "严格 fp32",
-        "plan": "tune 找到的方案",
+        "defaults": "PyTorch 默认",
+        "plan": "tune 找到的方案：相对前两者的速度",
         "none": "没有有效的方案",
         "unequal": "未能证明指标相同",
         "below": "{device}，{cores} 核，{date}；{seeds} 个种子",
@@ -30,12 +34,14 @@ WORDS = {
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #1c2430 }
 .small { font-size: 12px; fill: #5a6675 }
-.strict { fill: #b4bcc8 } .plan { fill: #0b7a5c }
+.strict { fill: #b4bcc8 } .defaults { fill: #8794a6 } .plan { fill: #0b7a5c }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6eaf0 } .small { fill: #9aa6b5 } .strict { fill: #566273 } .plan { fill: #35b88f }
+  text { fill: #e6eaf0 } .small { fill: #9aa6b5 } .strict { fill: #566273 }
+  .defaults { fill: #76859b } .plan { fill: #35b88f }
 }
 """
-WIDTH, LEFT, RIGHT, HEAD, ROW, BAR = 800, 160, 190, 44, 46, 16  # pixels
+WAYS = {"strict": 0, "defaults": 115, "plan": 285}  # the legend's places, pixels from the left
+WIDTH, LEFT, RIGHT, HEAD, ROW, BAR = 800, 160, 190, 44, 64, 16  # pixels
 
 
 def name_of(file: str) -> str:
@@ -44,14 +50,13 @@ def name_of(file: str) -> str:
 
 
 def picture(records: Iterable[dict[str, Any]], file: str) -> str:
-    """The newest record that holds most tasks, as SVG; empty where there is none."""
+    """The record that holds most tasks, as SVG; empty where there is none."""
     newest = max(records, key=lambda record: (len(_done(record)), record["date"]), default=None)
     if newest is None or not _done(newest):
         return ""
     done, words = _done(newest), WORDS[file]
     names = sorted(done, key=list(RECIPES).index)
-    longest = max(done[name]["ways"]["strict"]["seconds"] for name in names)
-    longest = max(longest, *(done[name]["ways"]["plan"]["seconds"] for name in names))
+    longest = max(one["seconds"] for found in done.values() for one in found["ways"].values())
     seeds = " / ".join(sorted({str(found["seeds"]) for found in done.values()}))
     height = HEAD + ROW * len(names) + 28
     parts = [element("style", Markup(STYLE)), *_legend(words)]
@@ -70,24 +75,22 @@ def _done(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _legend(words: dict[str, str]) -> list[Markup]:
-    return [
-        element("rect", class_="strict", x=LEFT, y=6, width=BAR, height=BAR),
-        element("text", words["strict"], x=LEFT + 24, y=19),
-        element("rect", class_="plan", x=LEFT + 130, y=6, width=BAR, height=BAR),
-        element("text", words["plan"], x=LEFT + 154, y=19),
-    ]
+    parts = []
+    for way, place in WAYS.items():
+        parts.append(element("rect", class_=way, x=LEFT + place, y=6, width=BAR, height=BAR))
+        parts.append(element("text", words[way], x=LEFT + place + 24, y=19))
+    return parts
 
 
 def _row(name: str, found: dict[str, Any], top: float, scale: float, words: dict[str, str]) -> list[Markup]:
-    parts = [element("text", name, x=0, y=top + BAR + 5)]
-    for place, way in enumerate(("strict", "plan")):
+    parts = [element("text", name, x=0, y=top + 3 * BAR // 2 + 7)]
+    for place, way in enumerate(WAYS):
         seconds = found["ways"][way]["seconds"]
         up, long = top + (BAR + 2) * place, round(seconds * scale, 1)
         value = told.duration(seconds)
         if way == "plan":
-            value += (
-                f", {found['speed']['strict']['estimate']:.2f}x" if found["plan"] else f", {words['none']}"
-            )
+            ratios = " / ".join(f"{found['speed'][other]['estimate']:.2f}x" for other in found["speed"])
+            value += f", {ratios}" if found["plan"] else f", {words['none']}"
             value += "" if found["equal"] else f"; {words['unequal']}"
         parts.append(element("rect", class_=way, x=LEFT, y=up, width=long, height=BAR))
         parts.append(element("text", value, x=LEFT + long + 8, y=up + BAR - 3))

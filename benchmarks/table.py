@@ -118,10 +118,11 @@ def read(folder: Path) -> list[dict]:
 def wanted(records: list[dict]) -> dict[Path, str]:
     """The files and what they should hold."""
     tuned = [record for record in records if record["benchmark"] == "cpu"]
-    others = [record for record in records if record["benchmark"] != "cpu"]
+    trained = _tasks.together(record for record in records if record["benchmark"] == "accuracy")
+    others = [record for record in records if record["benchmark"] not in ("cpu", "accuracy")]
+    others = sorted([*others, *trained], key=_job_and_machine)
     headlines = [record for record in others if record["benchmark"] not in _evidence.DETAILS]
     files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "", None)}
-    trained = [record for record in others if record["benchmark"] == "accuracy"]
     files |= {ROOT / "docs" / name: _cases.page(trained, tuned, name) for name in _cases.WORDS}
     unmodified = [record for record in others if record["benchmark"] == "scripts"]
     befell = [record for record in others if record["benchmark"] == "faults"]

@@ -168,6 +168,103 @@ def test_more_seeds_are_added_and_a_row_of_other_epochs_begins_anew(bench, monke
     assert path.stem == record["date"] == _tasks.dates(record) == "2100-01-01"
 
 
+def metrics(monkeypatch, differences):
+    """Trainings whose plan differs from strict fp32 by this much, seed by seed."""
+
+    def trained(name, way, seed, plan, epochs):
+        metric = 0.9 + (differences[seed] if way == "plan" else 0.0)
+        return row(way, seed, 50.0 if way == "plan" else 100.0 + seed, metric)
+
+    monkeypatch.setattr(accuracy, "trained", trained)
+
+
+def kept(tmp_path, name="digits"):
+    (path,) = tmp_path.glob("accuracy/*/*.json")
+    return json.loads(path.read_text())["recipes"][name]
+
+
+DIFFERENCES = [-0.0065104, -0.0026042, -0.0078125, -0.0091146, 0.0039062]  # p = 0.054 of three, 0.038 of five
+
+
+def test_seeds_that_are_added_until_it_is_shown_do_not_show_it(bench, monkeypatch, tmp_path):
+    assert RECIPES["digits"].margin == 0.01
+    metrics(monkeypatch, DIFFERENCES)
+    for seeds in ("3", "5"):
+        monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", seeds])
+        accuracy.main()
+        accuracy.main()  # looked at again, it is no other look
+    found = kept(tmp_path)
+    assert (found["looks"], found["level"], found["equal"]) == ([3, 5], 0.025, False)
+    assert 0.03 < found["p"] < 0.05
+    at_once = accuracy.summary(found["rows"], found["margin"])
+    assert (at_once["looks"], at_once["level"], at_once["equal"]) == ([5], 0.05, True)
+
+
+def test_a_look_that_an_older_record_does_not_name_counts(bench, monkeypatch, tmp_path):
+    metrics(monkeypatch, DIFFERENCES)
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "3"])
+    accuracy.main()
+    (path,) = tmp_path.glob("accuracy/*/*.json")
+    record = json.loads(path.read_text())
+    del record["recipes"]["digits"]["looks"]
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "5"])
+    accuracy.main()
+    assert kept(tmp_path)["looks"] == [3, 5]
+
+
+def of_other_code(monkeypatch):
+    monkeypatch.setattr(_record, "where", lambda: {"vivace": "0.1.0 of another line"})
+
+
+def test_a_row_of_other_code_begins_anew_where_it_is_named_and_stays_where_it_is_whole(
+    bench, monkeypatch, tmp_path, capsys
+):
+    bench.append("stopped")
+    monkeypatch.setattr(accuracy, "RECIPES", {name: RECIPES[name] for name in ("digits", "keras_cnn")})
+    monkeypatch.setattr("sys.argv", ["accuracy.py"])
+    assert accuracy.main() == 0
+    assert kept(tmp_path)["vivace"] == _record.where()["vivace"]
+    each = 3 * len(accuracy.WAYS)
+    assert len(bench) == 1 + 2 * each
+    of_other_code(monkeypatch)
+    assert accuracy.main() == 0  # hours are not lost to a line
+    assert len(bench) == 1 + 2 * each
+    assert "digits: 101 s -> 50 s" in (said := capsys.readouterr().out)
+    assert "by other code, left as it is until digits is named" in said
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits"])
+    assert accuracy.main() == 0
+    assert len(bench) == 1 + 3 * each
+    assert "digits: begins anew, as it was measured with another code" in capsys.readouterr().out
+    assert kept(tmp_path)["vivace"] == "0.1.0 of another line"
+    assert kept(tmp_path, "keras_cnn")["vivace"] != "0.1.0 of another line"
+
+
+def test_rows_that_are_not_whole_are_not_joined_by_those_of_other_code(bench, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(accuracy, "RECIPES", {"digits": RECIPES["digits"]})
+    monkeypatch.setattr("sys.argv", ["accuracy.py"])
+    with pytest.raises(KeyboardInterrupt):
+        accuracy.main()
+    of_other_code(monkeypatch)
+    assert accuracy.main() == 0
+    assert len([each for each in bench if each != "stopped"]) == 5 + 3 * len(accuracy.WAYS)
+    assert "digits: begins anew, as it was measured with another code" in capsys.readouterr().out
+
+
+def test_todays_record_of_another_budget_is_not_overwritten(bench, monkeypatch, tmp_path):
+    bench.append("stopped")
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits"])
+    accuracy.main()
+    before = kept(tmp_path)
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "keras_cnn", "--budget", "60"])
+    with pytest.raises(SystemExit, match=r"today's record is of another budget: put '.*json' away, or go on"):
+        accuracy.main()
+    assert kept(tmp_path) == before
+    monkeypatch.setattr(_record, "today", lambda: "2100-01-01")
+    assert accuracy.main() == 0  # on another day it is a record of its own
+    assert len(list(tmp_path.glob("accuracy/*/*.json"))) == 2
+
+
 def test_a_recipe_that_fails_says_why_and_the_next_one_follows(bench, monkeypatch, tmp_path, capsys):
     bench.append("stopped")
     fine = accuracy.trained
@@ -222,6 +319,22 @@ def test_a_training_tells_its_curve_and_a_metric_of_what_it_has_not_seen(way, mo
     assert found["peak_bytes"] > 2**20
 
 
+def test_the_newest_result_of_each_recipe_counts_whatever_its_record():
+    newer, older = record(), record(shift=-0.05)
+    older["recipes"]["keras_cnn"] = older["recipes"]["digits"]
+    newer |= {"date": "2026-02-02", "budget": "60"}
+    newer["recipes"]["keras_cnn"] = {"margin": 0.02, "rows": [], "failed": "the disk is full"}
+    (one,) = _tasks.together([newer, older])
+    assert one["date"] == "2026-02-02"
+    assert one["recipes"]["digits"]["equal"]
+    assert not one["recipes"]["keras_cnn"]["equal"]
+    assert _tasks.dates(one) == "2026-01-01 / 2026-02-02"
+    assert _tasks.table([one], "README.md").count("\n| `") == 2
+    later = {**record(), "recipes": {"digits": {**newer["recipes"]["digits"], "date": "2025-12-31"}}}
+    (one,) = _tasks.together([{**later, "date": "2026-03-03"}, older])
+    assert not one["recipes"]["digits"]["equal"]  # the older record's row is the newer one
+
+
 def record(**of_rows):
     recipe = {"margin": 0.01, "rows": rows(**of_rows), **SEARCH}
     recipe |= accuracy.summary(recipe["rows"], recipe["margin"])
@@ -254,6 +367,48 @@ def test_a_case_says_what_helped_what_did_not_and_what_to_do(file):
     failed = record()
     failed["recipes"]["digits"] = {"margin": 0.01, "rows": [], "failed": "the disk is full"}
     assert "the disk is full" in _cases.page([failed], [], file)
+    later = record()
+    later["recipes"]["digits"]["failed"] = "the disk is full"
+    assert _cases.WORDS[file]["failed later"].format(failed="the disk is full") in (
+        told := _cases.page([later], [], file)
+    )
+    assert RECIPES["digits"].metric in told
+    assert _cases.WORDS[file]["failed row"].partition("{")[0] not in told
+
+
+@pytest.mark.parametrize("file", _cases.WORDS)
+def test_a_plan_that_is_no_faster_than_pytorch_as_it_comes_is_not_advised(file):
+    words, found = _cases.WORDS[file], record()
+    one = found["recipes"]["digits"]
+    for row in one["rows"]:
+        row["seconds"] = 70.0 + row["seed"] if row["way"] == "defaults" else row["seconds"]
+    one |= accuracy.summary(one["rows"], one["margin"])
+    page = _cases.page([found], [], file)
+    paid = words["cost"].format(seconds="1 min 30 s", runs=5)  # which save 20 s each, not 50
+    assert paid in page
+    assert words["take"].partition("{")[0] in page
+    for row in one["rows"]:
+        row["seconds"] = 51.0 + row["seed"] % 2 if row["way"] == "defaults" else row["seconds"]
+    one |= accuracy.summary(one["rows"], one["margin"])
+    page = _cases.page([found], [], file)
+    assert one["speed"]["strict"]["low"] > 1 > one["speed"]["defaults"]["low"]
+    assert words["leave"].partition("{")[0] in page
+    assert words["planned"].format(what="`bf16_autocast`") in page
+    assert words["cost_nothing"].format(seconds="1 min 30 s") in page
+    assert words["helped"].partition("{")[0] not in page
+    one["plan"] = {}
+    assert words["leave_steps"] in _cases.page([found], [], file)
+
+
+@pytest.mark.parametrize("file", _cases.WORDS)
+def test_a_later_look_says_how_small_p_had_to_be(file):
+    found = record()
+    one = found["recipes"]["digits"]
+    one |= accuracy.summary(one["rows"], one["margin"], [3])
+    said = _cases.WORDS[file]["looked"].format(number=2, level=0.025)
+    assert said in _cases.page([found], [], file)
+    table = _tasks.table([found], file.replace("cases", "README"))
+    assert said in table
 
 
 TUNED = {
@@ -290,6 +445,19 @@ def test_a_tuned_job_is_a_case_of_steps(file):
     assert _cases.WORDS[file]["leave_steps"] in none
 
 
+@pytest.mark.parametrize("file", _cases.WORDS)
+def test_what_brought_nothing_in_its_turn_did_not_help(file):
+    words, after = _cases.WORDS[file], {"a": 1.5, "b": 2.5, "c": 2.45, "d": 2.452}
+    steps = [{"step": name, "ratio": {"estimate": ratio}} for name, ratio in after.items()]
+    page = _cases.page([], [TUNED | {"waterfall": steps}], file)
+    parts = [
+        words["part"].format(name=name, before=before, after=ratio)
+        for (name, ratio), before in zip(after.items(), [1.0, *after.values()], strict=False)
+    ]
+    assert words["helped"].format(what=f"{parts[0]}, {parts[1]}") in page
+    assert words["without"].format(what=f"{parts[2]}, {parts[3]}") in page
+
+
 @pytest.mark.parametrize("file", _tasks.WORDS)
 def test_the_first_table_is_time_to_the_same_metric(file):
     words = _tasks.WORDS[file]
@@ -297,6 +465,7 @@ def test_the_first_table_is_time_to_the_same_metric(file):
     assert "`digits`: accuracy" in table
     assert "1 min 42 s, 52 s" in table
     assert "1.97x (" in table
+    assert "; 1.93x (" in table  # over PyTorch as it comes
     assert "0.900, 0.900" in table
     assert words["same"][True].partition("{")[0] in table
     worse = _tasks.table([record(shift=-0.05)], file)

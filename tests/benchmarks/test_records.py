@@ -92,21 +92,22 @@ def test_techniques_that_ran_nowhere_are_named(name):
 @pytest.mark.parametrize(
     ("plan", "equal", "said"),
     [
-        ({"bf16_weights": {}}, True, "30 s, 2.00x<"),
-        ({"bf16_weights": {}}, False, "30 s, 2.00x; the same accuracy not shown<"),
+        ({"bf16_weights": {}}, True, "30 s, 2.00x / 1.50x<"),
+        ({"bf16_weights": {}}, False, "30 s, 2.00x / 1.50x; the same accuracy not shown<"),
         ({}, True, "30 s, no plan helped<"),
     ],
 )
 def test_the_picture_says_what_a_plan_brought(plan, equal, said):
-    ways = {"strict": {"seconds": 60.0}, "plan": {"seconds": 30.0}}
-    done = {"plan": plan, "equal": equal, "seeds": 3, "ways": ways, "speed": {"strict": {"estimate": 2.0}}}
+    ways = {"strict": {"seconds": 60.0}, "defaults": {"seconds": 45.0}, "plan": {"seconds": 30.0}}
+    speed = {"strict": {"estimate": 2.0}, "defaults": {"estimate": 1.5}}
+    done = {"plan": plan, "equal": equal, "seeds": 3, "ways": ways, "speed": speed}
     recipes = {"segmentation": done, "detection": {"reason": "it ended"}}
     machine = {"device": "a CPU", "cores": 2}
     drawn = _picture.picture([{"recipes": recipes, "date": "2026-01-02", "machine": machine}], "README.md")
     assert said in drawn
     assert "detection" not in drawn
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="16"', drawn)]
-    assert widths[-2] == pytest.approx(2 * widths[-1])
+    assert widths[-3:] == pytest.approx([2 * widths[-1], 1.5 * widths[-1], widths[-1]], rel=1e-2)
 
 
 def test_there_is_no_picture_of_nothing():
