@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import vivace
+from vivace.comparing.compared import answer
 from vivace.errors import FolderError, InputError
 from vivace.measuring.statistics import speed_ratio_between
 from vivace.pages.answer import MOST_LINES
@@ -35,7 +36,7 @@ def trained(tmp_path):
         ]
         metrics[0]["samples_per_second"] = 1.0  # it compiled in its first step
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-        run = {"job": "train.py:job", "steps": 290, "stepping_seconds": 290 * 64 / speed, "metric": 0.97}
+        run = {"job": "train.py:job", "steps": 300, "stepping_seconds": 300 * 64 / speed, "metric": 0.97}
         run |= {"metric_name": "accuracy", "loss": 0.1, "seconds": 20.0, "samples_per_second": speed}
         run |= {"plan": {}, "machine": machine}
         (folder / "run.json").write_text(json.dumps(run | facts))
@@ -57,6 +58,21 @@ def profiled(tmp_path):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(document | facts))
         return path
+
+    return write
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """``ran(name, ...)``: the folder of a script under vivace run, left alone after 50 of its steps."""
+
+    def write(name, **facts):
+        folder = tmp_path / name
+        folder.mkdir()
+        document = {"outcome": "left_alone", "steps": 50, "seconds": 100.0, "step_seconds": 0.01}
+        document |= {"own_seconds": 0.1, "plan": {}, "tried": []}
+        (folder / "run.json").write_text(json.dumps(document | facts))
+        return folder
 
     return write
 
@@ -176,6 +192,31 @@ def test_folders_of_a_profile_and_pages_of_one_are_found(profiled, tmp_path):
     (folder / "profile.html").touch()
     for named in (folder, folder / "profile.html"):
         assert vivace.compare(named, profiled("b", 0.1)).before.step_seconds == 0.1
+
+
+def test_a_script_that_was_left_alone_is_not_slower_than_one_that_was_led(ran):
+    """Its steps are looked at for a moment, and its seconds are those of the whole run."""
+    plan = {"compile": {}}
+    led = ran("led", steps=10_000, plan=plan, ratio={"estimate": 1.5, "low": 1.4, "high": 1.6})
+    found = vivace.compare(led, ran("left"), max_regression="5%")
+    assert (found.slower, found.has_interval) == (False, False)
+    assert found.ratio.estimate == 1.0
+    assert not any("warm-up" in note for note in found.notes)
+    assert rows(found)["beside the script as it is"][0].startswith("1.50")
+    assert "beside strict fp32" not in rows(found)
+
+
+def test_of_an_older_run_of_a_script_the_time_of_a_step_is_not_known(ran):
+    found = vivace.compare(ran("older", step_seconds=None), ran("newer"), max_regression="5%")
+    assert found.not_comparable.endswith("older' holds no time of a step")
+    assert (found.slower, found.exit_code) == (None, 1)
+
+
+def test_a_plan_with_other_settings_is_told_where_the_answer_stands(trained):
+    before = trained("a", 1000.0, plan={"compile": {}})
+    found = vivace.compare(before, trained("b", 1000.0, plan={"compile": {"mode": "x"}}))
+    assert rows(found)["plan"] == ("compile", "compile (mode=x)", "~compile")
+    assert dict(answer(found).parts)["plan"].endswith("compile (mode=x) (~compile)")
 
 
 def test_searches_are_compared_by_the_plan_that_they_kept(tmp_path):

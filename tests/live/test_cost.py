@@ -723,6 +723,7 @@ def test_what_is_told_counts_the_start_and_the_page(timed, monkeypatch, tmp_path
         assert (tmp_path / "run.html").read_text() == "a page"
     assert told[1]["own_seconds"] - told[0]["own_seconds"] == pytest.approx(5.0, abs=0.01)
     assert told[1]["saved_seconds"] - told[0]["saved_seconds"] == pytest.approx(-5.0, abs=0.01)
+    assert 0.006 < told[0]["step_seconds"] < 0.011  # of the newest steps, under the plan or alone
     assert told[0]["own_seconds"] > watching.spending.waited  # and what is looked at around the calls
     asked = Loop(Errand(str(tmp_path), "runs/run", "python train.py", launch_seconds=3.0), tell=tell)
     assert asked.spending.waited == 3.0

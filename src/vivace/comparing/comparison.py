@@ -17,6 +17,7 @@ from vivace.errors import InputError
 from vivace.files import output_folder
 from vivace.ledger import Ratio
 from vivace.measuring.statistics import FEWEST_BLOCKS, speed_ratio_between
+from vivace.reporting import phrases
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
@@ -136,8 +137,13 @@ def _differences(first: Side, second: Side) -> Iterator[Difference]:
         yield _told(" / ".join(names), words.number, first.metric, second.metric)
     if first.loss is not None or second.loss is not None:
         yield _told("training loss", words.number, first.loss, second.loss)
-    if first.speedup is not None or second.speedup is not None:
-        yield Difference("beside strict fp32", words.ratio(first.speedup), words.ratio(second.speedup))
+    beside = dict.fromkeys(
+        "beside the script as it is" if side.kind == "script" else "beside strict fp32"
+        for side in (first, second)
+        if side.speedup is not None
+    )
+    if beside:
+        yield Difference(" / ".join(beside), words.ratio(first.speedup), words.ratio(second.speedup))
     if first.plan is not None or second.plan is not None:
         yield Difference("plan", _plan(first), _plan(second), _plan_change(first, second))
     yield from _texts(first, second)
@@ -170,7 +176,7 @@ def _speed(side: Side) -> float | None:
 def _plan(side: Side) -> str:
     if side.plan is None:
         return words.UNKNOWN
-    return " + ".join(side.plan) or "as it is"
+    return phrases.plan_name(side.plan) if side.plan else "as it is"
 
 
 def _plan_change(first: Side, second: Side) -> str:

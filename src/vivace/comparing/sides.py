@@ -202,13 +202,11 @@ def _profile(document: dict[str, Any], path: Path) -> Side:
 
 
 def _script(document: dict[str, Any], path: Path) -> Side:
-    seconds, steps = words.real(document.get("seconds")), words.real(document.get("steps"))
     return Side(
         path=str(path),
         kind="script",
-        step_seconds=seconds / steps if seconds and steps else None,
-        warm_up=True,
-        total_seconds=seconds,
+        step_seconds=_positive(document.get("step_seconds")),
+        total_seconds=words.real(document.get("seconds")),
         speedup=ratio_of(document.get("ratio")),
         plan=document.get("plan"),
         **_machine(document.get("machine") or {}),

@@ -71,6 +71,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen(loop)),
         "steps": loop.num_steps,
         "seconds": loop.spending.elapsed,
+        "step_seconds": loop.median_seconds or None,
         "own_seconds": loop.spending.own_seconds,
         "lost_seconds": loop.spending.lost,
         "saved_seconds": -cost,
