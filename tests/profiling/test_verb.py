@@ -19,6 +19,7 @@ import torch
 
 import vivace
 from vivace.errors import ChildFailed, FolderError, InputError, JobError, PlanError
+from vivace.files import take_lock
 from vivace.inspection import measuring, store
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.machine import Machine
@@ -298,10 +299,38 @@ def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
     (tmp_path / "trace.json.tmp").write_text("torch's own, of a profile that was killed")
     with pytest.raises(ChildFailed, match="nothing was recorded"):
         vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
-    assert not list(tmp_path.iterdir())
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
     (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
     done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
     assert done.document["replaced"] == "python old.py"
+
+
+LOCKING = """
+import sys
+from pathlib import Path
+from vivace.errors import FolderError
+from vivace.files import take_lock
+
+try:
+    take_lock(Path(sys.argv[1]), "profile")
+except FolderError as error:
+    Path(sys.argv[2]).write_text(str(error))
+"""
+
+
+def test_two_profiles_do_not_share_a_folder(tmp_path, machine):
+    """The second would delete what the first has recorded, or the first show the second's figures."""
+    out, told = tmp_path / "out", tmp_path / "told"
+    out.mkdir()
+    (out / "record.json").write_text("of the first")
+    command = [sys.executable, "-c", LOCKING, str(out), str(told)]
+    with take_lock(out, "profile"), pytest.raises(FolderError, match="another profile is running in"):
+        vivace.profile(command=command, out=out, machine=machine)
+    assert (out / "record.json").read_text() == "of the first"
+    with pytest.raises(ChildFailed, match="nothing was recorded"):
+        vivace.profile(command=command, out=out, machine=machine)
+    assert "another profile is running in" in told.read_text()
+    take_lock(out, "profile").close()
 
 
 def test_a_full_disk_is_named(tmp_path, machine, monkeypatch):
@@ -394,7 +423,7 @@ def test_what_processes_of_a_script_train_is_recorded_however_they_end(tmp_path,
     assert done.document["work"]["batches_at_once"] == (2 if way == "ranks" else 1)
     left = {file.name for file in (tmp_path / "out").iterdir()}
     ranks = {"rank-1"} if way == "ranks" else set()
-    assert left == {"profile.html", "profile.json", "record.json", "trace.json"} | ranks
+    assert left == {"lock", "profile.html", "profile.json", "record.json", "trace.json"} | ranks
 
 
 def test_a_request_to_end_goes_to_the_script(tmp_path, machine):

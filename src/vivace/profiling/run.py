@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import ChildFailed, FolderError, InputError
-from vivace.files import output_folder, replace_text
+from vivace.files import LOCK, output_folder, replace_text, take_lock
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
 from vivace.profiling.seen import UNNAMED
@@ -103,25 +103,25 @@ def profile(
         raise InputError("plan and strict need a JOB: a script is profiled as it is")
     words = scripts.resolved(command) if command else []
     wanted = None if job is None else _planned(plan, job)  # before the earlier profile goes
-    folder, earlier = _prepared(Path(out))
-    exit_code, epochs, name = 0, None, shlex.join(command)
-    from vivace.inspection import inspect
+    with _prepared(Path(out)) as (folder, earlier):
+        exit_code, epochs, name = 0, None, shlex.join(command)
+        from vivace.inspection import inspect
 
-    known = machine or inspect()
-    if words:
-        exit_code = _run_script(words, folder, timed_seconds, script_output, script_input)
-    else:
-        assert job is not None
-        name = job if isinstance(job, str) else UNNAMED
-        epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
-    record = _read_record(folder, exit_code, command)
-    unsteady = ""
-    if machine is None:
-        known, unsteady = _with_ceilings(known, str(record.get("device", "cpu")))
-    record["exit_code"] = exit_code
-    document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
-    document |= {} if wanted is None else {"plan": wanted.to_dict()}
-    return _judge(record, folder, known, name, epochs, document, unsteady)
+        known = machine or inspect()
+        if words:
+            exit_code = _run_script(words, folder, timed_seconds, script_output, script_input)
+        else:
+            assert job is not None
+            name = job if isinstance(job, str) else UNNAMED
+            epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
+        record = _read_record(folder, exit_code, command)
+        unsteady = ""
+        if machine is None:
+            known, unsteady = _with_ceilings(known, str(record.get("device", "cpu")))
+        record["exit_code"] = exit_code
+        document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
+        document |= {} if wanted is None else {"plan": wanted.to_dict()}
+        return _judge(record, folder, known, name, epochs, document, unsteady)
 
 
 def _require_either(job: Job | str | None, command: Sequence[str]) -> None:
@@ -172,25 +172,25 @@ def _together(
     def lead() -> dict[str, Any]:
         given = _planned(plan, job)
         wanted = for_so_many(given, num_ranks())
-        folder, earlier = _prepared(out)
-        document = together.measured(
-            company,
-            wanted,
-            machine or inspect(),
-            name=source.name,
-            folder=folder,
-            strict=strict,
-            seconds=timed_seconds,
-            replaced=earlier,
-        )
-        document |= {"page_path": str(folder / "profile.html"), "trace_path": None, "exit_code": 0}
-        if wanted == given and not (plan is None or isinstance(plan, Plan)):
-            document["plan_path"] = str(plan)
-        else:  # none that the person has averages the ranks' gradients
-            wanted.save(folder / PLAN_OF_RANKS)
-            document["plan_path"] = str(out / PLAN_OF_RANKS)
-        _write(document, folder)
-        return document
+        with _prepared(out) as (folder, earlier):
+            document = together.measured(
+                company,
+                wanted,
+                machine or inspect(),
+                name=source.name,
+                folder=folder,
+                strict=strict,
+                seconds=timed_seconds,
+                replaced=earlier,
+            )
+            document |= {"page_path": str(folder / "profile.html"), "trace_path": None, "exit_code": 0}
+            if wanted == given and not (plan is None or isinstance(plan, Plan)):
+                document["plan_path"] = str(plan)
+            else:  # none that the person has averages the ranks' gradients
+                wanted.save(folder / PLAN_OF_RANKS)
+                document["plan_path"] = str(out / PLAN_OF_RANKS)
+            _write(document, folder)
+            return document
 
     with company_of(source) as company:
         document = lead_or_follow(company, lead)
@@ -234,12 +234,16 @@ OWN = (
 LEFT_BEHIND = ("worker-*.json", "trace.json.*", "rank-*/worker-*.json", "rank-*/trace.json.*")  # by a process
 
 
-def _prepared(folder: Path) -> tuple[Path, str | None]:
-    """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
-    folder = output_folder(folder, OWN).resolve()
-    earlier = _earlier(folder / "profile.json")
-    _remove(folder, (*OWN, "rank-*/*"))
-    return folder, earlier
+@contextlib.contextmanager
+def _prepared(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """Inside, the folder is this profile's alone: given with what an earlier profile in it was of, whose
+    files are gone. Raises FolderError.
+    """
+    folder = output_folder(folder, (*OWN, LOCK)).resolve()
+    with take_lock(folder, "profile"):
+        earlier = _earlier(folder / "profile.json")
+        _remove(folder, (*OWN, "rank-*/*"))
+        yield folder, earlier
 
 
 def _remove(folder: Path, patterns: Iterable[str]) -> None:
