@@ -748,6 +748,27 @@ def test_overflow_and_tiny_gradients_are_named_by_parameter():
     assert watch.tiny_share() == 4 / 12
 
 
+def test_schedulers_that_step_together_count_once():
+    """Else a loop that rightly leaves out the steps that the scaler skips is blamed for the others."""
+    from vivace.profiling.record.hooks import LoopHooks
+    from vivace.profiling.record.mixed import PrecisionWatch
+
+    optimizers = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2)]
+    rates = torch.optim.lr_scheduler
+    both = [rates.ConstantLR(optimizers[0]), rates.ExponentialLR(optimizers[0], 0.9)]
+    schedulers = [rates.ChainedScheduler(both), rates.ConstantLR(optimizers[1])]
+    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None), guard.Guard(fail)), guard.Guard(fail))
+    watch.install()
+    try:
+        watch.begin()
+        for _ in range(9):
+            for stepping in (*optimizers, *schedulers):
+                stepping.step()
+    finally:
+        watch.restore()
+    assert watch.result(10)["scheduled"] == 2 * 9
+
+
 @pytest.mark.usefixtures("brief_experiments")
 def test_a_loader_that_another_thread_goes_through_is_none_of_the_loops_fetching(recorded, batches):
     loop = Loop(batches)

@@ -43,6 +43,7 @@ class PrecisionWatch:
         self._passes: set[bool] = set()  # of this step: from a scaled loss or not
         self._sample: tuple[Any, torch.Tensor] | None = None  # of scaled gradients as the pass left them
         self._factors: list[float] = []  # by which they were changed before GradScaler.step
+        self._scheduled: dict[int, Counter[int]] = {}  # by optimizer, the steps of each of its schedulers
 
     def install(self) -> None:
         """Patch autocast, GradScaler and the clipping functions."""
@@ -70,6 +71,7 @@ class PrecisionWatch:
     def begin(self) -> None:
         """The timed window begins: forget the warm-up, where a scaler finds its scale."""
         self.counts.clear()
+        self._scheduled.clear()
 
     def result(self, steps: int) -> dict[str, Any]:
         """Counts over the timed window, the lines that did it, and the gradients' state.
@@ -80,6 +82,8 @@ class PrecisionWatch:
             return {"steps": steps}
         return {
             **self.counts,
+            # A chained scheduler steps all that it holds.
+            "scheduled": sum(max(each.values()) for each in self._scheduled.values()),
             "steps": steps,
             "sites": self.sites,
             "autocast_dtypes": dict(self.dtypes),
@@ -241,7 +245,7 @@ class PrecisionWatch:
         def step(
             scheduler: torch.optim.lr_scheduler.LRScheduler, *arguments: object, **keywords: object
         ) -> Any:
-            self.counts["scheduled"] += 1
+            self._scheduled.setdefault(id(scheduler.optimizer), Counter())[id(scheduler)] += 1
             return original(scheduler, *arguments, **keywords)
 
         return step
