@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -43,6 +45,16 @@ def test_both_metrics_stand_on_one_axis_of_minutes(both):
     alone = vivace.report(plan).read_text(encoding="utf-8")
     assert "beside" not in alone
     assert 'class="line reference"' not in alone
+
+
+def test_the_command_says_what_the_page_says(both):
+    reference, plan = both
+    command = [sys.executable, "-m", "vivace", "report", str(plan), "--beside", str(reference)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    told = " ".join(told.split())
+    assert "1 min 30 s instead of 3 min to train 30 steps" in told
+    assert "Accuracy 0.9 after 1 min 30 s; the other training took 3 min." in told
+    assert "1 min 30 s instead of 3 min" in (plan / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_time_is_that_of_a_metric_that_both_reach():

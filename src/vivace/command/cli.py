@@ -565,7 +565,7 @@ def report(
 
         page = run(folder, beside=beside)
         out.document({"report_path": str(page)})
-        out.show(lambda console: terminal(folder, console))
+        out.show(lambda console: terminal(folder, console, beside))
         out.say(f"\nPage: {page}")
 
 

@@ -40,17 +40,22 @@ def report(folder: str | os.PathLike[str], *, beside: str | os.PathLike[str] | N
     either of both), or cannot be written.
     """
     where = Path(folder)
-    other = None
     if beside is None and (written := page_of_another(where)) is not None:
         return written[0]
-    content = load(where)
     path = where / "report.html"
-    if beside is not None:
-        other = load(Path(beside))
-        for drawn in (other, content):
-            _require_metric(drawn)
-    replace_text(path, render(content, other))
+    replace_text(path, render(*loaded(where, beside)))
     return path
+
+
+def loaded(
+    folder: str | os.PathLike[str], beside: str | os.PathLike[str] | None
+) -> tuple[Content, Content | None]:
+    """A run, and the other training where one is named. Raises FolderError as `report` does."""
+    content, other = load(Path(folder)), None if beside is None else load(Path(beside))
+    if other is not None:
+        _require_metric(other)
+        _require_metric(content)
+    return content, other
 
 
 def _require_metric(content: Content) -> None:

@@ -14,25 +14,34 @@ from rich.text import Text
 
 from vivace import words
 from vivace.errors import printable
+from vivace.events import metric_title
 from vivace.pages.answer import ending
 from vivace.pages.sameness import plain
 from vivace.reporting import memory, phrases
 from vivace.reporting.answering import answer
 from vivace.reporting.content import Content
-from vivace.reporting.reading import load, page_of_another
+from vivace.reporting.course import course
+from vivace.reporting.page import loaded
+from vivace.reporting.reading import page_of_another
 
 
-def terminal(folder: str | os.PathLike[str], console: Console) -> None:
-    """Print a run's report to `console`. Raises FolderError where the folder is missing or holds no run."""
-    written = page_of_another(Path(folder))
+def terminal(
+    folder: str | os.PathLike[str], console: Console, beside: str | os.PathLike[str] | None = None
+) -> None:
+    """Print a run's report to `console`; `beside` and the errors are those of `report`."""
+    written = page_of_another(Path(folder)) if beside is None else None
     console.print()
     if written is not None:
         console.print(
             f"This is the folder of vivace {written[1]}, whose page holds all of it.", highlight=False
         )
         return
-    content = load(Path(folder))
-    ending(dataclasses.replace(answer(content), page=""), console)
+    content, other = loaded(folder, beside)
+    shown = answer(content, None if other is None else other.training)
+    if other is not None:
+        reached = course(content).against(course(other), metric_title(content.training))
+        shown = dataclasses.replace(shown, notes=(*shown.notes, reached))
+    ending(dataclasses.replace(shown, page=""), console)
     details(content, console)
 
 
