@@ -66,7 +66,7 @@ def test_batches_are_rows_and_curves_and_the_rule_is_named(folder):
     assert titles == ["Samples a second", "Peak memory, MiB"]
     assert [size.fastest for size in memory.sizes(content)] == [False, False, True, False]
     text = vivace.report(folder).read_text(encoding="utf-8")
-    assert "16 samples at once are the fastest, 1.12× (1.10–1.15) of your 8. Nothing was changed" in text
+    assert "16 samples at once are the fastest beyond noise, 1.12× (1.10–1.15) of your 8. Nothing was" in text
     assert "The linear rule: multiply the learning rate by the same factor." in text
     assert "it would need about 0.57 GiB" in text
 
@@ -76,6 +76,14 @@ def test_a_larger_batch_is_not_called_faster_within_noise(ledger, tune_folder):
     batches = {**BATCHES, "batches": [*BATCHES["batches"][:2], largest]}
     content = load(tune_folder([*ledger, batches]))
     assert memory.advice(content) == "No other size is faster than your batch of 8 beyond noise."
+
+
+def test_what_is_faster_beyond_noise_comes_before_what_only_seems_faster(ledger, tune_folder):
+    unsure = {"samples": 32, "samples_per_second": 37.0, "peak_bytes": 600 * MIB, "reason": ""}
+    unsure |= {"ratio": {"estimate": 1.16, "low": 0.95, "high": 1.3}}
+    content = load(tune_folder([*ledger, {**BATCHES, "batches": [*BATCHES["batches"][:3], unsure]}]))
+    assert [size.samples for size in memory.sizes(content) if size.fastest] == [16]
+    assert memory.advice(content).startswith("16 samples at once are the fastest beyond noise, 1.12× (1.10–")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ _RULES = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """One size of the batch: its speed against the job's own batch, its peak, or why it has none."""
+    """One size of the batch: its speed against the job's own batch, its peak, or why it has none. `fastest`
+    is that of those that are faster beyond noise, where any is.
+    """
 
     samples: int
     speed: float | None
@@ -73,7 +75,8 @@ def sizes(content: Content) -> list[Size]:
         speed, peak = words.real(each.get("samples_per_second")), words.real(each.get("peak_bytes"))
         ratio, reason = ratio_of(each.get("ratio")), str(each.get("reason") or "")
         found.append(Size(int(samples), speed, ratio, peak, reason, False))
-    speeds = [size.speed for size in found if size.speed]
+    sure = [size for size in found if size.ratio is not None and size.ratio.low > 1]
+    speeds = [size.speed for size in sure or found if size.speed]
     return [dataclasses.replace(size, fastest=bool(speeds) and size.speed == max(speeds)) for size in found]
 
 
@@ -113,7 +116,7 @@ def advice(content: Content) -> str:
         return f"No other size is faster than your batch of {base:.0f} beyond noise."
     follow = _RULES.get(str(rule), "let the learning rate follow")
     return (
-        f"{fastest.samples} samples at once are the fastest, {words.ratio(fastest.ratio)} of your "
-        f"{base:.0f}. Nothing was changed: another batch is another training, which only the metric can "
-        f"judge. The {rule} rule: {follow}."
+        f"{fastest.samples} samples at once are the fastest beyond noise, {words.ratio(fastest.ratio)} of "
+        f"your {base:.0f}. Nothing was changed: another batch is another training, which only the metric "
+        f"can judge. The {rule} rule: {follow}."
     )
