@@ -126,6 +126,7 @@ class Outcome(enum.StrEnum):
     COULD_NOT_MEASURE = "could_not_measure"
     NOTHING_TRIED = "nothing_tried"  # the budget ended first
     TIME_ENDED = "time_ended"  # nothing measured was faster, and what promises more had no turn of its own
+    NOTHING_FITS = "nothing_fits"  # into the memory that is allowed
     TOO_SHORT = "too_short"  # a tenth of the training is too little to search in
     INTERRUPTED = "interrupted"  # the plan, if any, is neither verified nor confirmed
 

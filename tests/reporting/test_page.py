@@ -248,6 +248,7 @@ def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
         ("could_not_measure", "Nothing is decided."),
         ("nothing_tried", "Nothing was tried, and nothing is decided."),
         ("time_ended", "Too little time was given, and nothing is decided."),
+        ("nothing_fits", "Nothing fits into the memory that is allowed."),
         ("too_short", "This training is too short to tune: train as you do."),
     ],
 )
@@ -256,6 +257,26 @@ def test_each_ending_has_its_own_sentence(outcome, said, ledger, tune_folder):
     text = read(tune_folder(ledger)).text
     assert f"{said} Because of this." in text
     assert ("faster beyond noise" in text) is (outcome == "nothing_helps")
+
+
+@pytest.mark.parametrize("base", [{}, {"ddp": {}}])
+def test_a_search_that_lost_a_rank_is_not_called_slow(base, ledger, tune_folder):
+    """Nobody has ended it, and what it began with is all that it has."""
+    one = {"estimate": 1.0, "low": 1.0, "high": 1.0}
+    ledger[-1].update(plan=base, reference=base, speedup=one, outcome="interrupted", verdict=None)
+    text = read(tune_folder(only(ledger, without=("verdict",)))).text
+    assert "Interrupted; best so far 2.36× as fast (2.29–2.43) by channels_last + bf16_autocast" in text
+    assert "Not faster beyond noise" not in text
+    assert "Next vivace tune examples/imagenet.py:job --budget balanced" in text
+
+
+def test_the_best_so_far_fits_into_the_memory_that_is_allowed(ledger, tune_folder):
+    """Of bf16_autocast and channels_last together the peak is 13.7 GiB, of the others it is more."""
+    without = [d for d in ledger if d["record"] != "result" and d.get("peak_bytes") != int(11.4 * 2**30)]
+    ledger[0]["memory_bytes"] = 13.8 * 2**30
+    assert "best so far 2.02× as fast" in read(tune_folder(without)).text
+    ledger[0]["memory_bytes"] = 8 * 2**30
+    assert "Interrupted before anything faster was found" in read(tune_folder(without)).text
 
 
 def test_a_wide_interval_is_no_estimate_on_the_page(ledger, tune_folder):

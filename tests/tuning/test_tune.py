@@ -279,6 +279,23 @@ def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
         answered()
 
 
+def test_that_nothing_fits_stands_in_the_ledger_and_on_the_page(tmp_path):
+    ledger, tuning = Ledger(tmp_path / "ledger.jsonl"), object.__new__(_Tuning)
+    trial = Trial({"compile": {}}, "p", "m", "j", "measured", ratio=ONE, pairs=((1.0, 1.0),), peak_bytes=2048)
+    tuning.bench = SimpleNamespace(
+        memory=1024, trials=[trial], no_blocks="", observed={"peak_bytes": 4096}, ledger=ledger
+    )
+    tuning.folder, tuning.begin = tmp_path, time.monotonic()
+    ledger.append("run", {"job": {"name": "job.py:job"}, "memory_bytes": 1024})
+    ledger.append("trial", {**trial.to_dict(), "ratio": {"estimate": 1.4, "low": 1.3, "high": 1.5}})
+    told = str(tuning._nothing_fits())
+    assert told.startswith("no plan fits into 1.00 KiB and keeps its promise; the smallest peak measured is")
+    page = (tmp_path / "report.html").read_text()
+    assert "Nothing fits into the memory that is allowed" in page
+    assert told[1:] in page
+    assert "Interrupted" not in page
+
+
 def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(tmp_path):
     heard = []
     result = vivace.tune(STAGE, out=tmp_path, on_event=lambda event: heard.append(event.payload.get("name")))

@@ -64,7 +64,7 @@ def parts(plan: Mapping[str, Any], does: Mapping[str, str]) -> tuple[tuple[str, 
 def _gain(content: Content) -> tuple[str, str, str]:
     """The large figure, what it is of, and the tone."""
     speedup, outcome, result = content.speedup, content.outcome, content.result
-    if not result or (result.get("interrupted") and not content.plan):
+    if not result or (content.interrupted and not content.plan):
         return "", _unfinished(content), "open"
     if outcome in phrases.ENDINGS or speedup is None:
         outcome = outcome if outcome in phrases.ENDINGS else Outcome.NOTHING_HELPS
@@ -133,7 +133,7 @@ def _notes(content: Content) -> list[str]:
         notes += [f"Its steps ran {words.fast(speed)} as strict fp32"] if speed else []
     elif content.outcome in phrases.ENDINGS and result.get("reason"):
         notes.append(str(result["reason"]))
-    if result.get("interrupted") and content.plan:
+    if content.interrupted and content.plan:
         notes.append("The run was interrupted: this is the best it had found, not verified")
     elif content.tuned and not result:
         notes.append("There is no result yet: what follows is what was measured until then")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -96,9 +97,17 @@ class Content:
         return dict(self.run.get("machine") or {})
 
     @property
+    def interrupted(self) -> bool:
+        """Did the search end before its time: a person has ended it, or a rank was lost?"""
+        return bool(self.result.get("interrupted")) or self.result.get("outcome") == Outcome.INTERRUPTED
+
+    @property
     def plan(self) -> dict[str, dict[str, Any]]:
-        """The kept plan; empty where nothing was kept, or not yet."""
-        return dict(self.result.get("plan") or {})
+        """The kept plan; empty where nothing was kept, or not yet: no more than an interrupted search had
+        begun with.
+        """
+        found = dict(self.result.get("plan") or {})
+        return {} if self.interrupted and found == self.result.get("reference") else found
 
     @cached_property
     def measured(self) -> list[Row]:
@@ -121,9 +130,10 @@ class Content:
 
     @property
     def best(self) -> Row | None:
-        """The fastest candidate that is faster beyond noise: what an interrupted run had in hand."""
+        """The fastest candidate that fits and is faster beyond noise: what an interrupted run had in hand."""
+        limit = words.real(self.run.get("memory_bytes")) or math.inf
         rows = (r for r in self.measured if r.trial.role in ("candidate", "confirmation") and r.ratio.low > 1)
-        return next(rows, None)
+        return next((row for row in rows if (row.trial.peak_bytes or 0) <= limit), None)
 
     @property
     def speedup(self) -> Ratio | None:

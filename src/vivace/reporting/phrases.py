@@ -17,6 +17,7 @@ ENDINGS = {  # of a search that has no faster plan
     Outcome.COULD_NOT_MEASURE: "Nothing is decided",
     Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
     Outcome.TIME_ENDED: "Too little time was given, and nothing is decided",
+    Outcome.NOTHING_FITS: "Nothing fits into the memory that is allowed",
     Outcome.TOO_SHORT: "This training is too short to tune: train as you do",
 }
 _ROLES = {

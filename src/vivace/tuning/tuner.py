@@ -232,7 +232,7 @@ class _Tuning:
             conclusion = self.search.conclusion
             unmeasured = conclusion.outcome == Outcome.COULD_NOT_MEASURE
             if conclusion.verdict is None and not self.search.reference_fits and not unmeasured:
-                raise AnswerIsNo(self._nothing_fits())
+                raise self._nothing_fits()
         except KeyboardInterrupt:
             self.interrupted = True
             conclusion = self._so_far()
@@ -384,15 +384,20 @@ class _Tuning:
         strict = self.baselines["strict_fp32"]
         return strict * trial.ratio.counts if strict and trial.ratio else trial.samples_per_second
 
-    def _nothing_fits(self) -> str:
+    def _nothing_fits(self) -> AnswerIsNo:
+        """The answer, which ledger and report hold too."""
         bench = self.bench
         assert bench.memory is not None
         measured = [trial.peak_bytes for trial in bench.trials if trial.peak_bytes is not None]
         looked_at = bench.no_blocks or ", and the budget ended before its blocks could be looked at"
-        return (
+        reason = (
             f"no plan fits into {size(bench.memory)} and keeps its promise; "
             f"the smallest peak measured is {size(min([bench.observed['peak_bytes'], *measured]))}{looked_at}"
         )
+        told = {"plan": {}, "outcome": Outcome.NOTHING_FITS, "reason": reason}
+        bench.ledger.append("result", {**told, "seconds": time.monotonic() - self.begin})
+        report(self.folder)
+        return AnswerIsNo(reason)
 
     def _judged(self, request: Verify) -> Verdict:
         bench, plan, begin = self.bench, request.plan, time.monotonic()
