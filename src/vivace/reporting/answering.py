@@ -106,9 +106,10 @@ def _whole(content: Content) -> tuple[float | None, float | None, str]:
     return words.real(found.get("reference")), words.real(found.get("plan")), steps
 
 
-def _gains_nothing(content: Content) -> bool:
+def _gains(content: Content) -> bool | None:
+    """Does one whole training end sooner under the plan? None where its minutes are not known."""
     before, after, _ = _whole(content)
-    return before is not None and after is not None and after >= before
+    return None if before is None or after is None else after < before
 
 
 def _unfinished(content: Content) -> str:
@@ -137,7 +138,7 @@ def _notes(content: Content) -> list[str]:
         notes.append("The run was interrupted: this is the best it had found, not verified")
     elif content.tuned and not result:
         notes.append("There is no result yet: what follows is what was measured until then")
-    if content.late_steps and content.job_steps and not _gains_nothing(content):
+    if content.late_steps and content.job_steps and _gains(content) is None:
         late, steps = words.number(int(content.late_steps)), words.number(int(content.job_steps))
         notes.append(
             f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
@@ -204,6 +205,8 @@ def _facts(content: Content) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     if content.plan and not content.broken:
         over, pays = content.over_default, phrases.steps(result.get("break_even_steps"))
+        if content.late_steps and _gains(content):
+            pays = words.UNKNOWN  # of the whole warm-up; the minutes count it beside the reference's own
         facts += [
             ("as fast as PyTorch's defaults", words.times(over)),
             ("steps until the warm-up is gained back", pays.removesuffix(" steps").removesuffix(" step")),
@@ -246,7 +249,7 @@ def _next(content: Content) -> tuple[str, ...]:
             return (f"vivace.verify(job, {plan!r})",)
         return (f"{vivace} verify {job} --plan {shlex.quote(plan)}",)
     if content.plan and plan and not content.broken:
-        if _gains_nothing(content):
+        if _gains(content) is False:
             return ("vivace.train(job)",) if in_python else (f"{vivace} train {job}",)
         if in_python:
             return (f"vivace.train(job, {plan!r})",)
