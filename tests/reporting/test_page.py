@@ -141,6 +141,22 @@ def test_the_folder_of_another_verb_has_its_page_already(name, tmp_path):
     assert vivace.report(tmp_path).name == "report.html"
 
 
+@pytest.mark.parametrize(
+    ("name", "document", "why"),
+    [
+        ("run.json", {"own_seconds": 0.1, "reason": "it ended after 5 steps"}, "it ended after 5 steps"),
+        ("ledger.jsonl", {"record": "tried", "process": 7, "plan": {}}, "it has not come to its end"),
+    ],
+)
+def test_a_run_of_a_script_without_a_page_is_no_training(name, document, why, tmp_path):
+    """One that was left alone, and one that was killed; the next run would refuse another's file there."""
+    (tmp_path / name).write_text(json.dumps({"steps": 50, "seconds": 100.0, **document}) + "\n")
+    for look in (vivace.report, lambda place: terminal(place, Console(file=io.StringIO()))):
+        with pytest.raises(FolderError, match=f"is the folder of a script's run, which has no page: {why}"):
+            look(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
 def test_trials_are_sorted_by_ratio(ledger, tune_folder):
     text = read(tune_folder(ledger)).text
     table = text[text.index("Pays after") : text.index("Refused and failed")]

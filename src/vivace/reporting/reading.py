@@ -42,13 +42,24 @@ OTHER_PAGES = {
 
 def page_of_another(folder: Path) -> tuple[Path, str] | None:
     """The page that another verb has written into its folder, and the verb; None of a tune or train. Raises
-    FolderError where the folder is unreadable.
+    FolderError where the folder is unreadable, or of a script's run, which left no page.
     """
     with _readable(folder):
         if (folder / "metrics.jsonl").exists():
             return None
         found = [(folder / name, verb) for name, verb in OTHER_PAGES.items() if (folder / name).is_file()]
+        if not found and _is_of_a_script(folder):
+            reason = _document(folder / "run.json").get("reason") or "it has not come to its end"
+            raise FolderError(f"'{folder}' is the folder of a script's run, which has no page: {reason}")
     return found[0] if found else None
+
+
+def _is_of_a_script(folder: Path) -> bool:
+    """Was it a script that `run`, or `tune`, looked at? One that was killed has left its ledger alone."""
+    if document := _document(folder / "run.json"):
+        return "own_seconds" in document
+    records = Ledger(folder / "ledger.jsonl").read()
+    return bool(records) and all("process" in record for record in records)
 
 
 @contextlib.contextmanager
