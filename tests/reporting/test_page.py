@@ -423,9 +423,41 @@ def test_a_metric_of_the_training_data_is_called_that(train_folder):
     assert "epochs; metric on the validation data 0.975" in read(train_folder).text
 
 
-def test_a_train_run_that_is_still_going(train_folder):
-    (train_folder / "run.json").write_text("{torn", encoding="utf-8")
-    assert "Trained 900 steps; metric 0.975" in read(train_folder).text
+def change(folder, **facts):
+    """Give the run of a training other facts."""
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def test_what_a_resumed_run_would_have_taken_counts_the_steps_of_all_its_processes(train_folder):
+    """160 s of this process' 600 steps are 240 s of all 900."""
+    change(train_folder, stepping_seconds=160.0, tuned={"speedup": {"estimate": 2, "low": 2, "high": 2}})
+    assert "4 min 12 s instead of about 8 min 12 s to train 900 steps" in read(train_folder).text
+
+
+@pytest.mark.parametrize("written", ["{torn", None])
+def test_a_training_that_has_not_ended_is_told_by_its_metrics(written, train_folder):
+    """It goes on, or it was killed: nothing says what it is called."""
+    if written is None:
+        (train_folder / "run.json").unlink()
+    else:
+        (train_folder / "run.json").write_text(written, encoding="utf-8")
+    reader = read(train_folder)
+    assert "Not ended: 900 steps so far; metric 0.975; training loss 0.0" in reader.text
+    assert ("header", {"class": "open"}) in reader.tags
+    assert "--resume" not in reader.text
+
+
+def test_a_resumed_training_that_was_killed_is_not_told_by_the_process_before(train_folder):
+    facts = {"steps": 300, "epochs": 1, "metric": 0.925, "loss": 0.6, "interrupted": True}
+    change(train_folder, **facts, interrupted_by="SIGTERM", job="job.py:job", plan={"compile": {}}, ranks=2)
+    text = read(train_folder).text
+    assert "Not ended: 900 steps so far; metric 0.975; training loss 0.0" in text
+    assert "SIGTERM" not in text
+    again = f"torchrun --nproc-per-node 2 -m vivace train job.py:job --out {train_folder} --resume"
+    assert again in text
+    change(train_folder, steps=900)
+    assert "Stopped by SIGTERM after 900 steps in 1 epoch; metric 0.925" in read(train_folder).text
 
 
 def test_the_metric_is_drawn_over_minutes(train_folder):

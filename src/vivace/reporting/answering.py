@@ -296,7 +296,7 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
     found = _mapping(run.get("found"))
     plan, seconds = _mapping(run.get("plan")), words.real(run.get("seconds"))
     speedup = ratio_of(tuned.get("speedup"))
-    stopped = bool(run.get("interrupted"))
+    stopped, unfinished = bool(run.get("interrupted")), bool(run.get("unfinished"))
     figure, sentence = _took(content, seconds, speedup, beside)
     notes = [str(notice) for notice in run.get("notices") or []]
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
@@ -310,13 +310,13 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
         subject=name or content.folder.name,
         figure=figure,
         sentence=sentence,
-        tone="open" if stopped else "bad" if same_kept is False else "good",
+        tone="open" if stopped or unfinished else "bad" if same_kept is False else "good",
         same=same,
         same_kept=same_kept,
         parts=parts(plan, _mapping(run.get("does"))),
         notes=tuple(notes),
         facts=tuple(_run_facts(run)),
-        next=(again,) if stopped else (),
+        next=(again,) if stopped or (unfinished and name) else (),
         page=str(found.get("page") or ""),
         date=str(run.get("date") or ""),
     )
@@ -343,13 +343,19 @@ def _took(
     if run.get("interrupted"):
         by = f" by {run['interrupted_by']}" if run.get("interrupted_by") else ""
         return "", f"Stopped{by} after {content.trained}; it can go on"
+    if run.get("unfinished"):
+        return "", f"Not ended: {content.trained}"
     if seconds is None:
         return "", f"Trained {content.trained}"
     took = words.duration(seconds)
     other = None if beside.get("interrupted") else words.real(beside.get("seconds"))
     if other is not None and beside.get("steps") == run.get("steps"):
         return f"{took} instead of {words.duration(other)}", f"to train {content.trained}"
-    saved = (speedup.counts - 1) * (words.real(run.get("stepping_seconds")) or 0.0) if speedup else 0.0
+    stepping = words.real(run.get("stepping_seconds")) or 0.0
+    steps, before = (words.real(run.get(key)) or 0.0 for key in ("steps", "resumed_from_step"))
+    if steps > before:  # else nothing was left to be trained, and it is of the process before
+        stepping *= steps / (steps - before)
+    saved = (speedup.counts - 1) * stepping if speedup else 0.0
     saved = saved or words.real(_mapping(run.get("found")).get("saved_seconds")) or 0.0
     figure = f"{took} instead of about {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took
     return figure, f"to train {content.trained}"

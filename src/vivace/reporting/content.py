@@ -281,9 +281,9 @@ class Content:
         last = self.metrics[-1] if self.metrics else {}
         taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
-        parts = [
-            words.count(int(taken or 0), "step") + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
-        ]
+        length = words.count(int(taken or 0), "step")
+        length += f" in {words.count(epochs, 'epoch')}" if epochs else ""
+        parts = [f"{length} so far" if self.training.get("unfinished") else length]
         measured = words.real(metric) is not None
         facts = {**last, **self.training}
         of = " on the validation data" if facts.get("metric_data") == "validation" else ""

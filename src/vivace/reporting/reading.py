@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +101,36 @@ def load(folder: Path) -> Content:
     for line in metrics:
         if (step := words.real(line.get("step"))) is not None:
             by_step[step] = {**by_step.get(step, {}), **line}  # a watched step has two lines
+    lines = tuple(by_step[step] for step in sorted(by_step))
     return Content(
         folder=folder,
         trials=tuple(trials),
-        metrics=tuple(by_step[step] for step in sorted(by_step)),
-        training=training,
+        metrics=lines,
+        training=_so_far(training, lines),
         curves={kind: _last(records, kind) for kind in ("memory", "batches")},
         unread=unread,
         skipped=tuple(dict.fromkeys(skipped)),
         pictures=pictures,
         **last,
     )
+
+
+# Of an earlier process of a training that goes on, or was killed since.
+_STAYS = ("job", "plan", "does", "device", "machine", "tuned", "ranks", "metric_name", "metric_data")
+_LOOKED_AT = ("loss", "metric", "metric_name", "metric_data", "samples_per_second")
+
+
+def _so_far(training: dict[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What ``run.json`` says where it is of the last step, else what the metrics say of a training that has
+    not ended: it goes on, or it was killed.
+    """
+    newest = {key: value for line in lines for key, value in line.items()}
+    at = max((line["step"] for line in lines if "loss" in line or "metric" in line), default=0)
+    if not at or (training and at <= (words.real(training.get("steps")) or at)):
+        return training
+    known = {key: training[key] for key in _STAYS if key in training}
+    known |= {key: newest[key] for key in _LOOKED_AT if key in newest}
+    return known | {"steps": at, "unfinished": True}
 
 
 def _fitting(record: dict[str, Any], skipped: list[str]) -> dict[str, Any]:
