@@ -149,16 +149,6 @@ def test_without_limits_of_a_test_nothing_is_killed_for_minutes():
 
 
 class TestWatch:
-    def wait(self, during, seconds=1.5):
-        told = []
-        with HangWatch(told.append) as watch:
-            watch.begin_pass()
-            with watch.waiting():
-                end = time.monotonic() + seconds
-                while time.monotonic() < end and not told:
-                    during(watch)
-        return told, watch.found
-
     @pytest.mark.fault(42)
     def test_time_in_which_the_run_itself_was_stopped_does_not_count(self, impatient):
         """As SIGSTOP does it: the thread's own wait takes longer than it asked for."""
@@ -173,17 +163,37 @@ class TestWatch:
         with watch, watch.waiting():
             time.sleep(2.6)
 
-    def test_what_a_worker_reads_on_and_on_is_no_hang(self, impatient):
-        def read(watch):
-            watch.board.write(f"sample {time.monotonic()}")
-            time.sleep(0.02)
+    def test_what_a_worker_reads_on_and_on_is_no_hang(self, impatient, monkeypatch):
+        """Nothing but what it reads shows that it works. A look takes no time here, and counts as a tick."""
+        monkeypatch.setattr(hanging, "IDLE_SHARE", 1e9)
+        monkeypatch.setattr(hanging, "IDLE_BYTES", 2**62)
+        told = []
 
-        assert self.wait(read) == ([], "")
+        class Reading(threading.Event):
+            looks = 0
+
+            def wait(self, seconds=None):
+                watch.board.write(f"sample {self.looks}")
+                self.looks += 1
+                return super().wait(0.001)
+
+        watch = HangWatch(told.append)
+        watch._end = Reading()
+        with watch, watch.waiting():
+            enough = watch._end.looks + 4 * hanging._LOOKS  # of the limit
+            while watch._end.looks < enough and not told:
+                time.sleep(0.01)
+        assert (told, watch.found) == ([], "")
 
     def test_other_children_are_spared(self, impatient):
-        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        other, told = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]), []
         try:
-            told, _ = self.wait(lambda watch: time.sleep(0.05), seconds=20)
+            with HangWatch(told.append) as watch:
+                watch.begin_pass()
+                with watch.waiting():
+                    end = time.monotonic() + 20
+                    while time.monotonic() < end and not told:
+                        time.sleep(0.05)
             assert len(told) == 1
             assert other.poll() is None
         finally:

@@ -39,7 +39,7 @@ def test_where_no_kernels_are_shown_cudnns_convolutions_are_the_proof():
         CudnnBenchmark().confirm(unseen(mm=3), unseen(mm=3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_searches_inside_of_the_session_only():
     with start(TINY_JOBS["cnn"](), Plan([CudnnBenchmark()]), inspect()):
         assert torch.backends.cudnn.benchmark
