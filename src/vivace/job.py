@@ -59,7 +59,8 @@ class Job:
     processes too.
 
     Args:
-        model: ``() -> nn.Module`` (with `step`: a module, or a list, tuple or dict of modules).
+        model: ``() -> nn.Module`` (with `step`: a module, or a list, tuple or dict of modules); its `train`
+            is called, which undoes an `eval` of a part.
         data: ``() -> iterable of batches``, usually a DataLoader with your batch size and order;
             `set_epoch` of its dataset or sampler is called.
         loss: ``(model, batch) -> scalar``, the mean over the batch.

@@ -1,5 +1,7 @@
 """A Job from a LightningModule trains what Lightning trains."""
 
+import copy
+
 import cloudpickle
 import pytest
 import torch
@@ -265,3 +267,77 @@ def test_metrics_of_torchmetrics_do_not_keep_what_nobody_asks_for():
 
 def test_the_file_of_the_module_is_compared_when_a_run_goes_on():
     assert "source of test_lightning.py" in sources_of(vivace.Job.from_lightning(Net(), Data()))
+
+
+class Frozen(Net):
+    """A backbone that is not trained, with one part of it that is, before the layer."""
+
+    def __init__(self):
+        super().__init__()
+        kinds = torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(4)
+        self.backbone = torch.nn.Sequential(*kinds).eval()
+        self.backbone[2].train()
+
+    def forward(self, inputs):
+        return self.layer(self.backbone(inputs))
+
+
+def modes(model):
+    return {name: part.training for name, part in model.named_modules()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parts_in_evaluation_mode_stay_in_it(tmp_path):
+    module = Frozen()
+    theirs().fit(module, Data())
+    job = vivace.Job.from_lightning(Frozen(), Data(), epochs=2, monitor="accuracy")
+    vivace.train(job, out=tmp_path / "run")
+    ours = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(ours[name], value)
+    assert not ours["backbone.0.running_mean"].any()
+    assert ours["backbone.2.running_mean"].any()
+
+
+def test_copies_of_a_model_keep_its_parts_in_evaluation_mode_as_well():
+    wanted = modes(Frozen())
+    model = vivace.Job.from_lightning(Frozen(), Data()).model()
+    for copied in (copy.deepcopy(model), cloudpickle.loads(cloudpickle.dumps(model)), model):
+        assert not any(modes(copied.eval()).values())
+        assert copied.train() is copied
+        assert modes(copied) == wanted
+        copied.eval()
+    assert "train" not in vars(vivace.Job.from_lightning(Net(), Data()).model())
+
+
+class Together(Data):
+    """Loaders as Lightning lets a data module return them."""
+
+    def __init__(self, put):
+        super().__init__()
+        self.put = put
+
+    def val_dataloader(self):
+        return self.put(super().val_dataloader())
+
+
+def test_the_only_loader_in_a_list_is_the_validation_data_and_several_are_refused():
+    plain = vivace.Job.from_lightning(Net(), Data(), monitor="accuracy")
+    model = plain.model().eval()
+    with torch.no_grad():
+        wanted = plain.metric(model, plain.validation())
+        for put in (lambda loader: [loader], lambda loader: {"held out": loader}):
+            job = vivace.Job.from_lightning(Net(), Together(put), monitor="accuracy")
+            assert job.metric(model, job.validation()) == wanted
+    job = vivace.Job.from_lightning(Net(), Together(lambda loader: [loader, loader]), monitor="accuracy")
+    with pytest.raises(vivace.JobError, match="val_dataloader returns a collection of 2 loaders"):
+        job.validation()
+
+
+def test_training_batches_of_several_loaders_are_refused():
+    class Pairs(Data):
+        def train_dataloader(self):
+            return [super().train_dataloader()]
+
+    with pytest.raises(vivace.JobError, match="train_dataloader returns a collection of 1 loader, which"):
+        vivace.Job.from_lightning(Net(), Pairs()).data()

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import copy
 import dis
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vivace import words
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
+from vivace.trainers.code import names_in
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule, LightningModule
+    from torch import nn
 
 # What a Job would not call.
 HOOKS = (
@@ -81,8 +87,8 @@ def parts_of(
 
     _, schedule, interval = _configured(copy.deepcopy(module))
     found: dict[str, Any] = {
-        "model": lambda: _unattached(copy.deepcopy(module)),
-        "data": (lambda: set_up().train_dataloader()) if set_up else data,
+        "model": lambda: _as_given(module),
+        "data": (lambda: _one_loader(set_up(), "train_dataloader")) if set_up else data,
         "loss": loss,
         "optimizer": optimizer,
         "epochs": epochs,
@@ -97,7 +103,7 @@ def parts_of(
         found |= {
             "metric": _monitored(monitor, mode),
             "metric_name": monitor if mode == "max" else f"minus {monitor}",
-            "validation": lambda: set_up().val_dataloader(),
+            "validation": lambda: _one_loader(set_up(), "val_dataloader"),
         }
     return found
 
@@ -114,12 +120,7 @@ def _refuse(module: object) -> None:
             raise JobError(f"the module's {name} would not be called: a Job has no place for it")
     for name, member in inspect.getmembers(type(module)):
         own = getattr(LightningModule, name, None) is not member and not name.startswith(BESIDE_TRAINING)
-        function = member.fget if isinstance(member, property) else getattr(member, "func", member)
-        found = [
-            count
-            for count in COUNTED
-            if own and inspect.isfunction(function) and _reads(function.__code__, count)
-        ]
+        found = [count for count in COUNTED if own and count in names_in(member)]
         if found:
             raise JobError(f"the module's {name} uses {found[0]}, which is 0 without a Trainer")
     if not _takes_index(module.training_step):
@@ -127,12 +128,6 @@ def _refuse(module: object) -> None:
     index = list(inspect.signature(module.training_step).parameters)[1]
     if any(each.argval == index for each in dis.get_instructions(type(module).training_step)):
         raise JobError(f"training_step uses {index}, which a Job's loss does not know")
-
-
-def _reads(code: CodeType, name: str) -> bool:
-    """Does a function, or one inside of it, look up a name?"""
-    inside = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return name in code.co_names or any(_reads(one, name) for one in inside)
 
 
 def _refuse_data(data: object) -> None:
@@ -165,6 +160,47 @@ def _set_up(data: Any) -> Callable[[], Any] | None:
         return data
 
     return set_up
+
+
+def _one_loader(data: LightningDataModule, name: str) -> Any:
+    """What a data module's function returns. Several loaders, of which Lightning makes one, are refused, and
+    of a list of one for validation that one is taken.
+    """
+    from lightning.pytorch.utilities import CombinedLoader
+
+    found = loaders = getattr(data, name)()
+    if isinstance(found, CombinedLoader):
+        loaders = found.flattened
+    elif isinstance(found, Mapping):
+        loaders = list(found.values())
+    if not isinstance(loaders, (list, tuple)):
+        return found
+    if name == "val_dataloader" and len(loaders) == 1:
+        return loaders[0]
+    raise JobError(
+        f"the data module's {name} returns a collection of {words.count(len(loaders), 'loader')}, which a "
+        "Job would take for batches: let it return one DataLoader"
+    )
+
+
+def _as_given(module: LightningModule) -> Any:
+    """A copy whose `train` leaves in evaluation mode what is in it here, such as a frozen backbone, as
+    Lightning does.
+    """
+    found = _unattached(copy.deepcopy(module))
+    still = frozenset(name for name, part in found.named_modules() if not part.training)
+    if still:
+        found.train = functools.partial(_train, found, still)
+    return found
+
+
+def _train(module: nn.Module, still: frozenset[str], mode: bool = True) -> Any:
+    """In place of `train`; of the module, so that copies and pickles have their own."""
+    type(module).train(module, mode)
+    for name, part in module.named_modules():
+        if name in still:
+            part.training = False
+    return module
 
 
 def _unattached(module: Any) -> Any:
