@@ -160,7 +160,7 @@ def fields(
     source = KerasSource(
         original=model,
         frozen=pickle.dumps(model),
-        values={name: v.value.detach().clone() for name, v in named_variables(model.variables)},
+        values={name: v.value.detach().to("cpu", copy=True) for name, v in named_variables(model.variables)},
         arrays=arrays,
         validation_arrays=given,
         batch_size=batch_size,
@@ -263,9 +263,10 @@ def _metric(model: Any, first: Any, keras: Any) -> FirstMetric | None:
     x, y, weights = _unpacked(first)
     with torch.no_grad():
         model.compute_metrics(x, y, model(x), sample_weight=weights)
-    found = [inner for metric in model.metrics if hasattr(metric, "metrics") for inner in metric.metrics]
-    if not found:
+    compiled = next((each for each in model.metrics if getattr(each, "metrics", None)), None)
+    if compiled is None:
         return None
+    first, name = compiled.metrics[0], next(iter(compiled.result()))  # of several outputs, with the output's
     kinds = keras.metrics
     errors = (
         kinds.MeanSquaredError,
@@ -285,8 +286,8 @@ def _metric(model: Any, first: Any, keras: Any) -> FirstMetric | None:
         kinds.FalsePositives,
         kinds.FalseNegatives,
     )
-    is_error = isinstance(found[0], errors) or _is_loss(found[0], keras)
-    return FirstMetric(found[0].name, -1.0 if is_error else 1.0)
+    is_error = isinstance(first, errors) or _is_loss(first, keras)
+    return FirstMetric(name, -1.0 if is_error else 1.0)
 
 
 def _is_loss(metric: Any, keras: Any) -> bool:

@@ -142,6 +142,21 @@ def test_a_loss_as_the_metric_counts_with_the_other_sign(metric, is_error):
     assert job.metric_name.startswith("minus ") is is_error
 
 
+def test_the_metric_of_a_model_with_several_outputs_is_called_as_keras_calls_it(tmp_path):
+    inputs = keras.Input((6,))
+    heads = [layers.Dense(CLASSES, "softmax", name="kind")(inputs), layers.Dense(1, name="size")(inputs)]
+    model = keras.Model(inputs, heads)
+    losses = ["sparse_categorical_crossentropy", "mse"]
+    model.compile("adam", losses, metrics={"size": ["mae"], "kind": ["accuracy"]})
+    x, kinds = data()
+    y = [kinds, x[:, :1]]
+    job = vivace.Job.from_keras(model, x, y, batch_size=BATCH, validation_data=(x, y))
+    assert job.metric_name == "kind_accuracy"
+    run = vivace.train(job, out=tmp_path / "run")
+    evaluated = model.evaluate(x, y, BATCH, verbose=0, return_dict=True)
+    assert run.metric == pytest.approx(evaluated["kind_accuracy"], rel=1e-6)
+
+
 def test_an_optimizer_goes_on_from_a_state_that_was_saved():
     x, y = data()
     job = vivace.Job.from_keras(network(optimizer=OPTIMIZERS["scheduled"]()), x, y, batch_size=BATCH)
