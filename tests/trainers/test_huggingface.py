@@ -1,12 +1,15 @@
 """A Job from a Hugging Face Trainer trains what the Trainer trains."""
 
 import copy
+import gc
+import weakref
 
 import numpy
 import pytest
 import torch
 
 import vivace
+from vivace.tensors.outside import Outside
 from vivace.training.course import sources_of
 
 transformers = pytest.importorskip("transformers")
@@ -40,7 +43,7 @@ def network():
     return transformers.BertForSequenceClassification(config)
 
 
-def trainer(folder, callbacks=None, optimizers=(None, None), **settings):
+def trainer(folder, callbacks=None, optimizers=(None, None), model=None, words=None, **settings):
     settings = {
         "learning_rate": 1e-2,
         "weight_decay": 0.1,
@@ -56,13 +59,14 @@ def trainer(folder, callbacks=None, optimizers=(None, None), **settings):
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **settings
     )
     return transformers.Trainer(
-        network(),
+        model or network(),
         arguments,
         train_dataset=Words(),
         eval_dataset=Words(),
         compute_metrics=lambda seen: {
             "accuracy": float((seen.predictions.argmax(-1) == seen.label_ids).mean())
         },
+        processing_class=words,
         callbacks=callbacks,
         optimizers=optimizers,
     )
@@ -115,6 +119,7 @@ class Mine(transformers.TrainerCallback):
         ({"gradient_accumulation_steps": 4}, "per_device_train_batch_size=24 instead"),
         ({"max_steps": 5}, "num_train_epochs"),
         ({"num_train_epochs": 1.5}, "num_train_epochs"),
+        ({"use_liger_kernel": True}, "a Trainer with use_liger_kernel=True cannot become a Job"),
         ({"bf16": True}, r"leave TrainingArguments\(bf16=True\) out"),
         (
             {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
@@ -295,3 +300,168 @@ def test_evaluations_that_a_metric_would_not_be_are_named(tmp_path):
 
 def test_the_file_of_the_trainers_parts_is_compared_when_a_run_goes_on(tmp_path):
     assert "source of test_huggingface.py" in sources_of(vivace.Job.from_trainer(trainer(tmp_path)))
+
+
+def of_kind(kind, theirs):
+    theirs.__class__ = kind
+    return theirs
+
+
+class Annealed(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return self.weight() * super().compute_loss(model, inputs)
+
+    def weight(self):
+        return max(max(0.0, 1.0 - self.state.global_step / count) for count in (10,))
+
+
+class Telling(transformers.Trainer):
+    """Looks at the counts where it trains nothing by them."""
+
+    def compute_loss(self, *arguments, **keywords):
+        self.log({})
+        return super().compute_loss(*arguments, **keywords)
+
+    def log(self, logs, *_):
+        self.told = self.state.epoch
+
+    def save_model(self, *_, **__):
+        self.told = self.state.global_step
+
+
+def test_a_loss_that_counts_steps_is_refused(tmp_path):
+    with pytest.raises(vivace.JobError, match=r"weight uses state.global_step, which nobody counts.*run"):
+        vivace.Job.from_trainer(of_kind(Annealed, trainer(tmp_path)))
+    assert vivace.Job.from_trainer(of_kind(Telling, trainer(tmp_path)))
+    theirs = trainer(tmp_path)
+    theirs.compute_loss_func = lambda outputs, labels, **_: outputs.logits.sum() * theirs.state.epoch
+    with pytest.raises(vivace.JobError, match=r"compute_loss_func uses state.epoch, which nobody counts"):
+        vivace.Job.from_trainer(theirs)
+
+
+def generator_and_words():
+    """A network that must know which token pads, and does not; and a tokenizer that does."""
+    from tokenizers import Tokenizer, models
+
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 50, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1, "num_labels": 2}
+    never = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 1}
+    model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**sizes, **never))
+    known = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    return model, transformers.PreTrainedTokenizerFast(tokenizer_object=known, pad_token="[PAD]")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_model_is_told_the_tokens_of_the_tokenizer(tmp_path, by_hand):
+    (model, words), (other, _) = generator_and_words(), generator_and_words()
+    job = vivace.Job.from_trainer(trainer(tmp_path, model=model, words=words))
+    assert job.model().config.pad_token_id == 0
+    assert model.config.pad_token_id is None
+    theirs = trainer(tmp_path, model=other, words=words)
+    theirs.train()
+    ours = by_hand(job)
+    for name, value in theirs.model.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_is_one_number_where_the_process_sees_several_gpus(tmp_path):
+    def loss(outputs, labels, num_items_in_batch):
+        return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    one, two = trainer(tmp_path), trainer(tmp_path)
+    two.args._n_gpu = 2
+    for function in (None, loss):
+        one.compute_loss_func = two.compute_loss_func = function
+        jobs = vivace.Job.from_trainer(one), vivace.Job.from_trainer(two)
+        found = [job.loss(network(), next(iter(job.data()))) for job in jobs]
+        assert torch.equal(*found)
+    assert two.args.n_gpu == 2
+
+
+def test_the_trainers_own_model_can_go(tmp_path):
+    """On a GPU it would take the memory of a second one for the whole run."""
+    theirs = trainer(tmp_path)
+    its, before = weakref.ref(theirs.model), copy.deepcopy(theirs.model.state_dict())
+    job = vivace.Job.from_trainer(theirs)
+    del theirs
+    gc.collect()
+    assert its() is None
+    model = job.model()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    job.loss(model, next(iter(job.data()))).backward()
+    job.optimizer(model).step()
+
+
+def test_predictions_go_to_the_host_as_often_as_the_trainers_do(tmp_path, monkeypatch):
+    from transformers import trainer_pt_utils
+
+    joined, join = [], trainer_pt_utils.nested_concat
+
+    def watched(first, *more, **keywords):
+        joined.append(type(first))
+        return join(first, *more, **keywords)
+
+    monkeypatch.setattr(trainer_pt_utils, "nested_concat", watched)
+    settings = {"metric_for_best_model": "accuracy", "per_device_eval_batch_size": 3}  # five full, one of one
+    found = []
+    for every, kinds in ((None, {torch.Tensor}), (1, {numpy.ndarray}), (2, {torch.Tensor, numpy.ndarray})):
+        joined.clear()
+        job = vivace.Job.from_trainer(trainer(tmp_path, eval_accumulation_steps=every, **settings))
+        with torch.no_grad():
+            found.append(job.metric(job.model().eval(), job.validation()))
+        assert set(joined) == kinds
+    assert len(set(found)) == 1
+
+
+class Counting(transformers.Trainer):
+    """Its loss is divided by how often it was asked for one, which it counts in two ways."""
+
+    calls = 0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.calls += 1
+        self.seen.append(self.calls)
+        return super().compute_loss(model, inputs) / (self.calls + len(self.seen))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_watching_moves_nothing_that_the_trainers_loss_keeps(tmp_path):
+    weights, counts = [], []
+    for watch in (0, 1e6):  # nothing, or every step
+        theirs = of_kind(Counting, trainer(tmp_path / "theirs", num_train_epochs=4))
+        theirs.eval_dataset, theirs.seen = None, []
+        job, out = vivace.Job.from_trainer(theirs), tmp_path / f"run-{watch}"
+        plan = vivace.Plan.from_dict({"bf16_autocast": {}})
+        run = vivace.train(job, plan, out=out, watch=watch, on_broken="ignore")
+        assert (run.watched or {"steps": 0})["steps"] > 0 or not watch
+        weights.append(torch.load(out / "model.pt", weights_only=True))
+        counts.append(theirs.seen[-1])
+    assert counts == [12, 12]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_a_function_for_the_loss_that_counts_is_looked_at_as_well(tmp_path):
+    seen = []
+
+    def loss(outputs, labels, num_items_in_batch):
+        seen.append(1)
+        return torch.nn.functional.cross_entropy(outputs.logits, labels) / len(seen)
+
+    theirs = trainer(tmp_path)
+    theirs.compute_loss_func = loss
+    job = vivace.Job.from_trainer(theirs)
+    outside, batch = Outside((job.loss,), []), next(iter(job.data()))
+    first = job.loss(network(), batch)
+    assert outside.moved()
+    outside.put_back()
+    assert not seen
+    assert torch.equal(job.loss(network(), batch), first)
+
+
+def test_a_metric_that_has_trainers_prefix_already(tmp_path):
+    theirs = trainer(tmp_path, metric_for_best_model="eval_f1")
+    theirs.compute_metrics = lambda seen: {"eval_f1": 0.25}
+    job = vivace.Job.from_trainer(theirs)
+    assert job.metric_name == "f1"
+    with torch.no_grad():
+        assert job.metric(job.model().eval(), job.validation()) == 0.25

@@ -7,15 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
+from vivace.trainers.code import names_in
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from transformers import Trainer
 
 # What a plan decides: a Trainer that has decided already would be the reference of nothing.
 LEFT_TO_PLANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
-ELSEWHERE = ("deepspeed", "fsdp", "neftune_noise_alpha")
+ELSEWHERE = ("deepspeed", "fsdp", "neftune_noise_alpha", "use_liger_kernel")
+COUNTED = ("global_step", "epoch")  # by a Trainer as it trains
+EACH_STEP = (  # and evaluation
+    "compute_loss",
+    "compute_loss_func",
+    "get_batch_samples",
+    "_get_num_items_in_batch",
+    "prediction_step",
+)
 # They show, log and save; what Vivace's own training does itself.
 SHOWING = ("transformers.trainer_callback", "transformers.integrations", "transformers.utils.notebook")
 
@@ -28,22 +44,23 @@ def parts_of(trainer: Any) -> dict[str, Any]:
     """
     arguments = trainer.args
     _refuse(trainer)
-    own = _StandIn(trainer)
-    steps = len(_loader(trainer, "get_train_dataloader")) * int(arguments.num_train_epochs)
+    own = _kept(trainer)
+    alone = _alone(own)
+    steps = len(_loader(own, "get_train_dataloader")) * int(arguments.num_train_epochs)
 
     def optimizer(model: object) -> Any:
-        return _afresh(trainer, model).create_optimizer()
+        return _afresh(own, model).create_optimizer()
 
-    def scheduler(optimizer: Any) -> Any:
-        return _afresh(trainer, trainer.model).create_scheduler(num_training_steps=steps, optimizer=optimizer)
+    def scheduler(optimizer: Optimizer) -> Any:
+        return _afresh(own, own.model).create_scheduler(num_training_steps=steps, optimizer=optimizer)
 
     def model() -> Any:
-        return copy.deepcopy(trainer.model) if trainer.model_init is None else trainer.call_model_init()
+        return copy.deepcopy(own.model) if own.model_init is None else _aligned(own, own.call_model_init())
 
     found: dict[str, Any] = {
         "model": model,
-        "data": lambda: _loader(trainer, "get_train_dataloader"),
-        "loss": own.loss,
+        "data": lambda: _loader(own, "get_train_dataloader"),
+        "loss": functools.partial(_loss, alone, calling=(alone.compute_loss, _loss_function(alone))),
         "optimizer": optimizer,
         "scheduler": scheduler,
         "scheduler_every": "step",
@@ -52,11 +69,11 @@ def parts_of(trainer: Any) -> dict[str, Any]:
     if arguments.max_grad_norm:
         found["on_gradients"] = clipping(arguments.max_grad_norm)
     if trainer.eval_dataset is not None:
-        found |= _measured(trainer, own)
+        found |= _measured(own, alone)
     return found
 
 
-def _refuse(trainer: Any) -> None:
+def _refuse(trainer: Trainer) -> None:
     arguments = trainer.args
     for name in LEFT_TO_PLANS:
         if getattr(arguments, name, None):
@@ -98,6 +115,7 @@ def _refuse(trainer: Any) -> None:
         if getattr(type(trainer), name, None) is not getattr(Trainer, name, None):
             raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
     _refuse_evaluation(trainer)
+    _refuse_counting(trainer)
     _refuse_other_holders(trainer)
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback)
@@ -108,7 +126,30 @@ def _refuse(trainer: Any) -> None:
             )
 
 
-def _refuse_other_holders(trainer: Any) -> None:
+def _refuse_counting(trainer: Trainer) -> None:
+    """Raises JobError where what is called in each step looks at how far the Trainer has come: nobody counts
+    that in a Job.
+    """
+    from transformers import Trainer
+
+    own = dict(inspect.getmembers(type(trainer))) | {"compute_loss_func": _loss_function(trainer)}
+    left, seen = list(EACH_STEP), {"log"}  # which tells, and computes nothing
+    while left:
+        name = left.pop()
+        if name in seen or own.get(name) is getattr(Trainer, name, None):
+            continue
+        seen.add(name)
+        found = names_in(own[name])
+        for count in COUNTED:
+            if {"state", count} <= found:
+                raise JobError(
+                    f"the Trainer's {name} uses state.{count}, which nobody counts without a Trainer: "
+                    "hand the script to `vivace run -- python SCRIPT`"
+                )
+        left += found
+
+
+def _refuse_other_holders(trainer: Trainer) -> None:
     """Raises JobError where a module beside the model holds its weights, as sentence_transformers' losses do:
     it would compute with those of the Trainer, and not of the Job.
     """
@@ -126,7 +167,7 @@ def _refuse_other_holders(trainer: Any) -> None:
                 )
 
 
-def _refuse_evaluation(trainer: Any) -> None:
+def _refuse_evaluation(trainer: Trainer) -> None:
     """Raises JobError where the Trainer evaluates in a way in which a Job's metric would not."""
     if trainer.eval_dataset is None:
         return
@@ -147,53 +188,91 @@ def _refuse_evaluation(trainer: Any) -> None:
             )
 
 
-class _StandIn:
-    """A copy of the Trainer that for a while holds the model that it is asked about: what a Trainer computes
-    may look at its own model, as `generate` does, and that is not the Job's.
+def _kept(trainer: Trainer) -> Any:
+    """A copy of the Trainer that the Job keeps, with a model of its own on the host: the Trainer's, which may
+    fill a GPU, can go.
     """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = copy.copy(trainer)
-
-    @contextlib.contextmanager
-    def holding(self, model: object) -> Iterator[Any]:
-        """The copy with this model."""
-        before, self.trainer.model = self.trainer.model, model
-        try:
-            yield self.trainer
-        finally:
-            self.trainer.model = before
-
-    def loss(self, model: object, batch: Mapping[str, object]) -> Any:
-        """As Trainer's own step computes it, which counts the labels first."""
-        with self.holding(model) as trainer:
-            if trainer.args.world_size > 1:  # counting is an exchange, and not all ranks may be here
-                return trainer.compute_loss(model, dict(batch))
-            (inputs,), items = trainer.get_batch_samples(iter([dict(batch)]), 1, trainer.args.device)
-            return trainer.compute_loss(model, inputs, num_items_in_batch=items)
-
-    def predict(self, model: object, batch: Mapping[str, object]) -> tuple[Any, Any]:
-        """Predictions and labels, as Trainer's own evaluation has them."""
-        with self.holding(model) as trainer:
-            arguments, how = trainer.args, dict[str, Any]()
-            if getattr(arguments, "predict_with_generate", False):  # as `Seq2SeqTrainer.evaluate` says it
-                how = {"max_length": arguments.generation_max_length}
-                how["num_beams"] = arguments.generation_num_beams
-            told = {key: value for key, value in how.items() if value is not None}
-            _, logits, truth = trainer.prediction_step(model, dict(batch), prediction_loss_only=False, **told)
-            if trainer.preprocess_logits_for_metrics is not None:
-                logits = trainer.preprocess_logits_for_metrics(logits, truth)
-        return logits, truth
+    own: Any = copy.copy(trainer)
+    own.model = own.model_wrapped = _aligned(trainer, copy.deepcopy(own.model).cpu())
+    own.callback_handler = copy.copy(trainer.callback_handler)
+    own.callback_handler.model = None
+    return own
 
 
-def _afresh(trainer: Any, model: object) -> Any:
+def _aligned(trainer: Trainer, model: nn.Module) -> Any:
+    """The model, told which tokens begin, end and pad a text, as Trainer tells it before it trains."""
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin, trainer_utils
+
+    utilities: Any = trainer_utils
+    if not hasattr(utilities, "align_special_tokens"):  # an older version, which does not
+        return model
+    given = trainer.processing_class
+    if isinstance(given, (PreTrainedTokenizerBase, ProcessorMixin)) and hasattr(model, "config"):
+        utilities.align_special_tokens(model, given)
+    return model
+
+
+def _loss_function(trainer: Trainer) -> Any:
+    """Its `compute_loss_func`, which older versions do not have."""
+    return vars(trainer).get("compute_loss_func")
+
+
+def _alone(trainer: Trainer) -> Any:
+    """A copy of the Trainer that computes on one device, and has no model until it is asked about one: what
+    it computes may look at its own model, as `generate` does, and that is not the Job's.
+    """
+    alone: Any = copy.copy(trainer)
+    alone.model = alone.model_wrapped = None
+    alone.args = copy.copy(trainer.args)
+    alone.args._n_gpu = min(1, trainer.args.n_gpu)  # over which Trainer would spread each batch
+    return alone
+
+
+@contextlib.contextmanager
+def _holding(alone: Any, model: nn.Module) -> Iterator[None]:
+    """Inside, it has this model."""
+    before = alone.model
+    alone.model = alone.model_wrapped = model
+    try:
+        yield
+    finally:
+        alone.model = alone.model_wrapped = before
+
+
+def _loss(alone: Trainer, model: nn.Module, batch: Mapping[str, object], calling: object = None) -> Any:
+    """As Trainer's own step computes it, which counts the labels first.
+
+    `calling` are the functions that it calls, for those who look at what a loss keeps in Python.
+    """
+    with _holding(alone, model):
+        if alone.args.world_size > 1:  # counting is an exchange, and not all ranks may be here
+            return alone.compute_loss(model, dict(batch))
+        (inputs,), items = alone.get_batch_samples(iter([dict(batch)]), 1, alone.args.device)
+        return alone.compute_loss(model, inputs, num_items_in_batch=items)
+
+
+def _predicted(alone: Any, model: nn.Module, batch: Mapping[str, object]) -> tuple[Any, Any]:
+    """Predictions and labels, as Trainer's own evaluation has them."""
+    with _holding(alone, model):
+        arguments, how = alone.args, dict[str, Any]()
+        if getattr(arguments, "predict_with_generate", False):  # as `Seq2SeqTrainer.evaluate` says it
+            how = {"max_length": arguments.generation_max_length}
+            how["num_beams"] = arguments.generation_num_beams
+        told = {key: value for key, value in how.items() if value is not None}
+        _, logits, truth = alone.prediction_step(model, dict(batch), prediction_loss_only=False, **told)
+        if alone.preprocess_logits_for_metrics is not None:
+            logits = alone.preprocess_logits_for_metrics(logits, truth)
+    return logits, truth
+
+
+def _afresh(trainer: Trainer, model: object) -> Any:
     """The Trainer with another model, and no optimizer or schedule yet."""
-    own = copy.copy(trainer)
+    own: Any = copy.copy(trainer)
     own.model, own.optimizer, own.lr_scheduler = model, None, None
     return own
 
 
-def _loader(trainer: Any, method: str) -> Any:
+def _loader(trainer: Trainer, method: str) -> Any:
     """Its DataLoader as it is before Accelerate wraps it: moving batches is the session's."""
     import torch
     from transformers.trainer_utils import seed_worker
@@ -208,48 +287,51 @@ def _loader(trainer: Any, method: str) -> Any:
     return loader
 
 
-def _measured(trainer: Any, own: _StandIn) -> dict[str, Any]:
+def _measured(own: Trainer, alone: Trainer) -> dict[str, Any]:
     """The Job's validation data and metric, of the Trainer's evaluation data and `compute_metrics`."""
-    arguments = trainer.args
+    arguments = own.args
     name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
-    if name != "loss" and trainer.compute_metrics is None:
+    if name != "loss" and own.compute_metrics is None:
         raise JobError(f"metric_for_best_model='{name}', but the Trainer has no compute_metrics")
     higher = bool(arguments.greater_is_better) and name != "loss"
 
-    def metric(model: object, batches: Iterable[Any]) -> float:
-        value = _losses(own, model, batches) if name == "loss" else _computed(own, model, batches, name)
+    def metric(model: nn.Module, batches: Iterable[Any]) -> float:
+        value = _losses(alone, model, batches) if name == "loss" else _computed(alone, model, batches, name)
         return value if higher else -value
 
     return {
         "metric": metric,
         "metric_name": name if higher else f"minus {name}",
-        "validation": lambda: _loader(trainer, "get_eval_dataloader"),
+        "validation": lambda: _loader(own, "get_eval_dataloader"),
     }
 
 
-def _losses(own: _StandIn, model: object, batches: Iterable[Any]) -> float:
+def _losses(alone: Trainer, model: nn.Module, batches: Iterable[Any]) -> float:
     """The mean loss over samples."""
     total, samples = 0.0, 0
     for batch in batches:
         size = len(next(iter(batch.values())))
-        total += size * float(own.loss(model, batch))
+        total += size * float(_loss(alone, model, batch))
         samples += size
     return total / samples
 
 
-def _computed(own: _StandIn, model: object, batches: Iterable[Any], name: str) -> float:
+def _computed(alone: Any, model: nn.Module, batches: Iterable[Any], name: str) -> float:
     """What `compute_metrics` says of all predictions together."""
     from transformers import EvalPrediction, trainer_pt_utils
 
     utilities: Any = trainer_pt_utils
-    predictions = labels = None
-    for batch in batches:
-        logits, truth = own.predict(model, batch)
-        predictions = logits if predictions is None else utilities.nested_concat(predictions, logits)
-        labels = truth if labels is None else utilities.nested_concat(labels, truth)
-    predictions, labels = utilities.nested_numpify(predictions), utilities.nested_numpify(labels)
-    seen = EvalPrediction(predictions=predictions, label_ids=labels)
-    found = own.trainer.compute_metrics(seen)
-    if name not in found:
-        raise JobError(f"metric_for_best_model='{name}', but compute_metrics gives {', '.join(found)}")
-    return float(found[name])
+    predictions, labels = utilities.EvalLoopContainer(), utilities.EvalLoopContainer()
+    every = alone.args.eval_accumulation_steps
+    for number, batch in enumerate(batches, 1):
+        for gathered, found in zip((predictions, labels), _predicted(alone, model, batch), strict=True):
+            if found is not None:
+                gathered.add(found)
+            if every and number % every == 0:
+                gathered.to_cpu_and_numpy()
+    seen = EvalPrediction(predictions=predictions.get_arrays(), label_ids=labels.get_arrays())
+    figures = alone.compute_metrics(seen)
+    value = figures.get(name, figures.get(f"eval_{name}"))  # Trainer puts eval_ before what is without
+    if value is None:
+        raise JobError(f"metric_for_best_model='{name}', but compute_metrics gives {', '.join(figures)}")
+    return float(value)
