@@ -60,7 +60,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "equal": "The plan's metric is the same within the margin ({p}).",
         "unequal": "The plan's metric was **not shown to be the same** (difference {estimate:+.4f}, "
         "{low:+.4f} to {high:+.4f}; {p}).",
-        "looked": "; at look {number} it must be below {level:g}",
+        "looked": "; look {number} needs {level:g}",
         "take": "With such a job: run `vivace tune`, then `vivace train` with the plan; a whole training was "
         "{strict} as fast as in strict fp32, and {defaults} as fast as with PyTorch as it comes.",
         "leave": "With such a job: train it as it is; under the plan a whole training was {strict} as fast "

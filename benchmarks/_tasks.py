@@ -23,7 +23,7 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "metric": "accuracy",
         "same": {True: "yes, {margin:g} ({p})", False: "**not shown**, {margin:g} ({p})"},
-        "looked": "; at look {number} it must be below {level:g}",
+        "looked": "; look {number} needs {level:g}",
         "never": "not reached by {missing} of {seeds}",
         "no plan": "no plan helped",
         "none": "No training to the end has been recorded yet: `scripts/bench accuracy`.",
