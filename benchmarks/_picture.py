@@ -40,7 +40,7 @@ text { font: 14px system-ui, sans-serif; fill: #1c2430 }
   .defaults { fill: #76859b } .plan { fill: #35b88f }
 }
 """
-WAYS = {"strict": 0, "defaults": 115, "plan": 285}  # the legend's places, pixels from the left
+WAYS = {"strict": 0, "defaults": 115, "plan": 295}  # the legend's places, pixels from the left
 WIDTH, LEFT, RIGHT, HEAD, ROW, BAR = 800, 160, 190, 44, 64, 16  # pixels
 
 
