@@ -107,3 +107,23 @@ def test_a_ceiling_that_moved_since_it_was_stored_says_so():
     now = Survey({"disk_read": Ceiling(2e9, 0.1, 9, "now"), "copy_device": Ceiling(1e10, 0.03, 9, "now")})
     spreads = {key: ceiling.spread for key, ceiling in with_spread_since(before, now).ceilings.items()}
     assert spreads == {"disk_read": 0.5, "copy_device": 0.03}
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, RuntimeError])
+def test_a_measurement_that_reads_nothing_leaves_what_is_stored(tmp_path, monkeypatch, ended):
+    """Ctrl-C while torch is imported, or a device that does not open."""
+    from vivace.inspection import gauges, inspect, measuring, store
+    from vivace.inspection.ceilings import Ceiling, Survey
+
+    def opening(*_):
+        raise ended("it does not open")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measuring.ForeignLoad, "disturb", lambda self: setattr(self, "largest", 0.0))
+    monkeypatch.setattr(gauges, "open_device", opening)
+    machine = inspect()
+    store.save(machine.measured_as, "cpu", Survey({"matmul_fp32": Ceiling(2e11, 0.01, 5, "then")}))
+    found = measuring.survey_and_keep(machine, "cpu", 1.0)
+    assert found.values == {}
+    assert found.interrupted is (ended is KeyboardInterrupt)
+    assert store.cached_ceilings(machine.measured_as, "cpu") == {"matmul_fp32": 2e11}

@@ -38,13 +38,15 @@ def measure(
 
 
 def survey_and_keep(machine: Machine, kind: str, seconds: float, progress: Progress | None = None) -> Survey:
-    """A survey, which is stored unless others used the processor or its readings lie far apart.
+    """A survey, which is stored unless it read nothing, others used the processor, or readings lie far apart.
 
-    Then, and where the store cannot be written, the reason stands among the absent keys.
+    Of the last two, and where the store cannot be written, the reason stands among the absent keys.
     """
     others = ForeignLoad([])
     found = survey(kind, seconds=seconds, progress=progress)
     others.disturb()
+    if not found.ceilings:  # interrupted, or torch does not open the device: what is stored stays
+        return found
     apart = {key: one.spread for key, one in found.ceilings.items() if key.startswith(COMPUTED)}
     widest = max(apart, key=lambda key: apart[key], default="")
     found = with_spread_since(store.load(machine.measured_as, kind), found)
