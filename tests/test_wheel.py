@@ -89,10 +89,21 @@ def test_it_answers_without_torch(arguments, vivace):
     assert json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "verify", "profile", "export"])
-def test_what_trains_says_what_to_install(command, vivace):
-    plan = ("--plan", "plan.toml") if command == "verify" else ()
-    done = vivace(command, "digits", *plan)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "digits"),
+        ("tune", "digits"),
+        ("verify", "digits", "--plan", "plan.toml"),
+        ("profile", "digits"),
+        ("export", "digits"),
+        ("compress", "digits", "--run", "runs/train"),
+        ("sweep", "job.py:job", "lr=1e-4..1e-1:log"),
+        ("demo",),
+    ],
+)
+def test_what_trains_says_what_to_install(arguments, vivace):
+    done = vivace(*arguments)
     assert done.returncode == 2
     assert "torch is not installed: pip install 'vivace[torch]'" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -192,7 +192,16 @@ def test_no_command_shows_the_help():
     assert done.output == ""
 
 
-@pytest.mark.parametrize("command", ["train", "tune"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "digits"),
+        ("tune", "digits"),
+        ("compress", "digits", "--run", "runs/train"),
+        ("sweep", "job.py:job", "lr=1e-4..1e-1:log"),
+        ("demo",),
+    ],
+)
 @pytest.mark.parametrize(
     ("version", "message"),
     [
@@ -200,7 +209,7 @@ def test_no_command_shows_the_help():
         (None, "torch is not installed"),
     ],
 )
-def test_an_old_torch_is_named_before_it_is_imported(command, version, message, tmp_path):
+def test_an_old_torch_is_named_before_it_is_imported(arguments, version, message, tmp_path):
     text = NO_TORCH.format(version=version)
     if version is None:
         text += (
@@ -208,7 +217,7 @@ def test_an_old_torch_is_named_before_it_is_imported(command, version, message, 
         )
     (tmp_path / "sitecustomize.py").write_text(text)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = run(command, "digits", "--json", folder=tmp_path, environment={"PYTHONPATH": path})
+    done = run(*arguments, "--json", folder=tmp_path, environment={"PYTHONPATH": path})
     assert done.code == 2
     assert message in done.sentence
     assert done.document["error"]["kind"] == "InputError"

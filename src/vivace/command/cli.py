@@ -428,6 +428,7 @@ def demo(
 ) -> None:
     """A small network on real photographs: tuned, verified, trained."""
     with screen(as_json, quiet, debug, device) as shown:
+        _import_torch()
         from vivace.command.demo import demo as run
 
         shown.exit_code, found = run(out, quiet)

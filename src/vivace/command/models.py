@@ -48,9 +48,7 @@ def compress(
             help="train further for so long, such as 10min: for int8 where it loses too much, and pruned",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
-        "runs/compress"
-    ),
+    out: Annotated[Path, typer.Option(help="folder for page and forms' files")] = Path("runs/compress"),
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search in that folder")] = False,
     device: OnlyProcessor = None,
     details: Details = False,
@@ -65,6 +63,9 @@ def compress(
     """
     with screen(as_json, quiet, debug, device or "cpu", forks=True) as shown:
         require_processor("compress", device)
+        from vivace.inspection.gather import require_torch
+
+        require_torch()  # before anything imports it
         from vivace.command.progress import CompressProgress, short
         from vivace.compressing import compress as find
         from vivace.compressing.table import draw
