@@ -234,6 +234,7 @@ def test_workers_that_are_waited_for_are_the_least_step_of_all_cards_of_a_host(r
         step_seconds=work,
         waiting_seconds_per_sample=0.4 * work / 64,
         host_seconds_per_sample=work / 64,
+        waits_for_workers=True,
     )
     predictor = Predictor(loaded, "profiled")
     predictor.learn(A100)
@@ -243,6 +244,29 @@ def test_workers_that_are_waited_for_are_the_least_step_of_all_cards_of_a_host(r
         eight.seconds == sixteen.seconds == pytest.approx(8 * work)
     )  # of sixteen, two hosts feed eight each
     assert predictor.one(find_gpu("T4")).seconds > 1.5 * work
+
+
+def test_workers_that_fed_four_cards_at_once_feed_four_as_fast(resnet):
+    work = Predictor(resnet, "profiled").one(A100).seconds
+    loaded = dataclasses.replace(
+        resnet,
+        step_seconds=work,
+        waiting_seconds_per_sample=0.6 * work / 64,
+        host_seconds_per_sample=work / 64,
+        waits_for_workers=True,
+        batches_at_once=4.0,
+    )
+    predictor = Predictor(loaded, "profiled")
+    predictor.learn(A100)
+    one, four, eight = predictor.many([(H100, 1), (H100, 4), (H100, 8)])
+    assert one.seconds == four.seconds == pytest.approx(work)
+    assert eight.seconds == pytest.approx(2 * work)
+
+
+def test_without_workers_each_card_loads_for_itself(resnet):
+    loading = dataclasses.replace(resnet, host_seconds_per_sample=1e-3, waiting_seconds_per_sample=1e-3)
+    bare, loaded = (Predictor(subject, "amp").one(H100, 8).seconds for subject in (resnet, loading))
+    assert loaded == pytest.approx(bare + 64e-3)
 
 
 def test_a_batch_in_pieces_is_updated_once(resnet):

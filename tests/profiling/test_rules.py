@@ -457,6 +457,7 @@ def test_loading_is_the_whole_step_where_a_gpu_waits_for_workers():
     for device, workers, whole in (("cuda", 4, True), ("cuda", 0, False), ("cpu", 4, False)):
         seen = seen_with(device=device, loader={"num_workers": workers}, **slow)
         assert seen.loading_seconds == pytest.approx(seen.step_seconds if whole else 0.05)
+        assert seen.waits_for_workers is whole
     assert seen_with(device="cuda", loader={"num_workers": 4}).loading_seconds < 0.02
 
 

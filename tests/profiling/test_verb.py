@@ -112,6 +112,7 @@ def test_a_job_is_profiled(name, machine, tmp_path):
         work["steps_per_epoch"] == 4
     )  # batches, of which each step takes one, however often it goes backward
     assert work["device"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+    assert work["waits_for_workers"] is False
     assert set(work["operators"]["matmul"]) == {"flops", "bytes", "bytes_fused", "count", "seconds"}
     assert ("convolution" in work["operators"]) == (name == "cnn")
 

@@ -245,10 +245,13 @@ class Predictor:
 
     def _fed(self, working: float, setting: Setting) -> float:
         """Seconds of a step that works for so long: no card shortens the waiting for data, and the cards of a
-        host share what gives it."""
-        waiting = self.subject.waiting_seconds_per_sample * setting.batch_size
-        least = (self.subject.host_seconds_per_sample or 0.0) * setting.batch_size
-        return max(working + waiting, least * min(setting.num_gpus, GPUS_IN_A_NODE))
+        host share the workers that give it, as those did that were profiled. Without workers, each loads for
+        itself."""
+        subject = self.subject
+        waiting = subject.waiting_seconds_per_sample * setting.batch_size
+        least = (subject.host_seconds_per_sample or 0.0) * setting.batch_size
+        more = min(setting.num_gpus, GPUS_IN_A_NODE) / min(subject.batches_at_once, GPUS_IN_A_NODE)
+        return max(working + waiting, least * (max(more, 1.0) if subject.waits_for_workers else 1.0))
 
     def evidence(self, gpu: Gpu) -> int:
         """Published rows of this card behind the coefficients."""

@@ -61,6 +61,7 @@ class Subject:
         channels_last: was it profiled with images in that order?
         frozen_bytes: weights and buffers that do not train.
         batches_at_once: how many ranks it was profiled on, each with a batch of its own in every step.
+        waits_for_workers: is the time of the input pipeline that of workers, which all cards of a host share?
     """
 
     name: str
@@ -80,6 +81,7 @@ class Subject:
     channels_last: bool = False
     frozen_bytes: float = 0.0
     batches_at_once: float = 1.0
+    waits_for_workers: bool = False
 
     @property
     def samples_a_step(self) -> float:
@@ -192,6 +194,7 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         bool(work.get("channels_last")),
         found["frozen_bytes"] or 0.0,
         found["batches_at_once"] or 1.0,
+        bool(work.get("waits_for_workers", True)),  # older profiles do not say
     )
 
 

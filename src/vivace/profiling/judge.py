@@ -291,6 +291,7 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
         "activation_bytes": record.get("activation_bytes"),
         "peak_bytes": record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0) or None,
         "host_seconds_per_sample": seen.loading_seconds / samples,
+        "waits_for_workers": seen.waits_for_workers,
         "waiting_seconds_per_sample": seen.shares["data"] * seen.step_seconds / samples,
         "communication_seconds": seen.shares["communication"] * seen.step_seconds,
         "channels_last": "channels_last" in (record.get("asked") or {}),

@@ -112,16 +112,19 @@ class Seen:
         return self.record.get("loader") or {}
 
     @property
+    def waits_for_workers(self) -> bool:
+        """Does a GPU wait in spite of workers? On a processor the step slows its workers down, and says
+        nothing of them."""
+        waits = self.device != "cpu" and self.shares["data"] >= LARGE_WAIT
+        return bool(waits and self.loader.get("num_workers"))
+
+    @property
     def loading_seconds(self) -> float:
         """The least time in which the loop gets a batch, however fast the device is.
 
-        Where a GPU waits in spite of workers, they take the whole step for one; else it is what the loop
-        itself spends on it. On a processor the step slows its workers down, and says nothing of them.
+        Workers that are waited for take the whole step for one; else it is what the loop itself spends on it.
         """
-        waits = self.device != "cpu" and self.shares["data"] >= LARGE_WAIT
-        return (
-            self.step_seconds if waits and self.loader.get("num_workers") else self.record["seconds"]["data"]
-        )
+        return self.step_seconds if self.waits_for_workers else self.record["seconds"]["data"]
 
     @property
     def flags(self) -> dict[str, Any]:
