@@ -125,6 +125,23 @@ def test_bytes_of_a_profile_are_those_of_its_own_precision(profile, told, size):
     assert Predictor(other).precision == ("fp64" if size == 8 else "amp")
 
 
+@pytest.mark.parametrize(("told", "precision"), [("bfloat16", "bf16"), ("float16", "fp16")])
+def test_weights_of_two_bytes_are_predicted_as_such(profile, told, precision):
+    half = {"precision": told, "parameter_bytes": 50_100_000}  # norms stay in fp32
+    for options in ({}, {"precision": "profiled"}):
+        advice = vivace.advise(profile(**half), gpus=["A100-SXM4-80GB"], most=1, **options)
+        assert advice.offers[0].prediction.precision == precision
+    assert vivace.advise(profile(**half), gpus=["A100"]).how == f"predicted in {precision}, the job's own"
+    assert open_subject(profile(**half, optimizer_bytes=None)).optimizer_bytes == 4 * 25_000_000
+    assert open_subject(profile(**half, batches_at_once=4)).samples_a_step == 4 * 32
+
+
+def test_a_card_without_bf16_is_no_choice_for_weights_in_bf16(profile):
+    half = {"precision": "bfloat16", "parameter_bytes": 50_000_000}
+    advice = vivace.advise(profile(**half), gpus=["V100-SXM2-16GB"])
+    assert advice.refusals["V100-SXM2-16GB"].told == "has no bf16"
+
+
 def test_mixed_precision_is_images_channels_last_however_it_is_asked_for():
     def step(**options):
         (offer,) = vivace.advise("resnet50", gpus=["A100-SXM4-80GB"], target="1M", most=1, **options).offers
@@ -527,6 +544,23 @@ def test_a_plan_says_in_what_precision(profile, tmp_path, tables, precision):
     assert {offer.prediction.precision for offer in advice.offers} == {precision}
     with pytest.raises(InputError, match="give no --precision"):
         vivace.advise(profile(), plan=path, precision="amp")
+
+
+@pytest.mark.parametrize(
+    ("told", "more", "technique", "found"),
+    [
+        ("float64", {}, "fused_optimizer", "fp64"),
+        ("bfloat16", {}, "fused_optimizer", "amp_bf16"),  # an autocast of the job's own
+        ("bfloat16", {"parameter_bytes": 50_000_000}, "fused_optimizer", "bf16"),
+        ("bfloat16", {"parameter_bytes": 50_000_000}, "bf16_autocast", "bf16"),
+        ("tf32", {}, "fused_optimizer", "fp32"),  # without the technique, a plan forbids it
+    ],
+)
+def test_a_plan_leaves_the_precision_that_it_does_not_name(profile, tmp_path, told, more, technique, found):
+    path = tmp_path / "plan.toml"
+    path.write_text(f"format = 1\n[techniques.{technique}]\n")
+    advice = vivace.advise(profile(precision=told, **more), gpus=["A100-SXM4-80GB"], plan=path)
+    assert {offer.prediction.precision for offer in advice.offers} == {found}
 
 
 def test_a_budget_of_next_to_nothing_is_kept_by_none(profile):

@@ -108,7 +108,10 @@ def test_a_norm_in_evaluation_reads_its_input_once():
         assert kernel.passes == passes
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "amp"), (torch.float64, "fp64")])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float64, "fp64")],
+)
 def test_a_job_of_another_precision_asks_for_the_same_work(dtype, precision):
     nn = torch.nn
 

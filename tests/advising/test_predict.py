@@ -23,6 +23,7 @@ from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, case_of, ci
 from vivace.advising.predict import Predictor
 from vivace.advising.source import counted_model
 from vivace.errors import InputError
+from vivace.machine import CONTEXT_BYTES
 
 A100, H100, TURING = (find_gpu(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "Quadro RTX 8000"))
 
@@ -340,3 +341,20 @@ def test_a_batch_fits_in_the_faster_way_and_with_batch_norm_in_the_exact_one(res
     assert found.slowdown < 1.1
     with_norm = Predictor(dataclasses.replace(resnet, batch_size=512, activation_bytes=3e10), "amp").one(card)
     assert with_norm.how == "recompute"
+
+
+@pytest.mark.parametrize(
+    ("asked", "precision", "each"), [("auto", "bf16", 8), ("amp", "amp_bf16", 18), ("fp32", "fp32", 16)]
+)
+def test_weights_in_bf16_take_two_bytes_and_so_do_gradients(asked, precision, each):
+    """7 billion parameters with AdamW, whose state is in bf16 as well."""
+    number = 7 * 10**9
+    model = counted_model("own:gpt3_xl", 1)
+    subject = dataclasses.replace(
+        model, precision="bf16", optimizer_bytes=4.0 * number, activation_bytes=1.0,
+        demand=dataclasses.replace(model.demand, num_parameters=number),
+    )  # fmt: skip
+    found = Predictor(subject, asked).one(H100)
+    assert found.precision == precision
+    assert found.needed_bytes - CONTEXT_BYTES == pytest.approx(each * number, rel=0.01)
+    assert found.fits is (precision == "bf16")

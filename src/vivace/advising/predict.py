@@ -11,7 +11,7 @@ from typing import Any
 from vivace.advising.catalogue import Gpu
 from vivace.advising.formula import GPUS_IN_A_NODE, Setting, load_coefficients, predict_parts
 from vivace.advising.interval import case_of, circumstances, factor
-from vivace.advising.source import ITEM_BYTES, Subject
+from vivace.advising.source import ITEM_BYTES, WEIGHT_BYTES, Subject
 from vivace.errors import InputError, nearest
 from vivace.machine import CONTEXT_BYTES
 
@@ -94,7 +94,8 @@ def lacks(gpu: Gpu, precision: str) -> str:
 class Predictor:
     """The shipped coefficients, applied to a subject.
 
-    Precision ``auto`` is mixed, which is what cards are bought for; ``profiled`` the subject's own.
+    Precision ``auto`` is mixed, which is what cards are bought for, and that of the weights where they are
+    not in fp32; ``profiled`` the subject's own.
     `launch_seconds` is what handing over one tiny operator takes the host.
     """
 
@@ -110,7 +111,7 @@ class Predictor:
                 f"there is no precision {precision!r}{nearest(precision, CHOICES)} ({', '.join(CHOICES)})"
             )
         self.subject, self.channels_last, self.launch_seconds = subject, channels_last, launch_seconds
-        usual = "fp64" if subject.precision == "fp64" else "amp"
+        usual = subject.precision if subject.precision in WEIGHT_BYTES else "amp"
         self.precision = {"auto": usual, "profiled": subject.precision}.get(precision, precision)
         self.theta, self.rest = load_coefficients()
         self.scaled = 1.0
@@ -167,12 +168,13 @@ class Predictor:
 
     def needed_bytes(self, setting: Setting) -> float:
         """Memory of one card: weights, also frozen ones, gradients, optimizer, activations, the context."""
-        was, now = ITEM_BYTES[self.subject.precision], ITEM_BYTES.get(setting.precision, 2)
-        wide = max(now, 4)  # of weights, gradients and the optimizer's state
+        was, now = (ITEM_BYTES.get(name, 2) for name in (self.subject.precision, setting.precision))
+        before, wide = (WEIGHT_BYTES.get(name, 4) for name in (self.subject.precision, setting.precision))
+        cast = 2 if now < wide else 0
         weights = self.subject.demand.num_parameters * (
-            2 * wide + (2 if now == 2 else 0) + (wide if setting.num_gpus > 1 else 0)
+            2 * wide + cast + (wide if setting.num_gpus > 1 else 0)
         )
-        state = (self.subject.optimizer_bytes + self.subject.frozen_bytes) * wide / max(was, 4)
+        state = (self.subject.optimizer_bytes + self.subject.frozen_bytes) * wide / before
         kept = self.subject.activation_bytes * now / was * setting.batch_size / self.subject.batch_size
         return weights + state + FRAGMENTATION * kept + CONTEXT_BYTES
 

@@ -31,12 +31,14 @@ PRECISIONS = {
     "bfloat16": "amp",
     "bf16": "amp",
 }
-ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "amp": 2}
+ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "amp": 2, "fp16": 2, "bf16": 2}
+WEIGHT_BYTES = {"fp64": 8, "fp16": 2, "bf16": 2}  # of a weight and its gradient; 4 in every other precision
+MOST_OF_HALF = 3  # bytes a weight: more than 2, since norms are often left in fp32
 NEEDED = ("batch_size", "operators", "num_parameters")
 ABOVE_0 = ("steps_per_epoch", "epochs", "step_seconds", "batches_at_once")
 AMOUNTS = (
     *("optimizer_bytes", "activation_bytes", "frozen_bytes", "host_seconds_per_sample"),
-    *("waiting_seconds_per_sample", "communication_seconds", *ABOVE_0),
+    *("waiting_seconds_per_sample", "communication_seconds", "parameter_bytes", *ABOVE_0),
 )
 
 
@@ -47,7 +49,8 @@ class Subject:
     Args:
         name: the job's reference, the profile's file or the counted model.
         demand: the work of one step.
-        precision: what it was counted or profiled in: ``fp64``, ``fp32``, ``tf32`` or ``amp``.
+        precision: what it was counted or profiled in: ``fp64``, ``fp32``, ``tf32`` or ``amp``; ``fp16`` or
+            ``bf16`` where the weights themselves are such numbers.
         batch_size: samples a step.
         steps_per_epoch, epochs: None where the job does not say.
         optimizer_bytes: state of the optimizer.
@@ -176,6 +179,7 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
     found = {key: _amount(work, key, name) for key in AMOUNTS}
     _check(demand, work.get("device"), name)
     state, waiting = found["optimizer_bytes"], found["waiting_seconds_per_sample"]
+    precision = _of_weights(precision, str(work["precision"]), found["parameter_bytes"], demand)
     return Subject(
         name,
         demand,
@@ -183,7 +187,7 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         batch,
         found["steps_per_epoch"],
         found["epochs"],
-        2.0 * max(size, 4) * demand.num_parameters if state is None else state,
+        2.0 * WEIGHT_BYTES.get(precision, 4) * demand.num_parameters if state is None else state,
         found["activation_bytes"] or demand.saved_bytes * batch,
         found["host_seconds_per_sample"],
         work.get("device"),
@@ -196,6 +200,13 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         found["batches_at_once"] or 1.0,
         bool(work.get("waits_for_workers", True)),  # older profiles do not say
     )
+
+
+def _of_weights(precision: str, told: str, parameter_bytes: float | None, demand: Demand) -> str:
+    """``fp16`` or ``bf16`` where the weights themselves are such numbers, else the precision as it is."""
+    if precision != "amp" or not 0 < (parameter_bytes or 0.0) < MOST_OF_HALF * demand.num_parameters:
+        return precision
+    return "fp16" if told in ("float16", "fp16") else "bf16"
 
 
 def _amount(work: Mapping[str, Any], key: str, name: str) -> float | None:

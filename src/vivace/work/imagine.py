@@ -50,7 +50,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         "format": FORMAT,
         "name": name,
         "counted": how,
-        "precision": PRECISIONS.get(item_bytes_of(work.kernels), "fp32"),
+        "precision": _precision(item_bytes_of(work.kernels), parameters),
         "batch_size": samples,
         "steps_per_epoch": known_length(loader),
         "epochs": job.epochs,
@@ -68,6 +68,12 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         "device": None,
         "demand": _demand(work, samples, parameters),
     }
+
+
+def _precision(size: int, parameters: list[torch.nn.Parameter]) -> str:
+    """In what the step computes, by the bytes of a number: that of the weights where they are as narrow."""
+    narrow = [str(p.dtype).removeprefix("torch.") for p in parameters if p.itemsize == size == 2]
+    return narrow[0] if narrow else PRECISIONS.get(size, "fp32")
 
 
 Step = tuple[Work, torch.nn.Module, int]
