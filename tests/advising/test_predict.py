@@ -285,6 +285,35 @@ def test_a_batch_in_pieces_is_updated_once(resnet):
     assert found.seconds == pytest.approx(pieces * piece + (last - piece))
 
 
+def cut_on_four_slow_links(resnet, **changes):
+    """A batch in micro-batches on cards whose gradients take their time."""
+    subject = dataclasses.replace(resnet, batch_size=512, activation_bytes=512 * 180e6, **changes)
+    predictor = Predictor(subject, "fp32", launch_seconds=0.0)
+    predictor.learn(A100)
+    return predictor.one(find_gpu("RTX 3080"), 4)
+
+
+def test_what_gradients_take_is_a_share_of_all_pieces(resnet):
+    found = cut_on_four_slow_links(resnet)
+    pieces = int(found.how.partition(" ")[0])
+    cut = {"batch_size": 512 / pieces, "num_gpus": 4, "launch_seconds": 0.0}
+    talk = parts_of(resnet.demand, find_gpu("RTX 3080"), **cut)["communication"]
+    assert pieces > 1
+    assert found.shares["communication"] == pytest.approx(talk / found.seconds)
+
+
+def test_what_fitting_costs_is_told_on_the_scale_of_the_step(resnet):
+    """A card on which the job ran at a third of its predicted speed: gradients travel as fast as before."""
+    subject = dataclasses.replace(resnet, batch_size=512)
+    slow = 3 * Predictor(subject, "profiled", launch_seconds=0.0).one(A100).seconds
+    found = cut_on_four_slow_links(resnet, step_seconds=slow)
+    whole = {"batch_size": 512, "num_gpus": 4, "launch_seconds": 0.0}
+    parts = parts_of(resnet.demand, find_gpu("RTX 3080"), **whole)
+    assert found.scaled == pytest.approx(3)
+    assert found.slowdown == pytest.approx(found.seconds / (3 * parts["single"] + parts["communication"]))
+    assert found.slowdown > 1
+
+
 def test_what_was_measured_on_one_card_scales_the_others(resnet):
     """In the profile's own precision, whatever is predicted."""
     plain = Predictor(resnet, "auto").one(H100).seconds

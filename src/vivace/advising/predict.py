@@ -205,18 +205,18 @@ class Predictor:
         update = parts["single"] - parts["piece"]  # once a step, however many pieces
         work = (parts["piece"] * pieces * (1 + FORWARD_SHARE * again) + update) * self.scaled
         working = work + parts["communication"]
-        whole = (
-            predict_parts(self.theta, [(self.subject.demand, gpu, setting)])["seconds"][0]
-            if pieces > 1
-            else parts["seconds"]
-        )
+        whole = parts
+        if pieces > 1:
+            columns = predict_parts(self.theta, [(self.subject.demand, gpu, setting)])
+            whole = {name: float(values[0]) for name, values in columns.items()}
         seconds = self._fed(working, setting)
-        slowdown = seconds / self._fed(float(whole) * self.scaled, setting) if how else 1.0
+        at_once = self._fed(whole["single"] * self.scaled + whole["communication"], setting)
+        slowdown = seconds / at_once if how else 1.0
         shares = {
             "compute": parts["compute"] / parts["device"],
             "bandwidth": parts["bandwidth"] / parts["device"],
             "launch": min(parts["host"] / parts["device"], 1.0),
-            "communication": parts["communication"] / parts["seconds"],
+            "communication": parts["communication"] / working,
             "host": 1.0 - working / seconds,
         }
         waits = self._fed(working / 2, setting) > 0.75 * seconds  # a card twice as fast would bring little
