@@ -21,7 +21,7 @@ from vivace.advising.formula import (
     predict_parts,
     step_parts,
 )
-from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, circumstances, kinds_of
+from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, circumstances, kinds_of, size_of
 
 FIRST_ITERATIONS, ITERATIONS, PRIOR, ROUNDING = 40, 3, 3e-4, 0.03
 # Where a kind of kernel is known to be far from the others, the fit starts there.
@@ -270,9 +270,15 @@ def _quantile(values: np.ndarray, weight: np.ndarray, share: float) -> float:
 
 
 def covered(
-    table: dict[str, dict[str, float]], case: str, situation: np.ndarray, error: np.ndarray
+    table: dict[str, dict[str, float]],
+    case: str,
+    situation: np.ndarray,
+    error: np.ndarray,
+    *,
+    new_model: bool = False,
 ) -> np.ndarray:
     """Which errors an interval of the table would have held; no interval is wider than
     `interval.factor`'s."""
     widening = np.log([table["widening"][name] for name in CIRCUMSTANCES])
-    return np.abs(error) <= np.minimum(table["size"][case] * np.exp(situation @ widening), 2.0)
+    size = size_of(case, table["size"], new_model=new_model)
+    return np.abs(error) <= np.minimum(size * np.exp(situation @ widening), 2.0)

@@ -195,10 +195,15 @@ def judged(
     error = errors(theta, rows)
     seen = rest["evidence"]
     situation = situations(theta, rows, seen)
-    case = np.array([case_of(row.gpu, seen, new_model=row.key not in seen["models"]) for row in rows])
+    new = np.array([row.key not in seen["models"] for row in rows])
+    case = np.array([case_of(row.gpu, seen, new_model=n) for row, n in zip(rows, new, strict=True)])
     inside = np.zeros(len(rows), bool)
     for name in CASES:
-        inside[case == name] = covered(rest["interval"], name, situation[case == name], error[case == name])
+        for unseen in (False, True):
+            chosen = (case == name) & (new == unseen)
+            inside[chosen] = covered(
+                rest["interval"], name, situation[chosen], error[chosen], new_model=unseen
+            )
     by_gpu = medians(error, rows, lambda row: row.gpu.name)
     by_case = {}
     for name in CASES:

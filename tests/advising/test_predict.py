@@ -19,7 +19,7 @@ from vivace.advising.formula import (
     matrix_rate,
     predict_parts,
 )
-from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, case_of, circumstances, factor
+from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, case_of, circumstances, factor, size_of
 from vivace.advising.predict import Predictor
 from vivace.advising.source import counted_model
 from vivace.errors import InputError
@@ -336,6 +336,38 @@ def test_less_evidence_widens_the_interval(resnet):
     assert 1 < known < new_model < both
     assert new_card < new_architecture  # by the figures a new card is as near as a known one
     assert factor("new card", found | {"unseen_kind"}, rest["interval"]) > widths[2]
+
+
+def test_a_job_of_ones_own_is_no_surer_on_an_architecture_that_nobody_published(resnet):
+    own = dataclasses.replace(resnet, name="job.py:job", batch_size=512)
+    widths = [
+        found.high / found.seconds
+        for found in Predictor(own, "amp").many([(find_gpu(name), 1) for name in ("A100", "H200", "B200")])
+    ]
+    assert widths == sorted(widths)
+    table = load_coefficients()[1]["interval"]
+    sizes = table["size"]
+    for case in CASES:
+        assert size_of(case, sizes, new_model=False) == sizes[case]
+    level = {**sizes, "new architecture": sizes["new card"]}
+    both = size_of("new architecture", level, new_model=True)
+    assert both == pytest.approx(sizes["new card and model"])
+    assert size_of("new architecture", sizes, new_model=True) > both
+    usual, off = np.zeros((1, len(CIRCUMSTANCES))), np.array([sizes["new architecture"] + 0.01])
+    assert [
+        bool(_fitting.covered(table, "new architecture", usual, off, new_model=new)[0])
+        for new in (False, True)
+    ] == [False, True]
+
+
+def test_recurrent_layers_are_in_nearly_no_figure():
+    _, rest = load_coefficients()
+    lstm = Demand((Bin("recurrent", 4, 1e9, 1e6), Bin("elementwise", 9, 0.0, 1e4)), 10**6, 8, 1e5)
+    usual = Demand((Bin("matmul", 4, 1e9, 1e6), Bin("elementwise", 9, 0.0, 1e4)), 10**6, 8, 1e5)
+    found = [
+        "unseen_kind" in circumstances(demand, Setting(), 0.1, rest["evidence"]) for demand in (lstm, usual)
+    ]
+    assert found == [True, False]
 
 
 def test_a_precision_that_there_is_not_is_named(resnet):

@@ -224,8 +224,9 @@ class Predictor:
         share = parts["host"] / parts["device"]
         evidence = self.rest["evidence"]
         found = circumstances(self.subject.demand, setting, share, evidence, has_tf32="tf32" in gpu.rates)
-        case = case_of(gpu, evidence, new_model=self.subject.name not in evidence["models"])
-        width = factor(case, found, self.rest["interval"])
+        new_model = self.subject.name not in evidence["models"]
+        case = case_of(gpu, evidence, new_model=new_model)
+        width = factor(case, found, self.rest["interval"], new_model=new_model)
         return Prediction(
             gpu,
             setting.num_gpus,

@@ -296,7 +296,7 @@ def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:
     """What no published figure speaks for."""
     unseen = sorted(unseen_kinds(predictor.subject.demand, predictor.rest["evidence"]))
     notes = (
-        [f"no published figure of work made of {' and '.join(unseen)} kernels is behind the predictor"]
+        [f"nearly no published figure of work made of {' and '.join(unseen)} kernels is behind the predictor"]
         if unseen
         else []
     )
