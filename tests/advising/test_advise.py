@@ -6,18 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 import vivace
 from vivace.advising import answer, answering
-from vivace.advising.catalogue import find_gpu
+from vivace.advising.catalogue import find_gpu, load_catalogue, unserved
 from vivace.advising.predict import Predictor
 from vivace.advising.question import amount, seconds_of
 from vivace.advising.reverse import in_words, largest_model, trainable, trained_in
 from vivace.advising.source import open_subject
-from vivace.advising.tables import bought, draw, draw_card
+from vivace.advising.tables import bought, choices, draw, draw_card, sentences
 from vivace.errors import InputError, JobError
 from vivace.pages.answer import ending
 
@@ -458,10 +459,63 @@ def test_one_card_is_enough_where_one_card_is_the_answer():
     assert not any("enough" in hint for hint in hurried.hints)
 
 
-def test_a_training_of_days_is_not_short_because_this_machine_is_as_fast(profile):
+def test_a_training_of_days_is_not_short_because_this_machine_is_as_fast(profile, monkeypatch):
+    monkeypatch.setattr("vivace.advising.ranking._is_here", lambda card, known: True)
     advice = vivace.advise(profile(device="NVIDIA GeForce RTX 4090"), gpus=["RTX 4090"], target="10b")
     assert advice.picks["best value"].hours > 24
     assert not any("short" in hint for hint in advice.hints)
+    assert "this machine takes less than twice as long as the best value" in advice.hints
+
+
+@pytest.mark.parametrize("mark", ["here", "profiled"])
+def test_an_own_card_is_not_refused_and_priced_as_a_rented_one(profile, monkeypatch, mark):
+    """One of the same name stands among the offers."""
+    monkeypatch.setattr("vivace.advising.ranking._is_here", lambda card, known: mark == "here")
+    path = profile(device="NVIDIA GeForce RTX 4090")
+    advice = vivace.advise(path, gpus=["RTX 4090"], target="10b", budget_usd=0.01, most=1)
+    assert advice.refusals["RTX 4090"].told.startswith("too dear")
+    assert advice.offers[0].usd > 0
+    own, other = sorted((advice.here, advice.profiled_on), key=lambda offer: offer is None)
+    assert (own.usd, other, choices(advice)[-1]) == (None, None, (own, mark))
+    told = dict(answering.answer(advice).parts)
+    assert "too dear" in told["RTX 4090"]
+    assert "$" not in told[f"RTX 4090 ({mark})"]
+    assert "too dear" not in told[f"RTX 4090 ({mark})"]
+    start = "Here (RTX 4090): " if mark == "here" else "Profiled on RTX 4090: "
+    assert sum(line.startswith(start) for line in sentences(advice)) == 1
+
+
+@pytest.mark.parametrize(("device", "own"), [("NVIDIA H200 NVL", True), ("a laptop's processor", False)])
+def test_a_card_that_is_elsewhere_is_not_called_this_machine(profile, monkeypatch, device, own):
+    machine = SimpleNamespace(device=SimpleNamespace(name=device))
+    monkeypatch.setattr("vivace.inspection.gather.inspect", lambda: machine)
+    path = profile(device="NVIDIA H200 NVL")
+    advice = vivace.advise(path, gpus=["H100-SXM5-80GB"], target="10b", most=1)
+    document = advice.to_dict()
+    here, there = ("here", "profiled_on") if own else ("profiled_on", "here")
+    assert (document[here]["gpu"], document[there]) == ("H200-NVL-141GB", None)
+    assert any("this machine" in hint for hint in advice.hints) is own
+
+
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        ("V100-SXM2-16GB", "PyTorch for V100-SXM2-16GB: cu126 only, which ends with PyTorch 2.14"),
+        ("Arc A770", "Vivace does not train on Arc A770 yet; PyTorch there: xpu"),
+        ("M2 Ultra", "Vivace does not train on M2 Ultra yet; PyTorch there: mps (in the macOS build)"),
+    ],
+)
+def test_what_pytorch_or_vivace_lack_of_a_card_is_said(profile, card, told):
+    assert told in vivace.advise(profile(), gpus=[card, "A100"]).hints
+    found = answering.answer_of_card(find_gpu(card), [], 1e9, "amp")
+    assert told in found.notes
+    assert not any("PyTorch" in hint for hint in vivace.advise(profile()).hints)
+
+
+def test_cards_that_are_alike_in_what_they_lack_share_a_sentence():
+    cards = load_catalogue()
+    (told,) = unserved([cards["V100-SXM2-16GB"], cards["H100-SXM5-80GB"], cards["V100-SXM2-32GB"]])
+    assert told.startswith("PyTorch for V100-SXM2-16GB and V100-SXM2-32GB: cu126 only")
 
 
 def test_a_job_whose_loading_nobody_measured_is_told_what_it_must_give():

@@ -245,6 +245,11 @@ def test_no_more_memory_is_usable_than_torch_shows(name: str, shown: float) -> N
     assert 0.96 * shown < usable <= shown
 
 
+def test_of_a_macs_memory_three_quarters_are_usable() -> None:
+    mac = find_gpu("M2 Ultra")
+    assert mac.usable_bytes == 0.75 * mac.memory_bytes
+
+
 @pytest.mark.parametrize(
     ("said", "name"),
     [

@@ -21,7 +21,8 @@ class Advice:
     `hints` are what a person should know before anything else, `notes` what is doubtful.
     `refusals` say by an offer's name what speaks against it, None where nothing does; `asked` are offers of
     the cards that people ask about; `probability` is that with which budget and deadline are kept; `how` says
-    in what precision is predicted.
+    in what precision is predicted; `here` is this machine's own card, and `profiled_on` that of the profile
+    where it is another one: neither has a price.
     """
 
     subject: Subject
@@ -39,6 +40,7 @@ class Advice:
     scaling: tuple[dict[str, Any], ...]
     buying: tuple[dict[str, Any], ...]
     here: Offer | None
+    profiled_on: Offer | None
     hints: tuple[str, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -83,6 +85,7 @@ class Advice:
             "scaling": list(self.scaling),
             "buy_or_rent": list(self.buying),
             "here": self.here.to_dict() if self.here else None,
+            "profiled_on": self.profiled_on.to_dict() if self.profiled_on else None,
             "hints": list(self.hints),
             "notes": list(self.notes),
             "warnings": list(self.warnings),

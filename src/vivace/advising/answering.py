@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vivace import words
 from vivace.advising import tables
 from vivace.advising.advice import Advice
-from vivace.advising.catalogue import Gpu
+from vivace.advising.catalogue import Gpu, unserved
 from vivace.advising.choose import UNKNOWN, Offer
 from vivace.advising.reverse import Trainable, in_words
 from vivace.pages.answer import Answer
@@ -59,6 +59,7 @@ def answer_of_card(
         ),
         notes=(
             *([f"Not as they are: {', '.join(others)}"] if others else []),
+            *unserved([gpu]),
             *(() if details else ("--details lists every model with its speed and what limits it",)),
         ),
         next=(f"vivace advise JOB --epochs 90 --gpus {shlex.quote(gpu.name)}",),
@@ -103,7 +104,8 @@ def _faster(advice: Advice, best: Offer) -> Offer | None:
 def _told(advice: Advice, offer: Offer) -> str:
     """What speaks against an offer, or makes it fit, beside its time and cost where it can train."""
     fit = "" if offer.prediction.fits else tables.fit_of(offer)
-    against = advice.told_against(offer) if offer.name in advice.refusals else fit
+    own = offer is advice.here or offer is advice.profiled_on  # as rented, its name's may be refused
+    against = fit if own else advice.told_against(offer)
     if not offer.prediction.fits:
         return against
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"

@@ -25,6 +25,7 @@ AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
 OF_FAMILIES = ("vendor", "architecture", "per_clock", "apis", "compute_capability", "pytorch")
 FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
 ECC_PART = 16  # of GDDR memory one in so many bytes holds codes
+APPLE_SHARE = 0.75  # of a Mac's memory, which its processor shares
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
@@ -123,6 +124,7 @@ class Gpu:
         note: what the numbers do not say.
         elsewhere: why nothing is predicted for it; empty for most.
         inline_ecc: does error correction, on as delivered, take its codes out of the memory itself?
+        limited: does PyTorch serve it less than its newest builds serve others, as `pytorch` says?
     """
 
     name: str
@@ -159,6 +161,7 @@ class Gpu:
     note: str
     elsewhere: str = ""
     inline_ecc: bool = False
+    limited: bool = False
 
     @property
     def shown_bytes(self) -> int:
@@ -167,8 +170,10 @@ class Gpu:
 
     @property
     def usable_bytes(self) -> int:
-        """What the driver leaves of the memory; of a host, all."""
-        return self.memory_bytes if self.form == "host" else int(self.shown_bytes * (1 - DRIVER_SHARE))
+        """What the driver leaves of the memory; of a host, all; of a Mac, what its GPU may take."""
+        if self.form == "host":
+            return self.memory_bytes
+        return int(self.shown_bytes * (APPLE_SHARE if self.vendor == "Apple" else 1 - DRIVER_SHARE))
 
     def expected_rate(self, dtype: str) -> float | None:
         """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""
@@ -223,6 +228,22 @@ def elsewhere(name: str) -> str:
     reasons: dict[str, str] = read_document(GPUS_FILE)["elsewhere"]
     said = name.lower().replace("inferentia", "trainium")
     return next((reason for known, reason in reasons.items() if known.lower() in said), "")
+
+
+def unserved(gpus: Iterable[Gpu]) -> list[str]:
+    """On which of these devices Vivace does not train, or PyTorch has not its newest builds, and why; one
+    sentence for all that are alike."""
+    names: dict[tuple[bool, str], list[str]] = {}
+    for gpu in gpus:
+        trains = bool({"cuda", "rocm"} & set(gpu.apis))
+        if gpu.limited or not trains:
+            names.setdefault((trains, gpu.pytorch), []).append(gpu.name)
+    return [
+        f"PyTorch for {' and '.join(alike)}: {pytorch}"
+        if trains
+        else f"Vivace does not train on {' and '.join(alike)} yet; PyTorch there: {pytorch}"
+        for (trains, pytorch), alike in names.items()
+    ]
 
 
 def disagreements(gpu: Gpu) -> list[str]:
@@ -395,6 +416,7 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         note="; ".join(filter(None, [field["note"], family.get("note", "")])),
         elsewhere=family.get("elsewhere", ""),
         inline_ecc=field["inline_ecc"],
+        limited=family.get("limited", False),
     )
     return _with_derived_rates(gpu, path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import datetime
 import math
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from vivace import words
 from vivace.advising import choose
 from vivace.advising.advice import Advice
-from vivace.advising.catalogue import Gpu, elsewhere, find_gpu, load_catalogue
+from vivace.advising.catalogue import Gpu, elsewhere, find_gpu, load_catalogue, unserved
 from vivace.advising.choose import Offer
 from vivace.advising.interval import unseen_kinds
 from vivace.advising.measured import this_machine
@@ -129,9 +130,8 @@ def _compared(
     asked = _asked(offers, refusals, question.asked)
     single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1 and o.prediction.fits}
     bought = [*chosen, *(o.prediction.gpu.name for o in asked)]
-    at_hand = copy.copy(predictor)
-    at_hand.launch_seconds = predictor.launch_seconds if launch_seconds is None else launch_seconds
-    here_offer = choose.make_offers(at_hand, [here], question.length, costs, 1)[0] if here else None
+    own = None if here is None else _own(predictor, here, launch_seconds, question, costs)
+    here_offer = None if profiled is not None and not _is_here(profiled, known) else own
     return Advice(
         predictor.subject,
         question.length,
@@ -156,11 +156,28 @@ def _compared(
             if name in single
         ),
         here_offer,
-        (*_small(found, here_offer), *_unfed(predictor.subject, found), *question.hints),
+        None if here_offer else own,
+        (
+            *unserved([known[name] for name in dict.fromkeys((*question.asked, *chosen))]),
+            *_small(found, here_offer),
+            *_unfed(predictor.subject, found),
+            *question.hints,
+        ),
         (*notes, *_doubts(predictor, cards)),
         tuple(_old_prices(costs, cards, datetime.date.today())),
         predictor.rest.get("errors", {}),
     )
+
+
+def _own(
+    predictor: Predictor, card: Gpu, launch_seconds: float | None, question: Question, costs: Prices
+) -> Offer:
+    """A card that somebody has: what others rent it for says nothing of it."""
+    predictor = copy.copy(predictor)
+    if launch_seconds is not None:
+        predictor.launch_seconds = launch_seconds
+    (offer,) = choose.make_offers(predictor, [card], question.length, costs, 1)
+    return dataclasses.replace(offer, usd=None, low_usd=None, high_usd=None)
 
 
 def _asked(
@@ -256,6 +273,16 @@ def _profiled_on(subject: Subject, known: Mapping[str, Gpu]) -> Gpu | None:
         return find_gpu(subject.device, known) if subject.device else None
     except InputError:
         return None
+
+
+def _is_here(card: Gpu, known: Mapping[str, Gpu]) -> bool:
+    """Is a card on which somebody profiled this machine's own?"""
+    from vivace.inspection.gather import inspect
+
+    try:
+        return find_gpu(inspect().device.name, known).name == card.name
+    except InputError:
+        return False
 
 
 def _this_machine(known: Mapping[str, Gpu]) -> tuple[Gpu | None, float | None, list[str]]:

@@ -24,14 +24,15 @@ WIDE = 110  # columns
 
 def choices(advice: Advice) -> list[tuple[Offer, str]]:
     """The rows of a first screen: what was picked and for what, the cards that people ask about, this
-    machine."""
+    machine or the one that was profiled."""
     marks: dict[str, list[str]] = {}
     for mark, offer in advice.picks.items():
         marks.setdefault(offer.name, []).append(mark)
     offers = {offer.name: offer for offer in (*advice.picks.values(), *advice.asked)}
     found = [(offer, ", ".join(marks.get(name, []))) for name, offer in offers.items()]
-    here = [(advice.here, "here")] if advice.here else []
-    return [*found[: MOST_CHOICES - len(here)], *here]
+    kept = advice.here or advice.profiled_on
+    own = [(kept, "here" if advice.here else "profiled")] if kept else []
+    return [*found[: MOST_CHOICES - len(own)], *own]
 
 
 def marked(offer: Offer, marks: str) -> str:
@@ -146,11 +147,10 @@ def sentences(advice: Advice) -> list[str]:
     lines = []
     if not advice.allowed:
         lines.append(f"{none_is_good(advice)}.")
-    if advice.here is not None:
-        lines.append(
-            f"Here ({advice.here.name}): {time_of(advice.here)}, "
-            f"limited by {LIMITS[advice.here.prediction.limit]}; {fit_of(advice.here)}."
-        )
+    own = advice.here or advice.profiled_on
+    if own is not None:
+        where = f"Here ({own.name})" if advice.here else f"Profiled on {own.name}"
+        lines.append(f"{where}: {time_of(own)}, limited by {LIMITS[own.prediction.limit]}; {fit_of(own)}.")
     lines += [worth_it(entry) for entry in advice.scaling]
     lines += [bought(entry) for entry in advice.buying[:MOST_CHOICES]]
     lines += error_words(advice)

@@ -171,9 +171,8 @@ def _show_fits(reference: str, plan: Path | None, ranks: int, out: Screen) -> No
     from vivace.memory.fits import draw, fits
     from vivace.plan import Plan
 
-    cards = {name: gpu.shown_bytes for name, gpu in load_catalogue().items()}
-    job = load(reference)
-    found = fits(job, cards, None if plan is None else Plan.load(plan), ranks=ranks)
+    cards = {name: gpu.usable_bytes for name, gpu in load_catalogue().items()}
+    found = fits(load(reference), cards, None if plan is None else Plan.load(plan), ranks=ranks)
     out.document({"fits": [fit.to_dict() for fit in found]})
     out.show(partial(draw, found))
 

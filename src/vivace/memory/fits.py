@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace import words
 from vivace.job import Job
-from vivace.machine import CONTEXT_BYTES, DRIVER_SHARE
+from vivace.machine import CONTEXT_BYTES
 from vivace.memory.predict import predict
 from vivace.plan import Plan
 from vivace.session.opening import LOOKING_SECONDS, call, largest_batch
@@ -62,7 +62,7 @@ def draw(found: list[Fit], console: Console) -> None:
 
 
 def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: int = 1) -> list[Fit]:
-    """For each card, by name and bytes, whether a training step of `job` under `plan` fits on it; or
+    """For each card, by name and usable bytes, whether a training step of `job` under `plan` fits on it; or
     one of so many `ranks` as divide the weights.
 
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few
@@ -70,4 +70,4 @@ def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: in
     """
     batch = next(iter(largest_batch(call(job, "data"), LOOKING_SECONDS)), None)
     needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
-    return [Fit(name, needed, int(size * (1 - DRIVER_SHARE)), ranks) for name, size in cards.items()]
+    return [Fit(name, needed, usable, ranks) for name, usable in cards.items()]
