@@ -2,6 +2,7 @@
 one.
 """
 
+import dataclasses
 import random
 from functools import partial
 
@@ -140,3 +141,19 @@ def test_a_training_is_the_same_as_itself(kind):
     verdict = vivace.verify(job(kind), against=job(kind), budget=20)
     assert verdict.kept, verdict.reason
     assert verdict.promise == "exact"
+
+
+class Bare(torch.optim.SGD):
+    """Forgets gradients without being told how, as optimizers of other libraries do."""
+
+    def zero_grad(self):
+        super().zero_grad()
+
+
+def bare():
+    return dataclasses.replace(job("annealed"), optimizer=lambda model: Bare(model.parameters(), lr=0.05))
+
+
+def test_an_optimizer_whose_zero_grad_takes_no_argument(ruler_of):
+    verdict = ruler_of(bare).judge({"bf16_autocast": {}})
+    assert verdict["kept"], verdict["reason"]

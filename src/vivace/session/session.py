@@ -17,6 +17,7 @@ from vivace.technique import Build, Numerics, Seam
 from vivace.technique.registry import acting
 from vivace.technique.step import Step
 from vivace.tensors import objects
+from vivace.tensors.optimizers import forget_gradients
 from vivace.tensors.trees import is_object, map_tensors
 
 
@@ -174,7 +175,7 @@ class Session:
                     self._on_gradients(self.model)
             seams.update()
         finally:  # a step that failed half-way leaves nothing to be added to the next one's gradients
-            self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+            forget_gradients(self.optimizer)  # type: ignore[arg-type]
             for weight in self._bystanders:
                 weight.grad = None
         return loss

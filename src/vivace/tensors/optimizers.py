@@ -72,6 +72,16 @@ def coupled(optimizer: torch.optim.Optimizer) -> str:
     return ""
 
 
+def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """As the loop of a person's own does it, whose optimizer may do more there than torch's, or take no
+    ``set_to_none``; afterwards no weight has a gradient.
+    """
+    optimizer.zero_grad()
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = None
+
+
 @contextlib.contextmanager
 def restricted(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     """Let the optimizer's step see these parameters alone."""

@@ -13,7 +13,7 @@ import torch
 from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.modules import named_buffers, named_parameters
-from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state
+from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state, forget_gradients
 from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed
 from vivace.tensors.shards import whole
 from vivace.tensors.trees import map_tensors
@@ -165,9 +165,9 @@ def load_state(session: Session, state: State) -> None:
 
 def restore(session: Session, snapshot: Snapshot) -> None:
     """Put a session back to a snapshot; a technique's choice of optimizer implementation stays."""
-    load_state(session, snapshot.state)
-    if snapshot.python is not None:
+    if snapshot.python is not None:  # first: it may reach another session's model, and this one is another's
         snapshot.python.put_back(session)
+    load_state(session, snapshot.state)
     for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
         state = copy.deepcopy(saved)
         for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
@@ -175,7 +175,7 @@ def restore(session: Session, snapshot: Snapshot) -> None:
         if session.build.shards is not None:
             state = session.build.shards.parted_optimizer(state, optimizer)
         optimizer.load_state_dict(state)
-        optimizer.zero_grad(set_to_none=True)
+        forget_gradients(optimizer)
     align_state(session.optimizers)
 
 

@@ -24,6 +24,7 @@ from vivace.sweeping.stacking.feeding import Feed, rebuilt
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.tables import Leaves
 from vivace.sweeping.stacking.updates import Own, Rule, rule_of
+from vivace.tensors.optimizers import forget_gradients
 
 _MODEL = "model."
 
@@ -270,7 +271,7 @@ class Stack:
     def _forget_gradients(self) -> None:
         if self.rows[0].job.on_gradients is not None or isinstance(self.rule, Own):
             for row in self.rows:
-                row.optimizer.zero_grad(set_to_none=True)
+                forget_gradients(row.optimizer)
 
 
 def _layout_of(row: Row) -> tuple[dict[str, _Place], torch.Tensor]:
