@@ -9,7 +9,8 @@ from torch import nn
 
 import vivace
 from vivace.errors import JobError
-from vivace.session.opening import call, first_batches, models_of, parts_of
+from vivace.inspection import inspect
+from vivace.session.opening import call, first_batches, models_of, parts_of, start
 from vivace.testing import TINY_JOBS
 
 
@@ -27,6 +28,22 @@ def test_models_in_a_dataclass_with_slots_are_found():
 
     pair = Pair(nn.Linear(1, 1), nn.Linear(1, 1))
     assert parts_of(pair, nn.Module) == [pair.one, pair.other]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gan"])
+def test_what_the_optimizer_trains_and_the_model_does_not_hold_is_refused_before_the_first_step(kind):
+    """No checkpoint would keep it, and no ranks would average it."""
+    head, job = nn.Linear(4, 3), TINY_JOBS[kind]()
+
+    def beside(built):
+        optimizer = torch.optim.SGD([*parts_of(built, nn.Module)[0].parameters(), *head.parameters()], 0.1)
+        return optimizer if kind == "mlp" else {**job.optimizer(built), "head": optimizer}
+
+    reason = r"also trains 2 tensors that the model does not hold, such as one of shape \(3, 4\), which"
+    with pytest.raises(JobError, match=reason):
+        start(dataclasses.replace(job, optimizer=beside), vivace.Plan(), inspect())
+    head.requires_grad_(False)
+    start(dataclasses.replace(job, optimizer=beside), vivace.Plan(), inspect()).close()
 
 
 @pytest.mark.parametrize("layer", [nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False)])
@@ -75,3 +92,26 @@ def test_a_function_that_forgot_its_return_is_named():
     job = dataclasses.replace(TINY_JOBS["mlp"](), data=lambda: None)
     with pytest.raises(JobError, match="the Job's data returned None; it must return batches"):
         call(job, "data")
+
+
+class Bare(torch.optim.SGD):
+    """Forgets gradients without being told how, as optimizers of other libraries do, and counts that."""
+
+    cleared = 0
+
+    def zero_grad(self):
+        self.cleared += 1
+        super().zero_grad(set_to_none=False)
+
+
+def test_an_optimizer_whose_zero_grad_takes_no_argument_trains():
+    weights, job = [], TINY_JOBS["mlp"]()
+    for kind in (Bare, torch.optim.SGD):
+        job = dataclasses.replace(job, optimizer=lambda m, kind=kind: kind(m.parameters(), 0.1))
+        with start(job, vivace.Plan(), inspect()) as session:
+            for batch in job.data():
+                session.step(batch)
+            weights.append([p.detach() for p in session.model.parameters()])
+            assert all(p.grad is None for p in session.model.parameters())
+            assert kind is not Bare or session.optimizer.cleared == 4
+    assert all(map(torch.equal, *weights))

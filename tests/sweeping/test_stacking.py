@@ -372,15 +372,16 @@ def test_a_run_of_which_a_stack_would_leave_something_out_is_refused(jobs, opene
 
     changes = {
         "its optimizer has hooks": {"optimizer": hooked},
-        "weights that are not the model's": {"optimizer": beside},
         "the job has on_trained": {"on_trained": lambda model, folder: None},
     }
     for reason, change in changes.items():
         with pytest.raises(Refused, match=reason):
             opened(lambda change=change: dataclasses.replace(jobs.job(), **change), {})
     falling = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}
-    with pytest.raises(JobError, match="give it mode='max'"):  # as `train` says of the run alone
-        opened(lambda: dataclasses.replace(jobs.job(), **falling), {})
+    wrong = {"give it mode='max'": falling, "1 tensor that the model does not hold": {"optimizer": beside}}
+    for reason, change in wrong.items():  # as `train` says of the run alone
+        with pytest.raises(JobError, match=reason):
+            opened(lambda change=change: dataclasses.replace(jobs.job(), **change), {})
 
 
 @pytest.mark.parametrize("setting", ["amsgrad", "decoupled_weight_decay"])

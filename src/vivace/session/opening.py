@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from vivace import words
 from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered, require_index
 from vivace.errors import (
@@ -197,25 +198,29 @@ def models_of(job: Job, built: object) -> list[nn.Module]:
 
 
 def optimizer_of(job: Job, built: Any) -> Any:
-    """What the Job's optimizer(model) returns. Raises JobError where that does not optimize."""
+    """What the Job's optimizer(model) returns. Raises JobError where that does not optimize, or trains what
+    the model does not hold.
+    """
     optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
-    if job.step is not None:
-        return optimizer
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if job.step is None and not isinstance(optimizer, torch.optim.Optimizer):
         raise JobError(
             f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
         )
-    if not _shares_parameters(built, optimizer):
+    own = {id(weight) for model in parts_of(built, nn.Module) for weight in model.parameters()}
+    groups = [group for one in parts_of(optimizer, torch.optim.Optimizer) for group in one.param_groups]
+    given = [weight for group in groups for weight in group["params"]]
+    if job.step is None and not any(id(weight) in own for weight in given):
         raise JobError(
             "the Job's optimizer(model) holds none of the model's parameters, so nothing would be trained: "
             "build it from the model that it is given"
         )
+    if others := [weight for weight in given if id(weight) not in own and weight.requires_grad]:
+        raise JobError(
+            f"the Job's optimizer(model) also trains {words.count(len(others), 'tensor')} that the model "
+            f"does not hold, such as one of shape {tuple(others[0].shape)}, which no checkpoint would keep: "
+            "let model() return a module that has them"
+        )
     return optimizer
-
-
-def _shares_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    own = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
 def parts_of(built: object, kind: type[Part]) -> list[Part]:
