@@ -4,8 +4,10 @@ import dataclasses
 import gc
 import itertools
 import random
+from collections import Counter, defaultdict, deque
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 import vivace
 from vivace.errors import Refused
 from vivace.mechanisms import recompute
-from vivace.mechanisms.beside import as_it_is
+from vivace.tensors.outside import as_it_is
 
 CHECKPOINT = {"checkpoint": {}}
 BATCHES = [torch.randn(8, 6, generator=torch.Generator().manual_seed(n)) for n in range(3)]
@@ -63,12 +65,59 @@ def throwing(part, y):
     return y * part.dice.random()
 
 
+def queueing(part, y):
+    part.queue.append(float(len(part.queue)))
+    return y * sum(part.queue)
+
+
+def collecting(part, y):
+    part.lengths.add(len(part.lengths))
+    return y * len(part.lengths)
+
+
+def tallying(part, y):
+    part.tally["calls"].append(1.0)
+    return y * len(part.tally["calls"])
+
+
+def adding_up(part, y):
+    part.counts["calls"] += 1
+    return y * part.counts["calls"]
+
+
+def filling(part, y):
+    part.array[0] += 1
+    return y * float(part.array[0])
+
+
+def asking(part, y):
+    return y * part.helper()
+
+
+class Helper:
+    """Keeps for a module what the module does not keep itself."""
+
+    def __init__(self):
+        self.calls, self.inner = 0, SimpleNamespace(seen=[])
+
+    def __call__(self):
+        self.calls += 1
+        self.inner.seen.append(1.0)
+        return self.calls + sum(self.inner.seen)
+
+
+KEEPING = [cooling, carrying, listing, drawing, throwing]
+KEEPING += [queueing, collecting, tallying, adding_up, filling, asking]
+
+
 class Part(nn.Module):
     def __init__(self, does):
         super().__init__()
         self.does, self.first, self.second = does, nn.Linear(6, 6), nn.Linear(6, 6)
         self.heat, self.state, self.seen = 1.0, torch.zeros(6), []
         self.stream, self.dice = torch.Generator().manual_seed(3), random.Random(3)
+        self.queue, self.lengths, self.tally = deque([1.0], maxlen=3), set(), defaultdict(list)
+        self.counts, self.array, self.helper = Counter(), numpy.zeros(1), Helper()
 
     def forward(self, x):
         return self.second(torch.tanh(self.does(self, torch.tanh(self.first(x)))))
@@ -89,13 +138,17 @@ class Twice(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("does", [cooling, carrying, listing, drawing, throwing])
+@pytest.mark.parametrize("does", KEEPING)
 @pytest.mark.parametrize("cheap", [[], ["*"]])
 def test_attributes_are_as_the_first_time_and_move_once(does, cheap):
     equal, mine, theirs = same(lambda: Twice(does), {"checkpoint": {"cheap": cheap}})
     assert equal
     for part, other in zip(mine.parts, theirs.parts, strict=True):
         assert (part.heat, part.seen) == (other.heat, other.seen)
+        assert (part.queue, part.queue.maxlen) == (other.queue, 3)
+        assert (part.lengths, part.tally, part.counts) == (other.lengths, other.tally, other.counts)
+        assert (part.array, part.helper.calls) == (other.array, other.helper.calls)
+        assert part.helper.inner == other.helper.inner
         assert torch.equal(part.state, other.state)
         assert torch.equal(part.stream.get_state(), other.stream.get_state())
         assert part.dice.getstate() == other.dice.getstate()

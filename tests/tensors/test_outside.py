@@ -2,11 +2,12 @@
 
 from functools import cached_property
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
-from vivace.tensors.outside import Outside
+from vivace.tensors.outside import Outside, assign, attributes, changed
 
 
 class Counting:
@@ -75,3 +76,53 @@ def test_values_that_were_there_come_back(model):
     outside.put_back()
     assert (counts, slotted.calls) == ({"calls": 0}, 0)
     assert [one.tolist() for one in seen] == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("kind", ["array", "slot", "teacher"])
+def test_that_only_an_array_a_slot_or_another_modules_weights_move_is_seen(model, kind):
+    array, slotted, teacher = numpy.zeros(2), Slotted(), nn.Linear(2, 1).requires_grad_(False)
+
+    def loss():
+        return {"array": array, "slot": slotted, "teacher": teacher}
+
+    outside, weights = Outside((loss,), [model]), teacher.weight.clone()
+    assert not outside.moved()
+    if kind == "array":
+        array += 1
+    elif kind == "slot":
+        slotted.calls += 1
+    else:
+        teacher.weight.data.add_(1)
+    assert outside.moved()
+    outside.put_back()
+    assert not outside.moved()
+    assert (array.tolist(), slotted.calls) == ([0.0, 0.0], 0)
+    assert torch.equal(teacher.weight, weights)
+
+
+class Steps:
+    def __init__(self):
+        self.num, self.of = 0, {"mean": torch.zeros(2)}
+
+
+def test_what_modules_keep_in_containers_and_objects_is_carried_over():
+    def made():
+        first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+        first.kept = second.kept = {"count": 0, "state": (torch.zeros(2), [1])}
+        first.steps, first.weights, first.parts = Steps(), [first.weight], [second]
+        return nn.Sequential(first, second)
+
+    mine, other = made(), made()
+    before = attributes([mine])
+    mine[0].kept["count"] += 1
+    mine[0].kept["state"][0].add_(1)
+    mine[0].steps.num += 1
+    mine[0].steps.of["mean"] += 1
+    now = attributes([mine])
+    moving = set(changed(now, before))
+    assert moving == {(0, "0", "kept"), (0, "1", "kept"), (0, "0", "steps.num"), (0, "0", "steps.of")}
+    assign([other], {key: now[key] for key in moving})
+    assert not set(changed(attributes([other]), now))
+    assert other[0].kept is other[1].kept
+    assert other[0].kept["state"][0] is not mine[0].kept["state"][0]
+    assert (other[0].parts, other[0].weights[0]) == ([other[1]], other[0].weight)

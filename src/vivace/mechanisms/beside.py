@@ -7,24 +7,19 @@ more must find them as the first time, and leave them as they are by then.
 from __future__ import annotations
 
 import contextlib
-import copy
-import random
-from collections import OrderedDict, UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+import types
+from collections import UserDict
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
+from vivace.tensors.outside import MOST_ENTRIES, MOST_OBJECTS, as_it_is
 from vivace.tensors.trees import tensors
 
-MOST_ENTRIES = 1000  # of a container that is looked into
-MOST_OBJECTS = 100
 OF_MODULES = frozenset(vars(nn.Module())) - {"training"}  # weights, buffers, parts and hooks
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_CONTAINERS = (list, tuple, dict, OrderedDict)
-_STREAMS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 
 
 class Beside:
@@ -67,24 +62,10 @@ class Beside:
                 _put(space, before)
 
 
-def as_it_is(thing: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
-    """A copy of what may be changed later: containers, at every depth, and generators of random numbers."""
-    if isinstance(thing, torch.Tensor):
-        return of_tensor(thing)
-    if isinstance(thing, torch.Generator):
-        return thing.clone_state()
-    if isinstance(thing, _STREAMS) and not isinstance(thing, random.SystemRandom):
-        return copy.deepcopy(thing)
-    if type(thing) not in _CONTAINERS or len(thing) > MOST_ENTRIES:
-        return thing
-    if isinstance(thing, dict):
-        return type(thing)((name, as_it_is(value, of_tensor)) for name, value in thing.items())
-    return type(thing)(as_it_is(value, of_tensor) for value in thing)
-
-
-def objects(thing: object, seen: set[int]) -> Iterator[dict[str, Any]]:
-    """The ``__dict__`` of each object in a tree, also inside of others, that is no module and no function."""
-    if isinstance(thing, (*_PLAIN, torch.Tensor, nn.Module)) or id(thing) in seen or len(seen) > MOST_OBJECTS:
+def objects(thing: object, seen: set[int]) -> Iterator[Any]:
+    """Each object in a tree, also inside of others, that has a ``__dict__`` and is no module or function."""
+    none = (*_PLAIN, torch.Tensor, nn.Module, types.FunctionType, types.MethodType)
+    if isinstance(thing, none) or id(thing) in seen or len(seen) > MOST_OBJECTS:
         return
     seen.add(id(thing))
     inner: Iterable[Any]
@@ -94,9 +75,9 @@ def objects(thing: object, seen: set[int]) -> Iterator[dict[str, Any]]:
         inner = thing.values()
     else:
         space = getattr(thing, "__dict__", None)
-        if callable(thing) or not isinstance(space, dict):
+        if not isinstance(space, dict):
             return
-        yield space
+        yield thing
         inner = space.values()
     for each in list(inner)[:MOST_ENTRIES]:
         yield from objects(each, seen)

@@ -29,8 +29,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vivace.errors import Refused
-from vivace.mechanisms.beside import OF_MODULES, Beside, as_it_is, objects
+from vivace.mechanisms.beside import OF_MODULES, Beside, objects
 from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
+from vivace.tensors.outside import as_it_is, is_persons
 from vivace.tensors.trees import map_tensors, same_numbers, tensors
 from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
 from vivace.torch_internals.tensors import (
@@ -187,8 +188,10 @@ class _Frame:
         self.held = held(self.modules)
         self.weights = [p for parameters, _ in self.held for p in parameters.values() if p is not None]
         self.fake = any(map(is_fake, self.weights))
-        self.own = Beside(map(vars, self.modules), OF_MODULES)
-        self.given = Beside(objects((arguments, keywords), set()))
+        kept = [v for m in self.modules for name, v in vars(m).items() if name not in OF_MODULES]
+        helpers = filter(is_persons, objects(kept, set()))
+        self.own = Beside(map(vars, (*self.modules, *helpers)), OF_MODULES)
+        self.given = Beside(map(vars, objects((arguments, keywords), set())))
         inputs = (*tensors((arguments, keywords)), *self.given.tensors())
         self.inputs, self.kept = _versions(inputs), _versions(self.own.tensors())
         self.trained, self.places = _versions(self.weights), storage_ids(self.weights)

@@ -7,26 +7,34 @@ them, and attributes of modules. What cannot be copied (a generator, an open fil
 
 from __future__ import annotations
 
+import copy
 import io
 import random
 import sys
 import sysconfig
 import types
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-MOST_ENTRIES = 1000
+MOST_ENTRIES = 1000  # of a container that is looked into
 MOST_NUMBERS = 2**18  # of a tensor, an array or a list
 MOST_LOOKED_AT = 2000  # objects
+MOST_OBJECTS = 100  # of a model's modules
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OF_MODULES = frozenset(vars(nn.Module()))  # weights, buffers, parts, hooks and the mode
+_CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, deque, set)
+_STREAMS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader)
 _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_STANDARD = sys.stdlib_module_names - {"__main__"}
 INSTALLED = ("site-packages", "dist-packages")  # folders, also a user's own and a distribution's
 Attributes = dict[tuple[int, str, str], Any]
 
@@ -69,25 +77,26 @@ class Outside:
                 setattr(kind, name, value)
         for owner, name, value in self._slots:
             object.__setattr__(owner, name, value)  # also of one that says it is frozen
-        for container, copy in self._containers:
-            container.clear()
-            container.update(copy) if isinstance(container, (dict, set)) else container.extend(copy)
+        for container, then in self._containers:
+            _refill(container, then)
         for _, set_state, state in self._streams:
             set_state(state)
         with torch.no_grad():
-            for tensor, copy in self._tensors:
-                if not torch.equal(tensor, copy):
-                    tensor.copy_(copy)
-        for array, copy in self._arrays:
-            if array.tobytes() != copy.tobytes():  # which may be a file
-                array[...] = copy
+            for tensor, then in self._tensors:
+                if not torch.equal(tensor, then):
+                    tensor.copy_(then)
+        for array, then in self._arrays:
+            if array.tobytes() != then.tobytes():  # which may be a file
+                array[...] = then
 
     def moved(self) -> bool:
         """Has any of it, beside random streams, another value than when this was made?"""
         pairs: list[tuple[Any, Any]] = [(cell.cell_contents, value) for cell, value in self._cells]
         pairs += [(space.get(name), value) for space, then in self._spaces for name, value in then.items()]
         pairs += [(vars(kind).get(name), value) for kind, name, value in self._classes]
-        pairs += [*self._tensors, *self._containers]
+        pairs += [(getattr(owner, name, None), value) for owner, name, value in self._slots]
+        pairs += [(tensor.detach(), then) for tensor, then in self._tensors]
+        pairs += [*self._containers, *self._arrays]
         more = any(space.keys() - names for space, names in self._objects)
         return more or not all(alike(*pair) for pair in pairs)
 
@@ -120,11 +129,8 @@ class Outside:
             if value.size <= MOST_NUMBERS and value.flags.writeable:
                 self._arrays.append((value, value.copy()))
         elif isinstance(value, torch.Tensor):
-            fixed = isinstance(value, nn.Parameter) or value.is_inference()
-            if value.numel() <= MOST_NUMBERS and not fixed:
-                self._tensors.append((value, value.detach().clone()))
-            elif not fixed:
-                self.large.append(value)
+            if not isinstance(value, nn.Parameter):
+                self._look_at_tensor(value)
         elif isinstance(value, partial):
             self._look_at_all((value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
@@ -144,7 +150,7 @@ class Outside:
             self._look_at_class(value)
         elif isinstance(value, io.IOBase):
             self.files.append(value)
-        elif not of_library(type(value).__module__):
+        elif is_persons(value):
             space = getattr(value, "__dict__", {})
             self._spaces.append((space, dict(space)))
             self._objects.append((space, frozenset(space)))
@@ -156,13 +162,23 @@ class Outside:
         for value in list(values)[:MOST_ENTRIES]:
             self._look(value)
 
+    def _look_at_tensor(self, tensor: torch.Tensor) -> None:
+        if is_lazy(tensor) or tensor.is_inference():
+            return
+        if tensor.numel() <= MOST_NUMBERS:
+            self._tensors.append((tensor, tensor.detach().clone()))
+        else:
+            self.large.append(tensor)
+
     def _look_at_module(self, module: nn.Module) -> None:
-        """What changes by a call of one that is no part of the models, such as a teacher's statistics."""
+        """What changes of one that is no part of the models, such as a teacher's weights, which follow the
+        model's, and its statistics.
+        """
         for part in module.modules():
             if id(part) not in self._parts:
                 self._parts.add(id(part))
-                for buffer in part.buffers(recurse=False):
-                    self._look_inside(buffer)
+                for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                    self._look_at_tensor(tensor)
                 own = vars(part)
                 plain = {k: v for k, v in own.items() if isinstance(v, PLAIN) and not k.startswith("_")}
                 self._spaces.append((own, plain))
@@ -224,38 +240,123 @@ def alike(now: object, then: object) -> bool:
         return list(now) == list(then) and all(map(alike, now.values(), then.values()))
     if isinstance(now, (list, deque, tuple)) and isinstance(then, (list, deque, tuple)):
         return len(now) == len(then) and all(map(alike, now, then))
+    if isinstance(now, numpy.ndarray) and isinstance(then, numpy.ndarray):
+        return (now.dtype, now.shape) == (then.dtype, then.shape) and now.tobytes() == then.tobytes()
     return isinstance(now, (*PLAIN, set)) and bool(now == then)
 
 
+def as_it_is(thing: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
+    """A copy of what may be changed later: containers, at every depth, arrays, and generators of random
+    numbers.
+    """
+    if isinstance(thing, torch.Tensor):
+        return of_tensor(thing)
+    if isinstance(thing, torch.Generator):
+        return thing.clone_state()
+    if isinstance(thing, _STREAMS) and not isinstance(thing, random.SystemRandom):
+        return copy.deepcopy(thing)
+    if type(thing) is numpy.ndarray:
+        return thing.copy() if thing.size <= MOST_NUMBERS else thing
+    if type(thing) not in _CONTAINERS or len(thing) > MOST_ENTRIES:
+        return thing
+    if isinstance(thing, set):
+        return set(thing)
+    if isinstance(thing, dict):
+        found = copy.copy(thing)  # with what makes the missing entries of a defaultdict
+        for name, value in thing.items():
+            found[name] = as_it_is(value, of_tensor)
+        return found
+    parts = (as_it_is(value, of_tensor) for value in thing)
+    return deque(parts, thing.maxlen) if isinstance(thing, deque) else type(thing)(parts)
+
+
 def attributes(models: list[nn.Module]) -> Attributes:
-    """Plain values and tensors that modules keep beside weights and buffers, by model, module and name."""
+    """Numbers, texts, tensors, and containers of such that modules, and objects of the person's in them, keep
+    beside weights and buffers, by model, module and name: ``count``, or ``state.count`` of an object.
+    """
     found: Attributes = {}
-    for index, model in enumerate(models):
-        for name, module in model.named_modules():
-            for key, value in vars(module).items():
-                if isinstance(value, torch.Tensor) and value.numel() <= MOST_NUMBERS:
-                    found[index, name, key] = value.detach().clone()
-                elif isinstance(value, PLAIN) and not key.startswith("_") and key != "training":
-                    found[index, name, key] = value
+    own = {id(t) for model in models for t in (*model.parameters(), *model.buffers())}
+    for (index, name, path), (space, keys) in _spaces(models).items():
+        for key in keys:
+            value = space[key]
+            if isinstance(value, PLAIN) or _is_plain(value, own):
+                found[index, name, path + key] = as_it_is(value, lambda tensor: tensor.detach().clone())
     return found
 
 
 def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str]]:
     """The model, module and name of each attribute that is not what it was, or is new or gone."""
-    for key in now.keys() | before.keys():
-        mine, theirs = now.get(key), before.get(key)
-        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-            if mine.shape != theirs.shape or not torch.equal(mine, theirs):
-                yield key
-        elif type(mine) is not type(theirs) or mine != theirs:
-            yield key
+    return (key for key in now.keys() | before.keys() if not alike(now.get(key), before.get(key)))
 
 
 def assign(models: list[nn.Module], values: Attributes) -> None:
-    """Give the attributes of these models' modules copies of these values."""
-    for (index, name, key), value in values.items():
-        copy = value.clone() if isinstance(value, torch.Tensor) else value
-        vars(models[index].get_submodule(name))[key] = copy
+    """Give the modules of these models, and the objects in them, copies of these values."""
+    spaces = _spaces(models)
+    for (index, name, path), value in values.items():
+        inside, _, key = path.rpartition(".")
+        place = (index, name, inside and f"{inside}.")
+        if place not in spaces:
+            continue
+        space, given = spaces[place][0], as_it_is(value, torch.clone)
+        now: Any = space.get(key)
+        if isinstance(given, (list, dict, set, deque)) and type(now) is type(given):
+            _refill(now, given)  # several modules may share it
+        else:
+            space[key] = given
+
+
+def _spaces(models: list[nn.Module]) -> dict[tuple[int, str, str], tuple[dict[str, Any], list[str]]]:
+    """The ``__dict__`` of each module, and of the objects of the person's that it holds, with the names in it
+    that are not torch's or a library's own, by model, module and the path from there.
+    """
+    found: dict[tuple[int, str, str], tuple[dict[str, Any], list[str]]] = {}
+    seen, no_objects = set[int](), (*PLAIN, *_NOT_STATE, *_CONTAINERS, torch.Tensor)
+
+    def look(index: int, name: str, path: str, thing: object) -> None:
+        space, own = getattr(thing, "__dict__", {}), is_persons(thing)
+        keys = [k for k, v in space.items() if own or not k.startswith("_") or isinstance(v, torch.Tensor)]
+        keys = [key for key in keys if key not in _OF_MODULES]
+        found[index, name, path] = space, keys
+        for key in keys:
+            value = space[key]
+            known = isinstance(value, no_objects) or id(value) in seen or len(seen) >= MOST_OBJECTS
+            if not known and is_persons(value):
+                seen.add(id(value))
+                look(index, name, f"{path}{key}.", value)
+
+    for index, model in enumerate(models):
+        for name, module in model.named_modules():
+            look(index, name, "", module)
+    return found
+
+
+def _is_plain(value: object, own: set[int]) -> bool:
+    """Does it consist of numbers, texts, arrays and tensors alone, not too many to be copied? Of those of the
+    model's `own` a copy would be another one.
+    """
+
+    def is_plain(leaf: object) -> bool:
+        if isinstance(leaf, torch.Tensor):
+            return not is_lazy(leaf) and leaf.numel() <= MOST_NUMBERS and id(leaf) not in own
+        if isinstance(leaf, numpy.ndarray):
+            return leaf.size <= MOST_NUMBERS and leaf.dtype != object
+        return isinstance(leaf, PLAIN)
+
+    leaves = list(islice(_leaves(value), MOST_ENTRIES + 1))
+    return len(leaves) <= MOST_ENTRIES and all(map(is_plain, leaves))
+
+
+def _leaves(thing: object) -> Iterator[Any]:
+    if type(thing) in _CONTAINERS:
+        for part in thing.values() if isinstance(thing, dict) else thing:  # type: ignore[attr-defined]
+            yield from _leaves(part)
+    else:
+        yield thing
+
+
+def _refill(container: dict[Any, Any] | set[Any] | list[Any] | deque[Any], values: Iterable[Any]) -> None:
+    container.clear()
+    container.update(values) if isinstance(container, (dict, set)) else container.extend(values)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -266,10 +367,15 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+def is_persons(thing: object) -> bool:
+    """Is it an object of a person's own class, or of that which has nothing but the person's names?"""
+    return type(thing) is types.SimpleNamespace or not of_library(type(thing).__module__)
+
+
 def of_library(module: str) -> bool:
     """Is what a module defines no code of the person's?"""
     top = module.partition(".")[0]
-    if top in ("", "vivace") or top in sys.stdlib_module_names - {"__main__"}:
+    if top in ("", "vivace") or top in _STANDARD:
         return True
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return file.startswith(_PACKAGES) or any(f"/{name}/" in file for name in INSTALLED)
