@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import deque
 
 import numpy
 import pytest
@@ -13,6 +14,7 @@ import vivace
 from vivace import Numerics, Seam
 from vivace.errors import InputError
 from vivace.inspection import inspect
+from vivace.tensors.outside import MOST_NUMBERS
 from vivace.watching.sentinel import Sentinel
 from vivace.watching.twin import Twin
 
@@ -51,6 +53,103 @@ def test_counters_in_a_module(both, dropping):
     run = both(lambda: dropping(model=Warming, epochs=5))
     assert run.watched["kept"] is True, run.watched["sentence"]
     assert run.watched["steps"] >= 15
+
+
+class Steps:
+    def __init__(self):
+        self.num, self._kept = 0, {"mean": torch.zeros(4)}
+
+
+def in_a_dictionary(part, mean):
+    part.kept["count"] += 1
+    part.kept["mean"] = 0.9 * part.kept["mean"] + 0.1 * mean
+    return part.kept["count"], part.kept["mean"]
+
+
+def in_a_queue(part, mean):
+    part.queue.append(mean)
+    return len(part.queue), sum(part.queue) / len(part.queue)
+
+
+def in_an_array(part, mean):
+    part.array[0] += 1
+    return float(part.array[0]), 0.1 * mean
+
+
+def in_an_object(part, mean):
+    part.steps.num += 1
+    part.steps._kept["mean"] = 0.9 * part.steps._kept["mean"] + 0.1 * mean
+    return part.steps.num, part.steps._kept["mean"]
+
+
+def under_a_private_name(part, mean):
+    part._count += 1
+    return part._count, 0.1 * mean
+
+
+class Holding(nn.Module):
+    """Its first step is a careful one, as it knows by what `count` counts somewhere."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.linear, self.counted = nn.Linear(8, 4), count
+        self.kept, self.queue = {"count": 0, "mean": torch.zeros(4)}, deque(maxlen=12)
+        self.array, self.steps, self._count = numpy.zeros(1), Steps(), 0
+
+    def forward(self, inputs):
+        outputs = self.linear(inputs)
+        count, mean = self.counted(self, outputs.detach().float().mean(0))
+        return outputs * (0.1 if count == 1 else 1.0) - mean
+
+
+@pytest.mark.parametrize(
+    "count", [in_a_dictionary, in_a_queue, in_an_array, in_an_object, under_a_private_name]
+)
+def test_state_that_a_module_keeps_in_what_it_holds(both, dropping, count):
+    run = both(lambda: dropping(model=lambda: Holding(count), epochs=5, metric=None))
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["steps"] >= 15
+
+
+def test_a_teacher_that_follows_the_model(both, dropping):
+    def make():
+        torch.manual_seed(3)
+        teacher = nn.Linear(8, 4).requires_grad_(False)
+
+        def loss(model, batch):
+            outputs = model(batch[0])
+            near = functional.mse_loss(outputs, teacher(batch[0]))
+            return functional.cross_entropy(outputs, batch[1]) + near
+
+        def follow(model):
+            for own, other in zip(teacher.parameters(), model.parameters(), strict=True):
+                own.data.lerp_(other.data, 0.1)
+
+        return dropping(model=lambda: nn.Linear(8, 4), loss=loss, on_gradients=follow, epochs=5)
+
+    run = both(make)
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["steps"] >= 15
+
+
+@pytest.mark.parametrize("way", ["in place", "its data", "a teacher's"])
+def test_what_is_too_large_to_be_put_back_is_said(both, dropping, way):
+    def make():
+        teacher = nn.Linear(MOST_NUMBERS + 1, 1, bias=False).requires_grad_(False)
+        queue = teacher.weight[0] if way == "a teacher's" else torch.zeros(MOST_NUMBERS + 1)
+        nn.init.zeros_(teacher.weight)
+
+        def loss(model, batch):
+            with torch.no_grad():
+                (queue.data if way == "its data" else queue)[0].add_(0.1)
+            first = teacher.weight[0, 0] if way == "a teacher's" else queue[0]
+            return (1 + float(first)) * functional.cross_entropy(model(batch[0]), batch[1])
+
+        return dropping(loss=loss, epochs=2)
+
+    assert both(make).watched["sentence"] == (
+        "not watched: a step changes a tensor outside of the model that is too large to be put back"
+    )
 
 
 def test_counters_outside_of_the_model(both, dropping):

@@ -65,7 +65,7 @@ def digests(session: Session) -> Digests:
     for name, value in _held(session):
         if isinstance(value, torch.Tensor):
             found[name] = f"{tuple(value.shape)} {value.dtype}"
-            sums.setdefault(value.device, []).append((name, _sums(value)))
+            sums.setdefault(value.device, []).append((name, sums_of(value)))
         else:
             found[name] = repr(value)
     for rows in sums.values():
@@ -109,7 +109,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name} ({key})", one)
 
 
-def _sums(tensor: torch.Tensor) -> torch.Tensor:
+def sums_of(tensor: torch.Tensor) -> torch.Tensor:
     """Three sums over the bits of a tensor, which change with any of them, and where two are exchanged."""
     flat = tensor.detach().to_dense().reshape(-1)
     if flat.storage_offset() * flat.element_size() % _WORD_BYTES:

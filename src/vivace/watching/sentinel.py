@@ -52,6 +52,7 @@ FIRST_SHADOWS = 3
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
 NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
 OTHER_BATCH = "the plan gives the loss another batch than the job's data gave"
+WROTE_LARGE = "a step changes a tensor outside of the model that is too large to be put back"
 CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 
@@ -317,9 +318,10 @@ class Sentinel:
     def _watched_step(
         self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any], why: str
     ) -> Any:
-        clock, device = time.perf_counter, session.build.device
+        clock, device, twin = time.perf_counter, session.build.device, self.twin
+        assert twin is not None
         begin = clock()
-        before = self._attempt(lambda: Before.of(session, self.job, position.step))
+        before = self._attempt(lambda: Before.of(session, twin, position.step))
         if before is None:
             return take(batch)
         skipped = session.build.facts.skipped_steps
@@ -332,7 +334,7 @@ class Sentinel:
         value, ended = float(torch.as_tensor(loss).detach()) if loss is not None else None, clock()
         if value is None:
             return loss
-        after, outside = randomness.capture(device), self._attempt(lambda: outside_of(session, self.job))
+        after, outside = randomness.capture(device), self._attempt(lambda: outside_of(session, twin))
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
             if skips and not self.tally.steps:
@@ -457,6 +459,8 @@ class Sentinel:
         return not self.places_alike or not (less or other)
 
     def _require_comparable(self, kept: Kept | None, before: Before, after: dict[str, Any]) -> None:
+        if before.wrote_large():
+            raise Unlike(WROTE_LARGE)
         if kept is not None and kept.hidden:
             raise Unlike(f"the job draws random numbers by {kept.hidden}")
         if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):

@@ -28,6 +28,7 @@ from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.states import Snapshot, clone, decay_of, kept_states, restore
 from vivace.verifying.tap import random_state
+from vivace.watching.between import sums_of
 
 SETTLING_STEPS = 8  # a loss scale halves until it fits
 NO_OUTPUTS = torch.zeros(1)
@@ -36,7 +37,8 @@ NO_OUTPUTS = torch.zeros(1)
 @dataclasses.dataclass(frozen=True)
 class Before:
     """What a step begins with, on the host: states of model, optimizers and techniques, random streams, the
-    settings of the optimizers, and what the job keeps in Python.
+    settings of the optimizers, and what the job keeps in Python; of tensors outside of the model that are too
+    large to be copied, sums.
     """
 
     snapshot: Snapshot
@@ -45,17 +47,25 @@ class Before:
     settings: Facts
     attributes: Attributes
     outside: Outside
+    large: list[torch.Tensor]
 
     @classmethod
-    def of(cls, session: Session, job: Job, step: int) -> Before:
+    def of(cls, session: Session, twin: Twin, step: int) -> Before:
         """Copies of it, after `step` steps."""
         optimizers = [map_tensors(o.state_dict(), to_host) for o in session.optimizers]
         state = State(*(_mapped(part, to_host) for part in named(session)))
         streams = randomness.capture(session.build.device)
         snapshot = Snapshot(state, optimizers, step, decay_of(session))
         found = attributes(session.build.models)
-        settings, outside = facts_of_session(session), outside_of(session, job)
-        return cls(snapshot, kept_states(session), streams, settings, found, outside)
+        settings, outside = facts_of_session(session), outside_of(session, twin)
+        large = [sums_of(tensor) for tensor in outside.large]
+        return cls(snapshot, kept_states(session), streams, settings, found, outside, large)
+
+    def wrote_large(self) -> bool:
+        """Has a tensor that is too large to be put back other numbers by now? Its version does not tell:
+        averages of weights are often written to their ``.data``.
+        """
+        return not all(map(torch.equal, self.large, map(sums_of, self.outside.large)))
 
     def put_back(self, session: Session) -> None:
         """Let a session be as it was then."""
@@ -215,9 +225,12 @@ def outcome_of(loss: object, after: State, gradients: Tensors) -> Outcome:
     return Outcome([value], after, NO_OUTPUTS, random_state(), drew=False, gradients=gradients)
 
 
-def outside_of(session: Session, job: Job) -> Outside:
-    """What a step of a job reaches in Python."""
-    return Outside((job.loss, job.on_gradients), session.build.models)
+def outside_of(session: Session, twin: Twin) -> Outside:
+    """What a step of a job reaches in Python, but for its models: a name of the job's may still be that of
+    the twin's.
+    """
+    models = (*session.build.models, *twin.session.build.models)
+    return Outside((twin.job.loss, twin.job.on_gradients), models)
 
 
 def named(session: Session) -> tuple[Tensors, Tensors]:
