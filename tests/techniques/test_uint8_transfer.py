@@ -82,6 +82,23 @@ def test_batches_that_came_another_way_stay_as_they_are(session):
     assert session.place(batch)[0] is batch[0]
 
 
+@pytest.mark.parametrize("change", [lambda pixels: pixels.float(), lambda pixels: 0.5 * pixels])
+def test_a_loop_that_makes_floats_of_the_bytes_is_told_so_before_it_trains(session, change):
+    """Such as one that mixes the samples of a batch."""
+    loader = DataLoader(dataset(NORMALIZE), batch_size=8)
+    before = [p.clone() for p in session.model.parameters()]
+    pixels, labels = next(batches := session.batches(loader))
+    with pytest.raises(Refused, match=r"^uint8_transfer: your loop changes the batch"):
+        session.step([change(pixels), labels])
+    assert all(map(torch.equal, before, session.model.parameters()))
+    batch, other = next(batches), next(iter(loader))
+    session.place(other)  # for a metric of the loop's own, before the step
+    session.step(batch)
+    session.step(other)
+    session.step([next(batches)[0].flip(-1), labels])  # bytes, all the same
+    assert all(bool(torch.isfinite(p).all()) for p in session.model.parameters())
+
+
 def test_the_persons_dataset_is_untouched(session):
     loader = DataLoader(dataset(NORMALIZE), batch_size=8)
     list(session.batches(loader))

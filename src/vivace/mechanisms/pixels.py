@@ -172,8 +172,11 @@ class Sender:
         self.rebuilt: weakref.WeakKeyDictionary[Any, _Sending] = weakref.WeakKeyDictionary()
         self.sending: _Sending | None = None
         self.underway: dict[int, tuple[weakref.ref[torch.Tensor], Cut]] = {}  # by the identity of a tensor
+        self.waiting = False  # were bytes handed out, and none placed since?
+        self.lost = False  # came floats in their stead?
         build.wrap(Seam.BATCHES, self.batches)
         build.wrap(Seam.PLACE, self.place)
+        build.wrap(Seam.STEP, self.step)
         build.wrap(Seam.VALIDATION, self.validation)
         build.on_close(self._let_go)
 
@@ -186,23 +189,39 @@ class Sender:
 
     def _sent(self, following: Callable[[Any], Iterable[Any]], found: _Sending) -> Iterator[Any]:
         """Batches, with what finishes them at hand: several loaders may be read in turn, or together."""
-        for batch in following(found.loader):
-            self.sending = found
-            self.underway = {key: own for key, own in self.underway.items() if own[0]() is not None}
-            for number, tensor in enumerate(tensors(batch)):
-                if number in found.places:
-                    self.underway[id(tensor)] = weakref.ref(tensor), found.cut
-            yield batch
+        try:
+            for batch in following(found.loader):
+                self.sending, self.waiting = found, True
+                self.underway = {key: own for key, own in self.underway.items() if own[0]() is not None}
+                for number, tensor in enumerate(tensors(batch)):
+                    if number in found.places:
+                        self.underway[id(tensor)] = weakref.ref(tensor), found.cut
+                yield batch
+        finally:
+            self.waiting = False
 
     def place(self, following: Callable[[Any], Any], batch: Batch) -> Any:
         """The seam `place`. A batch that did not come through the session stays as it is; a part of one that
         did is taken for the latest one.
         """
-        cuts = {number: cut for number, tensor in enumerate(tensors(batch)) if (cut := self._cut_of(tensor))}
+        given = list(tensors(batch))
+        cuts = {number: cut for number, tensor in enumerate(given) if (cut := self._cut_of(tensor))}
+        own = [one for n, one in enumerate(given) if self.sending is not None and n in self.sending.places]
+        self.waiting = self.waiting and not cuts and all(one.dtype != torch.uint8 for one in own)
+        self.lost = self.waiting and any(one.is_floating_point() for one in own)
         placed, device = following(batch), self.build.device
         if cuts:
             return _finished(placed, cuts.get, device, self._note)
         return placed if self.sending is None else self.sending.finished(placed, device, self._note)
+
+    def step(self, following: Callable[[Any], Any], batch: object) -> Any:
+        """The seam `step`. Raises Refused where it would train on what a loop has made of the bytes."""
+        self.build.require(
+            not self.lost,
+            "your loop changes the batch between session.batches and session.step, where it is of bytes: do "
+            "that in the dataset or in the loss",
+        )
+        return following(batch)
 
     def _cut_of(self, tensor: torch.Tensor) -> Cut | None:
         known, cut = self.underway.get(id(tensor), (None, None))
