@@ -153,21 +153,27 @@ class Bfloat16Store(Store):
 
 
 class Int8Store(Bfloat16Store):
-    """fp32 storages in int8, with one fp32 scale for each 256 neighbours: off by at most half a scale."""
+    """fp32 storages in int8, with one fp32 scale for each 256 neighbours: off by at most half a scale.
 
-    GROUP = 256
+    The largest integer of either sign is infinity, as in masks of attention, and so is what is no number.
+    """
+
+    GROUP, LARGEST = 256, 126
 
     def put(self, flat: torch.Tensor) -> tuple[Any, int]:
         """The numbers, their scales, and their count."""
-        count = flat.numel()
+        count, infinite = flat.numel(), float(self.LARGEST + 1)
         groups = torch.nn.functional.pad(flat, (0, -count % self.GROUP)).view(-1, self.GROUP)
-        scales = (groups.abs().amax(1, keepdim=True) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
-        return ((groups / scales).round_().to(torch.int8), scales, count), groups.numel() + 4 * len(scales)
+        largest = groups.abs().nan_to_num_(0.0, 0.0).amax(1, keepdim=True)
+        scales = (largest / self.LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        numbers = (groups / scales).round_().nan_to_num_(infinite, infinite, -infinite).to(torch.int8)
+        return (numbers, scales, count), groups.numel() + 4 * len(scales)
 
     def get(self, stored: Stored) -> torch.Tensor:
         """The fp32 tensor: integers times their scales."""
         numbers, scales, count = stored.content
-        return (numbers * scales).view(-1)[:count]  # type: ignore[no-any-return]
+        finite = numbers.abs() <= self.LARGEST
+        return (numbers * scales).div_(finite).view(-1)[:count]  # type: ignore[no-any-return]
 
 
 class HostStore(Store):

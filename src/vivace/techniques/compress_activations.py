@@ -17,7 +17,7 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Techni
 class CompressActivations(Technique):
     """Large fp32 tensors that the matching blocks save become bfloat16 or int8; the forward pass stays.
 
-    Only gradients are rounded. An int8 value is off by at most 1/254 of the largest of its 256 neighbours,
+    Only gradients are rounded. An int8 value is off by at most 1/252 of the largest of its 256 neighbours,
     which no unit roundoff bounds: that is SEMANTICS. `blocks` are names or patterns such as ``layer3.*``.
     """
 
