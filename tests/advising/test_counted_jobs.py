@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from vivace.advising.demand import Demand, load_models
 from vivace.advising.predict import Predictor
 from vivace.advising.source import counted_model
 from vivace.errors import JobError
+from vivace.memory.fits import fits
 from vivace.work.count import count_work
 from vivace.work.imagine import imagine
 
@@ -150,6 +152,63 @@ def test_a_stream_has_no_length_and_is_counted():
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     )
     assert imagine(job, "stream")["steps_per_epoch"] is None
+
+
+@dataclasses.dataclass
+class Pair:
+    first: torch.nn.Module
+    second: torch.nn.Module
+
+
+WAYS = {
+    "a dataclass": (Pair, lambda built: (built.first, built.second)),
+    "a namespace": (lambda a, b: SimpleNamespace(a=a, b=b), lambda built: (built.a, built.b)),
+    "a dictionary": (lambda a, b: {"a": a, "b": b}, lambda built: built.values()),
+    "a tuple": (lambda *parts: parts, lambda built: built),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_modules_are_handed_on_as_the_job_returned_them(way):
+    made, parts = WAYS[way]
+
+    def step(built, optimizer, batch):
+        first, second = parts(built)
+        loss = second(first(batch)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    job = vivace.Job(
+        model=lambda: made(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)),
+        data=lambda: [torch.ones(8, 4)],
+        step=step,
+        optimizer=lambda built: torch.optim.SGD([p for part in parts(built) for p in part.parameters()], 0.1),
+    )
+    found = imagine(job, way)
+    assert (found["counted"], found["num_parameters"], found["num_tensors"]) == ("fake", 58, 4)
+
+
+class Damaged(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise OSError("the file is truncated")
+        return torch.ones(4)
+
+
+def test_damaged_samples_are_left_out_as_the_job_says():
+    job = vivace.Job(
+        model=lambda: torch.nn.Linear(4, 2),
+        data=lambda: torch.utils.data.DataLoader(Damaged(), batch_size=20),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        damaged="skip",
+    )
+    assert imagine(job, "damaged")["batch_size"] == 19
+    assert fits(job, {"card": 2**31})[0].fits
 
 
 def test_a_job_that_cannot_be_built_is_named_with_its_line(tmp_path):

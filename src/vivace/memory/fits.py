@@ -11,7 +11,7 @@ from vivace.job import Job
 from vivace.machine import CONTEXT_BYTES
 from vivace.memory.predict import predict
 from vivace.plan import Plan
-from vivace.session.opening import LOOKING_SECONDS, call, largest_batch
+from vivace.session.opening import LOOKING_SECONDS, call, largest_batch, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +68,7 @@ def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: in
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few
     seconds of looking through the data find. Raises Refused where the job cannot be predicted.
     """
-    batch = next(iter(largest_batch(call(job, "data"), LOOKING_SECONDS)), None)
+    loader = readable(call(job, "data"), job)
+    batch = next(iter(largest_batch(loader, LOOKING_SECONDS)), None)
     needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
     return [Fit(name, needed, usable, ranks) for name, usable in cards.items()]

@@ -25,7 +25,7 @@ from vivace.memory.on_gpus import as_on_gpus
 from vivace.memory.watching import Watch
 from vivace.memory.workspace import GpuWorkspaces
 from vivace.plan import Plan
-from vivace.session.opening import call, first_batches, models_of, optimizer_of
+from vivace.session.opening import call, first_batches, models_of, optimizer_of, readable
 from vivace.session.session import Session
 from vivace.technique import Build, Stage
 from vivace.tensors.modules import modules_of
@@ -87,7 +87,7 @@ def predict(
     if device not in ("cpu", "cuda"):
         raise InputError(f"a step is predicted for 'cpu' or 'cuda', not for '{device}'")
     plan = plan or Plan()
-    batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
+    batch = batch if batch is not None else first_batches(readable(call(job, "data"), job), 1)[0]
     if ranks > 1:
         plan, batch = _of_one_rank(plan), share_of(batch, 0, ranks)
     plan, more = _of_a_gpu(plan) if device == "cuda" else (plan, 0)

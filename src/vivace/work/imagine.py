@@ -22,7 +22,7 @@ import torch
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Batch, Job, blame, load
-from vivace.session.opening import parts_of
+from vivace.session.opening import models_of, parts_of, readable
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import FakeBuildMode, FakeCopyMode, FakeTensorMode, tree_map_only
@@ -40,7 +40,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
     """
     loader: Any = job.data()
     try:
-        batch = next(iter(loader))
+        batch = next(iter(readable(loader, job)))
     except StopIteration:
         raise JobError("the Job's data() gave no batch") from None
     how, (work, model, state) = _counted(job, batch)
@@ -85,45 +85,39 @@ def _counted(job: Job, batch: Batch) -> tuple[str, Step]:
         fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
         try:
             with FakeBuildMode():
-                built = _built(job)
+                built = job.model()
             return "fake", _step(job, built, fake)
         except VivaceError:
             raise
         except Exception:
             pass
-    model = _built(job)
+    built = job.model()
     try:
         with mode:
             with FakeCopyMode(mode):
-                copied = copy.deepcopy(model)
+                copied = copy.deepcopy(built)
             return "fake", _step(job, copied, fake)
     except VivaceError:
         raise
     except Exception:
-        return "real", _step(job, model, batch)
+        return "real", _step(job, built, batch)
 
 
-def _built(job: Job) -> torch.nn.Module:
-    """The job's model; several are one that holds them, as `Job.step` and `Job.loss` take them."""
-    model = job.model()
-    if isinstance(model, (list, tuple)):
-        return torch.nn.ModuleList(model)
-    return torch.nn.ModuleDict(model) if isinstance(model, dict) else model
-
-
-def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
-    """One counted step: its work, the model, and the bytes of the optimizer's state after it."""
+def _step(job: Job, built: object, batch: Batch) -> Step:
+    """One counted step on what the job's model() returned: its work, the modules in it as one, and the bytes
+    of the optimizer's state after it.
+    """
+    model = torch.nn.ModuleList(models_of(job, built))
     model.train()
-    optimizer = job.optimizer(model) if job.optimizer else None
-
+    optimizer = job.optimizer(built) if job.optimizer else None
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
     def run() -> None:
         if job.step is not None:
-            job.step(model, optimizer, batch)
+            job.step(built, optimizer, batch)
             return
         assert job.loss is not None
-        job.loss(model, batch).backward()
+        job.loss(built, batch).backward()
         if optimizer is not None:
             optimizer.step()
 
