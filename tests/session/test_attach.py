@@ -132,6 +132,18 @@ def test_what_cannot_act_is_refused_by_name(plan, reason):
     assert process_flags() == flags
 
 
+def test_a_model_in_data_parallel_is_left_to_what_does_not_touch_its_calls():
+    """Its copies on other GPUs would run with the functions, and so the weights, of the first."""
+    model = nn.DataParallel(network())
+    given = {"model": model, "optimizer": optimizer_of(model), "loss": loss}
+    vivace.attach(Plan.from_dict({"bf16_autocast": {}}), **given).close()  # on one device
+    model.device_ids = [0, 1]
+    for name in ("bf16_autocast", "channels_last", "checkpoint", "compile"):
+        with pytest.raises(vivace.Refused, match=f"^{name}: the model is wrapped in nn.DataParallel"):
+            vivace.attach(Plan.from_dict({name: {}}), **given)
+    vivace.attach(Plan.from_dict({"fused_optimizer": {}}), **given).close()
+
+
 def test_a_model_without_convolutions_is_refused_by_name():
     model = nn.Linear(4, 2)
     with pytest.raises(vivace.Refused, match=r"^channels_last: the model has no 2-D convolution$"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.machine import Machine
-from vivace.technique.contract import Numerics, Technique
+from vivace.technique.contract import Numerics, Stage, Technique
 from vivace.technique.facts import Facts
 from vivace.technique.step import Seam, Step
 from vivace.tensors.settings import hold
@@ -139,6 +139,14 @@ class Build:
         where = self.device.type
         acting = " and ".join(card.devices)
         self.require(where in card.devices, f"it acts on {acting}, and this job runs on {where}")
+        if card.stage not in (Stage.PROCESS, Stage.DATA, Stage.OPTIMIZER):
+            from vivace.tensors.modules import is_copied_to_devices
+
+            self.require(
+                not any(map(is_copied_to_devices, self.models)),
+                "the model is wrapped in nn.DataParallel, whose copies on the other GPUs it does not reach: "
+                "take that off, and train on all GPUs with ddp",
+            )
         self.numerics = max(self.numerics, card.numerics)
         self.unit_roundoff = max(self.unit_roundoff, card.unit_roundoff)
 

@@ -30,6 +30,11 @@ def modules_of(model: nn.Module, *kinds: type[Kind]) -> list[Kind]:
     return [module for module in model.modules() if isinstance(module, kinds)]
 
 
+def is_copied_to_devices(model: nn.Module) -> bool:
+    """Is a part of it copied to several devices at every call? The copies know the first one's functions."""
+    return any(len(part.device_ids) > 1 for part in modules_of(model, nn.DataParallel))
+
+
 @contextlib.contextmanager
 def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, all modules are in evaluation mode; afterwards each is in its own mode again."""
