@@ -4,7 +4,6 @@ import contextlib
 import copy
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -393,7 +392,8 @@ def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy, restor
     """Also where it comes while a plan acts on the model's call, or a copy of it runs: none may hide it; and
     where it first takes itself away, so that a second signal ends the process.
     """
-    counted = SimpleNamespace(raised=0, caught=0, model=None)  # a copy puts back what a dict holds
+    counted = threading.local()  # what a dict holds is put back when a copy has run
+    counted.raised = counted.caught = 0
 
     def preempted(number, *_):
         if restores:
@@ -431,7 +431,8 @@ def test_what_a_handler_of_a_signal_raises_is_the_scripts(led, in_a_copy, restor
 
 def test_what_a_handler_of_a_signal_prints_is_no_print_of_the_model(led, capsys):
     """Nor what another thread prints while a copy of the model runs."""
-    seen = SimpleNamespace(original=None, copy=None)
+    seen = threading.local()  # which no copy puts back
+    seen.copy = None
 
     class Interrupted(nn.Sequential):
         def forward(self, inputs):

@@ -1,6 +1,7 @@
 """What a training keeps in Python, outside of its weights: looked at, and put back."""
 
 from functools import cached_property
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -62,11 +63,13 @@ def test_what_is_computed_once_is_computed_again(model):
 
 def test_values_that_were_there_come_back(model):
     counts, slotted, seen = {"calls": 0}, Slotted(), [torch.zeros(2)]
+    named = SimpleNamespace(calls=0)
 
     def loss():
         counts["calls"] += 1
         counts["more"] = 1
         slotted.calls += 1
+        named.calls += 1
         seen[0].add_(1)
         seen.append(torch.ones(1))
 
@@ -74,7 +77,7 @@ def test_values_that_were_there_come_back(model):
     loss()
     assert outside.moved()
     outside.put_back()
-    assert (counts, slotted.calls) == ({"calls": 0}, 0)
+    assert (counts, slotted.calls, named.calls) == ({"calls": 0}, 0, 0)
     assert [one.tolist() for one in seen] == [[0.0, 0.0]]
 
 
