@@ -47,7 +47,9 @@ def compare(
     reason = _not_comparable(first, second)
     ratio, has_interval = (None, False) if reason else _ratio(first, second)
     if ratio is None and not reason:
-        reason = f"'{(first if first.unit_seconds is None else second).path}' holds no time of a step"
+        lacks = first if first.unit_seconds is None else second
+        older = ": an older Vivace wrote it, or no step was seen" if lacks.kind == "script" else ""
+        reason = f"'{lacks.path}' holds no time of a step{older}"
     found = Compared(
         before=first,
         after=second,

@@ -316,7 +316,7 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
         parts=parts(plan, _mapping(run.get("does"))),
         notes=tuple(notes),
         facts=tuple(_run_facts(run)),
-        next=(again,) if stopped or (unfinished and name) else (),
+        next=(again,) if stopped or unfinished else (),
         page=str(found.get("page") or ""),
         date=str(run.get("date") or ""),
     )
@@ -344,7 +344,7 @@ def _took(
         by = f" by {run['interrupted_by']}" if run.get("interrupted_by") else ""
         return "", f"Stopped{by} after {content.trained}; it can go on"
     if run.get("unfinished"):
-        return "", f"Not ended: {content.trained}"
+        return "", f"Not ended, or still running: {content.trained}"
     if seconds is None:
         return "", f"Trained {content.trained}"
     took = words.duration(seconds)
