@@ -748,25 +748,33 @@ def test_overflow_and_tiny_gradients_are_named_by_parameter():
     assert watch.tiny_share() == 4 / 12
 
 
-def test_schedulers_that_step_together_count_once():
-    """Else a loop that rightly leaves out the steps that the scaler skips is blamed for the others."""
+def test_schedulers_that_step_together_count_once_and_those_that_follow_each_other_add_up():
+    """Else a loop that rightly leaves out the steps that the scaler skips is blamed, or a wrong one not."""
     from vivace.profiling.record.hooks import LoopHooks
     from vivace.profiling.record.mixed import PrecisionWatch
 
     optimizers = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2)]
-    rates = torch.optim.lr_scheduler
-    both = [rates.ConstantLR(optimizers[0]), rates.ExponentialLR(optimizers[0], 0.9)]
-    schedulers = [rates.ChainedScheduler(both), rates.ConstantLR(optimizers[1])]
+    rates, scaler = torch.optim.lr_scheduler, torch.amp.GradScaler("cpu")
+    together = rates.ChainedScheduler(
+        [rates.ConstantLR(optimizers[0]), rates.ExponentialLR(optimizers[0], 0.9)]
+    )
+    followed = [rates.ConstantLR(optimizers[1]), rates.ExponentialLR(optimizers[1], 0.9)]
+    schedulers = [together, rates.SequentialLR(optimizers[1], followed, milestones=[4])]
     watch = PrecisionWatch(LoopHooks(Clock(lambda step: None), guard.Guard(fail)), guard.Guard(fail))
     watch.install()
     try:
         watch.begin()
         for _ in range(9):
-            for stepping in (*optimizers, *schedulers):
-                stepping.step()
+            for optimizer in optimizers:
+                scaler.scale(optimizer.param_groups[0]["params"][0].sum()).backward()
+                scaler.step(optimizer)
+            scaler.update()
+            for scheduler in schedulers:
+                scheduler.step()
     finally:
         watch.restore()
-    assert watch.result(10)["scheduled"] == 2 * 9
+    found = watch.result(9)
+    assert found["scheduled"] == found["scaler_steps"] == 2 * 9
 
 
 @pytest.mark.usefixtures("brief_experiments")

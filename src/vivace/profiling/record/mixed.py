@@ -43,7 +43,7 @@ class PrecisionWatch:
         self._passes: set[bool] = set()  # of this step: from a scaled loss or not
         self._sample: tuple[Any, torch.Tensor] | None = None  # of scaled gradients as the pass left them
         self._factors: list[float] = []  # by which they were changed before GradScaler.step
-        self._scheduled: dict[int, Counter[int]] = {}  # by optimizer, the steps of each of its schedulers
+        self._scheduled: set[int] = set()  # optimizers whose rate was stepped since the scaler stepped them
 
     def install(self) -> None:
         """Patch autocast, GradScaler and the clipping functions."""
@@ -58,7 +58,8 @@ class PrecisionWatch:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 patches.replace(place, name, self._clip)
-        patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
+        for scheduler in (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.SequentialLR):
+            patches.replace(scheduler, "step", self._schedule)  # at a milestone none that it holds steps
         handle = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         patches.hook(handle)
 
@@ -82,8 +83,6 @@ class PrecisionWatch:
             return {"steps": steps}
         return {
             **self.counts,
-            # A chained scheduler steps all that it holds.
-            "scheduled": sum(max(each.values()) for each in self._scheduled.values()),
             "steps": steps,
             "sites": self.sites,
             "autocast_dtypes": dict(self.dtypes),
@@ -135,6 +134,7 @@ class PrecisionWatch:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *arguments, **keywords)
             self._stepped.discard(id(optimizer))
+            self._scheduled.discard(id(optimizer))
             self._notice_division()
             self._notice_change()
             if self._passes == {True, False} and len(self.hooks.optimizers) == 1:
@@ -245,7 +245,9 @@ class PrecisionWatch:
         def step(
             scheduler: torch.optim.lr_scheduler.LRScheduler, *arguments: object, **keywords: object
         ) -> Any:
-            self._scheduled.setdefault(id(scheduler.optimizer), Counter())[id(scheduler)] += 1
+            if id(scheduler.optimizer) not in self._scheduled:  # a chained scheduler steps all that it holds
+                self._scheduled.add(id(scheduler.optimizer))
+                self.counts["scheduled"] += 1
             return original(scheduler, *arguments, **keywords)
 
         return step
