@@ -26,6 +26,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "whether the model is the same was judged by `verify`.",
         "none": "No training to the end has been recorded yet.",
         "machine": "Measured on {device}, {cores} cores, {date}, Vivace {vivace}.",
+        "by": " (`{command}`)",
         "seeds": "{seeds} seeds each.",
         "failed row": "This could not be measured: {failed}.",
         "failed later": "A later run ended early: {failed}. What stands here was measured before it.",
@@ -85,6 +86,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "（`scripts/bench cpu`）。这些任务没有训练到结束：数字是每步的，模型是否相同由 `verify` 判断。",
         "none": "尚无完整训练的记录。",
         "machine": "测量环境：{device}，{cores} 核，{date}，Vivace {vivace}。",
+        "by": "（`{command}`）",
         "seeds": "各 {seeds} 个种子。",
         "failed row": "未能测量：{failed}。",
         "failed later": "之后的一次运行未完成：{failed}。这里是此前测得的结果。",
@@ -152,7 +154,8 @@ def page(trained: list[dict[str, Any]], tuned: list[dict[str, Any]], file: str) 
             name: found for name, found in record["recipes"].items() if "speed" in found or "failed" in found
         }
         if cases:
-            dated = _dated(record) | {"date": _tasks.dates(record)}
+            version = record["vivace"] + words["by"].format(command=record["command"])
+            dated = {"date": _tasks.dates(record), "vivace": version}
             parts.append(words["machine"].format(**record["machine"], **dated))
         for name in sorted(cases, key=list(RECIPES).index):
             parts += [f"### {name}", *case(name, cases[name], words)]

@@ -51,10 +51,10 @@ def name_of(file: str) -> str:
 
 def picture(records: Iterable[dict[str, Any]], file: str) -> str:
     """The record that holds most tasks, as SVG; empty where there is none."""
-    newest = max(records, key=lambda record: (len(_done(record)), record["date"]), default=None)
-    if newest is None or not _done(newest):
+    newest = max(records, key=lambda record: (len(_tasks.measured(record)), record["date"]), default=None)
+    if newest is None or not _tasks.measured(newest):
         return ""
-    done, words = _done(newest), WORDS[file]
+    done, words = _tasks.measured(newest), WORDS[file]
     names = sorted(done, key=list(RECIPES).index)
     longest = max(one["seconds"] for found in done.values() for one in found["ways"].values())
     seeds = " / ".join(sorted({str(found["seeds"]) for found in done.values()}))
@@ -68,10 +68,6 @@ def picture(records: Iterable[dict[str, Any]], file: str) -> str:
         "svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH
     )
     return str(drawn).replace("><", ">\n<") + "\n"
-
-
-def _done(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: found for name, found in record["recipes"].items() if "speed" in found}
 
 
 def _legend(words: dict[str, str]) -> list[Markup]:

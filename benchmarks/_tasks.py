@@ -10,8 +10,7 @@ from vivace.recipes import RECIPES
 
 WORDS: dict[str, dict[str, Any]] = {
     "README.md": {
-        "head": "Trained to the end on {device}, {cores} cores, {date}; `scripts/bench accuracy`, {seeds} "
-        "seeds each:",
+        "head": "Trained to the end on {device}, {cores} cores, {date}; `{command}`, {seeds} seeds each:",
         "columns": (
             "task",
             "time to the same {metric}: strict fp32, the plan",
@@ -29,8 +28,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "none": "No training to the end has been recorded yet: `scripts/bench accuracy`.",
     },
     "README.zh-CN.md": {
-        "head": "完整训练，测量环境：{device}，{cores} 核，{date}；`scripts/bench accuracy`，"
-        "各 {seeds} 个种子：",
+        "head": "完整训练，测量环境：{device}，{cores} 核，{date}；`{command}`，各 {seeds} 个种子：",
         "columns": (
             "任务",
             "达到同样{metric}的时间：严格 fp32、方案",
@@ -51,30 +49,42 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 def together(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest record of each machine, with the newest result of each recipe from all its records: one that
-    was made with another budget or another torch may hold a few only.
+    """The newest record of each machine and budget, with the newest result of each recipe from all records of
+    both, those first that hold most. A recipe that failed later keeps what was measured before, and says so.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for record in sorted(records, key=lambda record: record["date"]):
-        machine = record["machine"]["fingerprint"]
-        recipes = found[machine]["recipes"] if machine in found else {}
-        for name, entry in record["recipes"].items():
-            newer, before = {"date": record["date"], **entry}, recipes.get(name, {"date": ""})
-            if ("speed" in newer, newer["date"]) >= ("speed" in before, before["date"]):
-                recipes[name] = newer
-        found[machine] = {**record, "recipes": recipes}
-    return list(found.values())
+        same = (record["machine"]["fingerprint"], record["budget"])
+        rows = found[same]["rows"] if same in found else []
+        known = {name: one for name, one in record["recipes"].items() if name in RECIPES}
+        dated = [(name, {"date": record["date"], **one}) for name, one in known.items()]
+        found[same] = {**record, "rows": rows + dated}
+    for one in found.values():
+        recipes = one["recipes"] = dict[str, dict[str, Any]]()
+        for name, entry in sorted(one.pop("rows"), key=lambda row: row[1]["date"]):
+            before = recipes.get(name, {})
+            if "speed" in entry or "speed" not in before:
+                recipes[name] = entry
+            elif "failed" in entry:
+                recipes[name] = {**before, "failed": entry["failed"]}
+    return sorted(found.values(), key=lambda one: (len(measured(one)), one["date"]), reverse=True)
+
+
+def measured(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Its recipes that were trained to their end."""
+    return {name: found for name, found in record["recipes"].items() if "speed" in found}
 
 
 def table(records: Iterable[dict[str, Any]], file: str) -> str:
     """Each machine that has a recipe trained to its end."""
     words, parts = WORDS[file], []
     for record in records:
-        done = {name: found for name, found in record["recipes"].items() if "speed" in found}
+        done = measured(record)
         if not done:
             continue
         seeds = " / ".join(sorted({str(found["seeds"]) for found in done.values()}))
-        parts.append(words["head"].format(**record["machine"], date=dates(record), seeds=seeds))
+        measured_by = {"command": record["command"], "date": dates(record), "seeds": seeds}
+        parts.append(words["head"].format(**record["machine"], **measured_by))
         columns = [column.format(metric=words["metric"]) for column in words["columns"]]
         ordered = sorted(done, key=list(RECIPES).index)
         rows = [columns, ["---"] * len(columns), *(row(name, done[name], words) for name in ordered)]
@@ -84,7 +94,7 @@ def table(records: Iterable[dict[str, Any]], file: str) -> str:
 
 def dates(record: dict[str, Any]) -> str:
     """When its rows were begun: a record goes on later with what is missing."""
-    rows = [found for found in record["recipes"].values() if "speed" in found]
+    rows = measured(record).values()
     return " / ".join(sorted({found.get("date", record["date"]) for found in rows} or {record["date"]}))
 
 

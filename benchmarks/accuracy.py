@@ -8,9 +8,10 @@ under what `vivace tune` found with --budget, watched, with the compilers' cache
 The time is that of the whole process: start, import, building, warm-up, training, evaluation after each
 epoch, checkpoints. The final metric is of data that neither trained nor chose anything. Two trainings are
 equal where the mean of its differences, paired by seed, lies within the recipe's margin (two one-sided
-tests, 5 %), which stands in `vivace.recipes` before anything is measured. Where seeds are added later it is
-judged again, and each further look may err half as often as the one before: 2.5 %, 1.25 % and so on, so that
-going on until it is shown does not show it.
+tests, 5 %), which stands in `vivace.recipes` before anything is measured. Where seeds are added later, or the
+row begins anew for other code, it is judged again, and each further look may err half as often as the one
+before: 2.5 %, 1.25 % and so on. All looks together err in at most 10 % of the recipes that are not equal,
+however long one goes on; a single look errs in at most 5 %.
 
 A row is a recipe: its search and its trainings, about eight minutes on two quiet cores. The record is written
 after each training: a run that was stopped goes on where it was, recipe by recipe in the order of
@@ -88,7 +89,8 @@ def row_of(name: str, record: dict[str, Any], chosen: argparse.Namespace) -> boo
     if other:
         changed = " and ".join(CHANGES[key] for key in other)
         print(f"{name}: begins anew, as it was measured with another {changed}", flush=True)
-        recipe = {}
+        looks = {"looks": looks_of(recipe)} if other == ["vivace"] else {}  # of the same claim
+        recipe = {"date": _record.today(), **looks}
     day = record["date"] if recipe else _record.today()
     recipe = record["recipes"][name] = {"date": day, "rows": [], **recipe, **stated}
     recipe.pop("failed", None)
@@ -96,13 +98,17 @@ def row_of(name: str, record: dict[str, Any], chosen: argparse.Namespace) -> boo
     try:
         for _ in further(name, recipe, chosen):
             keep(record, chosen)
-        looks = recipe.get("looks", [recipe["seeds"]] if "seeds" in recipe else [])
-        recipe |= summary(recipe["rows"], recipe["margin"], looks)
+        recipe |= summary(recipe["rows"], recipe["margin"], looks_of(recipe), recipe.get("seeds"))
     except (Failed, vivace.VivaceError, subprocess.TimeoutExpired) as error:
         recipe["failed"] = str(error)
     keep(record, chosen)
     print(f"{told(name, recipe)} [{time.monotonic() - begin:.0f} s]", flush=True)
     return holds(recipe)
+
+
+def looks_of(recipe: dict[str, Any]) -> list[int]:
+    """How many seeds each judgement of it had so far; older records do not say so."""
+    return list(recipe.get("looks", [recipe["seeds"]] if "seeds" in recipe else []))
 
 
 def holds(recipe: dict[str, Any]) -> bool:
@@ -199,9 +205,11 @@ def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> d
     return row
 
 
-def summary(rows: Rows, margin: float, looks: Sequence[int] = ()) -> dict[str, Any]:
-    """What the trainings of one recipe say together, of which `looks` were judged before: so many seeds each
-    time.
+def summary(
+    rows: Rows, margin: float, looks: Sequence[int] = (), judged: int | None = None
+) -> dict[str, Any]:
+    """What the trainings of one recipe say together. `looks`: how many seeds each judgement before
+    had; `judged`: how many the last one had where it was of these rows.
     """
     trained = [{row["seed"] for row in rows if row["way"] == way} for way in WAYS]
     seeds = set.intersection(*trained)  # a run that was stopped has left one of which a way is missing
@@ -213,7 +221,7 @@ def summary(rows: Rows, margin: float, looks: Sequence[int] = ()) -> dict[str, A
         for way in ("strict", "defaults")
     }
     p = equivalence_p(differences["strict"], margin)
-    looks = [*looks, *([] if len(seeds) in looks[-1:] else [len(seeds)])]
+    looks = [*looks, *([] if len(seeds) == judged else [len(seeds)])]
     level = SIGNIFICANCE / 2 ** (len(looks) - 1)
     speed = {
         way: speed_ratio(

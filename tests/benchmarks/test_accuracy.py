@@ -217,6 +217,32 @@ def of_other_code(monkeypatch):
     monkeypatch.setattr(_record, "where", lambda: {"vivace": "0.1.0 of another line"})
 
 
+def test_looks_are_carried_over_to_rows_of_other_code(bench, monkeypatch, tmp_path):
+    metrics(monkeypatch, DIFFERENCES)
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "3"])
+    accuracy.main()
+    (path,) = tmp_path.glob("accuracy/*/*.json")
+    record = json.loads(path.read_text())
+    for key in ("vivace", "looks"):
+        del record["recipes"]["digits"][key]  # of before, when neither was kept
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(_record, "today", lambda: "2100-01-01")
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "5"])
+    accuracy.main()
+    found = kept(tmp_path)
+    assert (found["looks"], found["level"], found["equal"]) == ([3, 5], 0.025, False)
+    assert found["date"] == "2100-01-01"
+    of_other_code(monkeypatch)
+    for _ in range(2):  # as many seeds of other rows are another look, of the same rows they are none
+        accuracy.main()
+        assert kept(tmp_path)["looks"] == [3, 5, 5]
+    record = json.loads(next(tmp_path.glob("accuracy/*/*.json")).read_text())
+    record["recipes"]["digits"]["margin"] = 0.02
+    next(tmp_path.glob("accuracy/*/*.json")).write_text(json.dumps(record))
+    accuracy.main()
+    assert kept(tmp_path)["looks"] == [5]  # another margin is another claim
+
+
 def test_a_row_of_other_code_begins_anew_where_it_is_named_and_stays_where_it_is_whole(
     bench, monkeypatch, tmp_path, capsys
 ):
@@ -322,17 +348,45 @@ def test_a_training_tells_its_curve_and_a_metric_of_what_it_has_not_seen(way, mo
 def test_the_newest_result_of_each_recipe_counts_whatever_its_record():
     newer, older = record(), record(shift=-0.05)
     older["recipes"]["keras_cnn"] = older["recipes"]["digits"]
-    newer |= {"date": "2026-02-02", "budget": "60"}
+    newer |= {"date": "2026-02-02"}
     newer["recipes"]["keras_cnn"] = {"margin": 0.02, "rows": [], "failed": "the disk is full"}
     (one,) = _tasks.together([newer, older])
     assert one["date"] == "2026-02-02"
     assert one["recipes"]["digits"]["equal"]
     assert not one["recipes"]["keras_cnn"]["equal"]
+    for file, words in _cases.WORDS.items():
+        assert words["failed later"].format(failed="the disk is full") in _cases.page([one], [], file)
     assert _tasks.dates(one) == "2026-01-01 / 2026-02-02"
     assert _tasks.table([one], "README.md").count("\n| `") == 2
     later = {**record(), "recipes": {"digits": {**newer["recipes"]["digits"], "date": "2025-12-31"}}}
     (one,) = _tasks.together([{**later, "date": "2026-03-03"}, older])
     assert not one["recipes"]["digits"]["equal"]  # the older record's row is the newer one
+    again = {**record(), "date": "2026-03-03"}
+    again["recipes"]["keras_cnn"] = again["recipes"]["digits"]
+    (one,) = _tasks.together([newer, older, again])
+    assert "failed" not in one["recipes"]["keras_cnn"]  # measured since
+
+
+def test_searches_of_another_budget_have_a_table_of_their_own():
+    whole, short = record(), {**record(shift=-0.05), "budget": "60", "date": "2026-02-02"}
+    whole["recipes"]["keras_cnn"] = whole["recipes"]["digits"]
+    short["command"] = "scripts/bench accuracy --budget 60"
+    one, other = _tasks.together([short, whole])
+    assert (one["budget"], one["recipes"]["digits"]["equal"]) == ("fast", True)
+    assert (other["budget"], other["recipes"]["digits"]["equal"]) == ("60", False)
+    for file in _tasks.WORDS:
+        first, second = _tasks.table([one, other], file).split("--budget 60`")
+        assert first.count("\n| `") == 2
+        assert second.count("\n| `") == 1
+        assert "`scripts/bench accuracy --budget 60`" in _cases.page([one, other], [], "cases.md")
+
+
+def test_a_recipe_that_is_none_any_more_is_left_out():
+    found = record()
+    found["recipes"]["forgotten"] = found["recipes"]["digits"]
+    (one,) = _tasks.together([found])
+    assert _tasks.table([one], "README.md").count("\n| `") == 1
+    assert "forgotten" not in _cases.page([one], [], "cases.md")
 
 
 def record(**of_rows):
@@ -340,6 +394,7 @@ def record(**of_rows):
     recipe |= accuracy.summary(recipe["rows"], recipe["margin"])
     machine = {"fingerprint": "0123", "device": "A processor", "cores": 2}
     kept = {"benchmark": "accuracy", "date": "2026-01-01", "vivace": "1.0", "machine": machine}
+    kept |= {"budget": "fast", "command": "scripts/bench accuracy --budget fast"}
     return {**kept, "recipes": {"digits": recipe, "entities": {"margin": 0.01, "rows": []}}}
 
 
