@@ -16,13 +16,17 @@ from vivace.advising import answer, answering
 from vivace.advising.catalogue import find_gpu, load_catalogue, unserved
 from vivace.advising.predict import Predictor
 from vivace.advising.question import amount, seconds_of
-from vivace.advising.reverse import in_words, largest_model, trainable, trained_in
+from vivace.advising.reverse import largest_model, trainable, trained_in
 from vivace.advising.source import open_subject
 from vivace.advising.tables import bought, choices, draw, draw_card, sentences
+from vivace.advising.way import in_words
 from vivace.errors import InputError, JobError
 from vivace.pages.answer import ending
+from vivace.pages.answer import lines as answer_lines
 
 CARDS = ("RTX 4090", "A100-SXM4-80GB", "H100-SXM5-80GB")
+HALF = {"parameter_bytes": 50_000_000}  # of the 25 million weights of `profile`
+NOT_COUNTED = "in {}, the job's own; the plan's bf16_autocast is for weights in fp32 and not counted"
 TINY_JOB = """
 import torch, vivace
 from torch import nn
@@ -139,8 +143,14 @@ def test_weights_of_two_bytes_are_predicted_as_such(profile, told, precision):
 
 def test_a_card_without_bf16_is_no_choice_for_weights_in_bf16(profile):
     half = {"precision": "bfloat16", "parameter_bytes": 50_000_000}
-    advice = vivace.advise(profile(**half), gpus=["V100-SXM2-16GB"])
+    advice = vivace.advise(profile(**half), gpus=["V100-SXM2-16GB", "T4"])
     assert advice.refusals["V100-SXM2-16GB"].told == "has no bf16"
+    assert answering.answer(advice).sentence == (
+        "None of these cards computes in bf16, in which the job's weights are; "
+        "--precision amp predicts mixed precision"
+    )
+    other = vivace.advise(profile(**half), gpus=["T4"], precision="amp_bf16")
+    assert answering.answer(other).sentence.endswith("in the precision that was asked for")
 
 
 def test_mixed_precision_is_images_channels_last_however_it_is_asked_for():
@@ -601,20 +611,29 @@ def test_a_plan_says_in_what_precision(profile, tmp_path, tables, precision):
 
 
 @pytest.mark.parametrize(
-    ("told", "more", "technique", "found"),
+    ("told", "more", "technique", "found", "how"),
     [
-        ("float64", {}, "fused_optimizer", "fp64"),
-        ("bfloat16", {}, "fused_optimizer", "amp_bf16"),  # an autocast of the job's own
-        ("bfloat16", {"parameter_bytes": 50_000_000}, "fused_optimizer", "bf16"),
-        ("bfloat16", {"parameter_bytes": 50_000_000}, "bf16_autocast", "bf16"),
-        ("tf32", {}, "fused_optimizer", "fp32"),  # without the technique, a plan forbids it
+        ("float64", {}, "fused_optimizer", "fp64", "in fp64, the job's own, which the plan leaves"),
+        ("float64", {}, "bf16_autocast", "fp64", NOT_COUNTED.format("fp64")),
+        # an autocast of the job's own
+        ("bfloat16", {}, "fused_optimizer", "amp_bf16", "in mixed precision, the job's own, which the plan"),
+        ("bfloat16", {}, "bf16_autocast", "amp_bf16", "as the plan says, in mixed precision with bf16"),
+        ("bfloat16", HALF, "fused_optimizer", "bf16", "in bf16, the job's own, which the plan leaves"),
+        ("bfloat16", HALF, "bf16_autocast", "bf16", NOT_COUNTED.format("bf16")),
+        # without the technique, a plan forbids it
+        ("tf32", {}, "fused_optimizer", "fp32", "in strict fp32, since the plan names no other precision"),
+        ("float32", {}, "tf32", "tf32", "as the plan says, in tf32"),
     ],
 )
-def test_a_plan_leaves_the_precision_that_it_does_not_name(profile, tmp_path, told, more, technique, found):
+def test_a_plan_leaves_the_precision_that_it_does_not_name(
+    profile, tmp_path, told, more, technique, found, how
+):
     path = tmp_path / "plan.toml"
     path.write_text(f"format = 1\n[techniques.{technique}]\n")
     advice = vivace.advise(profile(precision=told, **more), gpus=["A100-SXM4-80GB"], plan=path)
     assert {offer.prediction.precision for offer in advice.offers} == {found}
+    assert advice.how.startswith(f"predicted {how}")
+    assert advice.how.endswith("; what else the plan brings comes on top")
 
 
 def test_a_budget_of_next_to_nothing_is_kept_by_none(profile):

@@ -10,7 +10,8 @@ from vivace.advising import tables
 from vivace.advising.advice import Advice
 from vivace.advising.catalogue import Gpu, unserved
 from vivace.advising.choose import UNKNOWN, Offer
-from vivace.advising.reverse import Trainable, in_words
+from vivace.advising.reverse import Trainable
+from vivace.advising.way import in_words
 from vivace.pages.answer import Answer
 
 FASTER = 1.1  # from which another card is worth a word

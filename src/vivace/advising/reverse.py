@@ -79,12 +79,6 @@ def trained_in(gpu: Gpu, precision: str) -> str:
     return found
 
 
-def in_words(precision: str) -> str:
-    """A precision as `trained_in` gives it, for people."""
-    kind, _, dtype = precision.partition("_")
-    return ("mixed precision" + (dtype and f" with {dtype}")) if kind == "amp" else precision
-
-
 def largest_model(gpu: Gpu, precision: str = "amp") -> float:
     """Parameters whose weights, gradients and AdamW state alone fill the card; with copies in half precision
     where that is mixed."""

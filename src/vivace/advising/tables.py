@@ -8,7 +8,8 @@ from vivace import words
 from vivace.advising.advice import Advice
 from vivace.advising.choose import LIFTED, Hindrance, Offer, picks
 from vivace.advising.predict import LIMITS
-from vivace.advising.reverse import in_words
+from vivace.advising.source import WEIGHT_BYTES
+from vivace.advising.way import in_words
 from vivace.pages.answer import capital
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ def none_is_good(advice: Advice) -> str:
     if not any(offer.prediction.fits for offer in advice.offers):
         return "The job fits on none of these cards"
     if all(against and against.hindrance is Hindrance.PRECISION for _, against in refusals):
+        asked_in = advice.offers[0].prediction.precision
+        if asked_in == advice.subject.precision and asked_in in WEIGHT_BYTES:
+            return (
+                f"None of these cards computes in {asked_in}, in which the job's weights are; "
+                "--precision amp predicts mixed precision"
+            )
         return "None of these cards computes in the precision that was asked for"
     if not near:
         return "None of these cards is offered in such a number, or at a known price"

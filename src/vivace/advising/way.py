@@ -23,8 +23,10 @@ def way(
             raise InputError(
                 "--plan says precision and memory order: give no --precision or --channels-last beside it"
             )
-        found, nhwc = _of_plan(Plan.load(plan), subject.precision)
-        how = f"predicted as the plan says, in {found}; what else it brings comes on top"
+        loaded = Plan.load(plan)
+        nhwc = any(technique.name == "channels_last" for technique in loaded.techniques)
+        found, how = _of_plan(loaded, subject.precision)
+        how = f"predicted {how}; what else the plan brings comes on top"
         return ("profiled" if found == subject.precision else found), nhwc, how
     own = precision == "auto" and subject.precision in WEIGHT_BYTES
     meant = "profiled" if own else precision
@@ -44,15 +46,25 @@ def usual_order(subject: Subject, precision: str) -> bool:
     return subject.demand.convolutional if precision in MIXED else subject.channels_last
 
 
-def _of_plan(plan: Plan, own: str) -> tuple[str, bool]:
-    """The precision and memory order of a plan's cards for a job whose `own` precision it may leave as it
-    is."""
-    nhwc = any(technique.name == "channels_last" for technique in plan.techniques)
-    cards = [technique.card for technique in plan.techniques]
-    half = [card.unit_roundoff for card in cards if card.slot == "precision"]
-    if half and own not in ("fp16", "bf16"):
-        return ("amp_bf16" if max(half) == UNIT_ROUNDOFF["bfloat16"] else "amp_fp16"), nhwc
+def in_words(precision: str) -> str:
+    """A precision as predictions name it, for people."""
+    kind, _, dtype = precision.partition("_")
+    return ("mixed precision" + (dtype and f" with {dtype}")) if kind == "amp" else precision
+
+
+def _of_plan(plan: Plan, own: str) -> tuple[str, str]:
+    """The precision of a plan's cards for a job whose `own` precision it may leave as it is, and a sentence
+    on it."""
+    half = [technique for technique in plan.techniques if technique.card.slot == "precision"]
+    if half and own in WEIGHT_BYTES:  # neither autocast nor copies in half precision change such weights
+        name = half[0].name
+        return own, f"in {own}, the job's own; the plan's {name} is for weights in fp32 and not counted"
+    if half:
+        found = "amp_bf16" if half[0].card.unit_roundoff == UNIT_ROUNDOFF["bfloat16"] else "amp_fp16"
+        return found, f"as the plan says, in {in_words(found)}"
     if own not in ("fp32", "tf32"):  # of the weights themselves, or of an autocast of the job's own
-        return own, nhwc
-    tf32 = any(card.stage == Stage.PROCESS and card.unit_roundoff == UNIT_ROUNDOFF["tf32"] for card in cards)
-    return ("tf32" if tf32 else "fp32"), nhwc
+        return own, f"in {in_words(own)}, the job's own, which the plan leaves"
+    cards = [technique.card for technique in plan.techniques]
+    if any(card.stage == Stage.PROCESS and card.unit_roundoff == UNIT_ROUNDOFF["tf32"] for card in cards):
+        return "tf32", "as the plan says, in tf32"
+    return "fp32", "in strict fp32, since the plan names no other precision"
