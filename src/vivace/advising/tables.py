@@ -24,8 +24,8 @@ WIDE = 110  # columns
 
 
 def choices(advice: Advice) -> list[tuple[Offer, str]]:
-    """The rows of a first screen: what was picked and for what, the cards that people ask about, this
-    machine or the one that was profiled."""
+    """The rows of a first screen: what was picked and for what, this machine or the card that was profiled,
+    and the cards that people ask about."""
     marks: dict[str, list[str]] = {}
     for mark, offer in advice.picks.items():
         marks.setdefault(offer.name, []).append(mark)
@@ -33,7 +33,7 @@ def choices(advice: Advice) -> list[tuple[Offer, str]]:
     found = [(offer, ", ".join(marks.get(name, []))) for name, offer in offers.items()]
     kept = advice.here or advice.profiled_on
     own = [(kept, "here" if advice.here else "profiled")] if kept else []
-    return [*found[: MOST_CHOICES - len(own)], *own]
+    return [*found[: len(marks)], *own, *found[len(marks) :]][:MOST_CHOICES]
 
 
 def marked(offer: Offer, marks: str) -> str:
