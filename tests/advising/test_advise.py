@@ -510,22 +510,53 @@ def test_a_card_that_is_elsewhere_is_not_called_this_machine(profile, monkeypatc
 @pytest.mark.parametrize(
     ("card", "told"),
     [
-        ("V100-SXM2-16GB", "PyTorch for V100-SXM2-16GB: cu126 only, which ends with PyTorch 2.14"),
+        (
+            "V100-SXM2-16GB",
+            "PyTorch for V100-SXM2-16GB: only its builds for CUDA 12.6, up to PyTorch 2.14",
+        ),
         ("Arc A770", "Vivace does not train on Arc A770 yet; PyTorch there: xpu"),
         ("M2 Ultra", "Vivace does not train on M2 Ultra yet; PyTorch there: mps (in the macOS build)"),
+        (
+            "RX 6700 XT",
+            "Vivace does not train on RX 6700 XT yet; PyTorch there: no build (people run the rocm build on "
+            "it as on an RX 6800, through HSA_OVERRIDE_GFX_VERSION, unsupported)",
+        ),
     ],
 )
 def test_what_pytorch_or_vivace_lack_of_a_card_is_said(profile, card, told):
-    assert told in vivace.advise(profile(), gpus=[card, "A100"]).hints
+    advice = vivace.advise(profile(), gpus=[card, "A100"], most=1)
+    assert told in advice.notes
+    rows = {name.partition(" (")[0]: row for name, row in answering.answer(advice).parts}
+    short = "PyTorch serves it only in part" if card.startswith("V") else "Vivace does not train on it yet"
+    assert rows[card].endswith(f"; {short}")
+    assert "PyTorch" not in rows["A100-SXM4-80GB"]
     found = answering.answer_of_card(find_gpu(card), [], 1e9, "amp")
     assert told in found.notes
-    assert not any("PyTorch" in hint for hint in vivace.advise(profile()).hints)
+    assert not any("PyTorch" in note for note in vivace.advise(profile()).notes)
+
+
+def test_what_cards_lack_takes_no_row_of_the_first_screen():
+    cards = ["V100", "RTX 3090", "RTX 4090", "A100", "H100", "T4", "P100", "MI50"]
+    advice = vivace.advise("resnet50", gpus=cards, target="10000")
+    lines = answer_lines(answering.answer(advice), 80)
+    assert sum(line.startswith("  ") for line in lines) >= 8
+    assert any("RTX 4090" in line for line in lines)
+    assert "This training is short: one card is enough." in lines
 
 
 def test_cards_that_are_alike_in_what_they_lack_share_a_sentence():
     cards = load_catalogue()
-    (told,) = unserved([cards["V100-SXM2-16GB"], cards["H100-SXM5-80GB"], cards["V100-SXM2-32GB"]])
-    assert told.startswith("PyTorch for V100-SXM2-16GB and V100-SXM2-32GB: cu126 only")
+    names = ("V100-SXM2-16GB", "H100-SXM5-80GB", "V100-SXM2-32GB", "P100-PCIe-16GB")
+    (told,) = unserved([cards[name] for name in names])
+    assert told.startswith("PyTorch for V100-SXM2-16GB, V100-SXM2-32GB and P100-PCIe-16GB: only its builds")
+
+
+def test_the_profiled_card_stands_right_after_the_picks(profile):
+    """The last rows are cut first."""
+    advice = vivace.advise(profile(device="NVIDIA GeForce RTX 4090"), target="10b")
+    rows = choices(advice)
+    assert len(rows) == 8
+    assert [marks for _, marks in rows].index("profiled") == len({o.name for o in advice.picks.values()})
 
 
 def test_a_job_whose_loading_nobody_measured_is_told_what_it_must_give():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vivace import words
 from vivace.advising import tables
 from vivace.advising.advice import Advice
-from vivace.advising.catalogue import Gpu, unserved
+from vivace.advising.catalogue import Gpu, lack_of, unserved
 from vivace.advising.choose import UNKNOWN, Offer
 from vivace.advising.reverse import Trainable
 from vivace.advising.way import in_words
@@ -103,7 +103,8 @@ def _faster(advice: Advice, best: Offer) -> Offer | None:
 
 
 def _told(advice: Advice, offer: Offer) -> str:
-    """What speaks against an offer, or makes it fit, beside its time and cost where it can train."""
+    """What speaks against an offer, makes it fit, or serves it badly, beside its time and cost where it can
+    train."""
     fit = "" if offer.prediction.fits else tables.fit_of(offer)
     own = offer is advice.here or offer is advice.profiled_on  # as rented, its name's may be refused
     against = fit if own else advice.told_against(offer)
@@ -111,7 +112,8 @@ def _told(advice: Advice, offer: Offer) -> str:
         return against
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"
     beside = against or (tables.fit_of(offer) if offer.prediction.how else "")
-    return f"{tables.time_of(offer)}{cost}" + (f"; {beside}" if beside else "")
+    lack = "" if own else lack_of(offer.prediction.gpu)
+    return "; ".join(filter(None, (f"{tables.time_of(offer)}{cost}", beside, lack)))
 
 
 def _notes(advice: Advice, best: Offer | None) -> list[str]:

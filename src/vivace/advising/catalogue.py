@@ -175,6 +175,11 @@ class Gpu:
             return self.memory_bytes
         return int(self.shown_bytes * (APPLE_SHARE if self.vendor == "Apple" else 1 - DRIVER_SHARE))
 
+    @property
+    def trains(self) -> bool:
+        """Does Vivace train on such devices?"""
+        return bool({"cuda", "rocm"} & set(self.apis))
+
     def expected_rate(self, dtype: str) -> float | None:
         """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""
         clock = self.matrix_clock if dtype in AT_MATRIX_CLOCK else self.boost_clock
@@ -230,20 +235,25 @@ def elsewhere(name: str) -> str:
     return next((reason for known, reason in reasons.items() if known.lower() in said), "")
 
 
+def lack_of(gpu: Gpu) -> str:
+    """What Vivace or PyTorch lack of a device, in a few words; empty where nothing."""
+    if not gpu.trains:
+        return "Vivace does not train on it yet"
+    return "PyTorch serves it only in part" if gpu.limited else ""
+
+
 def unserved(gpus: Iterable[Gpu]) -> list[str]:
-    """On which of these devices Vivace does not train, or PyTorch has not its newest builds, and why; one
-    sentence for all that are alike."""
+    """What Vivace or PyTorch lack of these devices; one sentence for all that are alike."""
     names: dict[tuple[bool, str], list[str]] = {}
     for gpu in gpus:
-        trains = bool({"cuda", "rocm"} & set(gpu.apis))
-        if gpu.limited or not trains:
-            names.setdefault((trains, gpu.pytorch), []).append(gpu.name)
-    return [
-        f"PyTorch for {' and '.join(alike)}: {pytorch}"
-        if trains
-        else f"Vivace does not train on {' and '.join(alike)} yet; PyTorch there: {pytorch}"
-        for (trains, pytorch), alike in names.items()
-    ]
+        if lack_of(gpu):
+            names.setdefault((gpu.trains, gpu.pytorch), []).append(gpu.name)
+    found = []
+    for (trains, pytorch), alike in names.items():
+        said = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
+        before = f"PyTorch for {said}" if trains else f"Vivace does not train on {said} yet; PyTorch there"
+        found.append(f"{before}: {pytorch}")
+    return found
 
 
 def disagreements(gpu: Gpu) -> list[str]:

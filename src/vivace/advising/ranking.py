@@ -157,13 +157,12 @@ def _compared(
         ),
         here_offer,
         None if here_offer else own,
+        (*_small(found, here_offer), *_unfed(predictor.subject, found), *question.hints),
         (
             *unserved([known[name] for name in dict.fromkeys((*question.asked, *chosen))]),
-            *_small(found, here_offer),
-            *_unfed(predictor.subject, found),
-            *question.hints,
+            *notes,
+            *_doubts(predictor, cards),
         ),
-        (*notes, *_doubts(predictor, cards)),
         tuple(_old_prices(costs, cards, datetime.date.today())),
         predictor.rest.get("errors", {}),
     )
