@@ -301,7 +301,8 @@ def test_parts_in_evaluation_mode_stay_in_it(tmp_path):
 
 def test_copies_of_a_model_keep_its_parts_in_evaluation_mode_as_well():
     wanted = modes(Frozen())
-    model = vivace.Job.from_lightning(Frozen(), Data()).model()
+    with pytest.warns(UserWarning, match="3 modules of Frozen in evaluation mode will stay in it"):
+        model = vivace.Job.from_lightning(Frozen(), Data()).model()
     for copied in (copy.deepcopy(model), cloudpickle.loads(cloudpickle.dumps(model)), model):
         assert not any(modes(copied.eval()).values())
         assert copied.train() is copied

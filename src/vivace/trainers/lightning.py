@@ -9,6 +9,7 @@ import copy
 import dis
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ def parts_of(
     """
     _refuse(module)
     _refuse_data(data)
+    _warn_of_evaluation(module)
     if mode not in ("max", "min"):
         raise JobError(f"mode says what is better, 'max' or 'min', not {mode!r}")
     set_up = _set_up(data)
@@ -138,6 +140,16 @@ def _refuse_data(data: object) -> None:
             raise JobError(
                 f"the data module's {name} would not be called: do it in the dataset or in training_step"
             )
+
+
+def _warn_of_evaluation(module: LightningModule) -> None:
+    still = sum(not part.training for part in module.modules())
+    if still:
+        warnings.warn(
+            f"{words.count(still, 'module')} of {type(module).__name__} in evaluation mode will stay in it "
+            "while the Job trains: call train() first where that is not meant",
+            stacklevel=4,
+        )
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:
