@@ -7,6 +7,7 @@ import weakref
 import numpy
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vivace
 from vivace.tensors.outside import Outside
@@ -364,6 +365,35 @@ def test_the_model_is_told_the_tokens_of_the_tokenizer(tmp_path, by_hand):
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
+def test_the_model_is_told_its_tokens_by_a_method_of_older_versions(tmp_path, monkeypatch):
+    class Older(transformers.Trainer):
+        def _align_special_tokens(self):
+            self.model.config.pad_token_id = self.processing_class.pad_token_id + 7
+
+    monkeypatch.delattr(transformers.trainer_utils, "align_special_tokens")
+    model, words = generator_and_words()
+    job = vivace.Job.from_trainer(of_kind(Older, trainer(tmp_path, model=model, words=words)))
+    assert job.model().config.pad_token_id == 7
+    theirs = trainer(tmp_path, model=model, words=words)  # in still older ones nobody tells it
+    assert vivace.Job.from_trainer(theirs).model().config.pad_token_id is None
+    assert model.config.pad_token_id is None
+
+
+def test_a_collator_that_holds_the_model_gets_the_jobs(tmp_path):
+    model, words = generator_and_words()
+    theirs = trainer(tmp_path, model=model, words=words)
+    collator = transformers.DataCollatorForSeq2Seq(words, model=model)
+    theirs.data_collator, its = collator, weakref.ref(model)
+    kept = vivace.Job.from_trainer(theirs).data().collate_fn
+    kept = getattr(kept, "data_collator", kept)  # which leaves out what the model does not take
+    assert kept.tokenizer is words
+    assert kept.model.config.pad_token_id == 0
+    assert collator.model is model
+    del theirs, collator, model
+    gc.collect()
+    assert its() is None
+
+
 def test_a_loss_is_one_number_where_the_process_sees_several_gpus(tmp_path):
     def loss(outputs, labels, num_items_in_batch):
         return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
@@ -390,6 +420,41 @@ def test_the_trainers_own_model_can_go(tmp_path):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     job.loss(model, next(iter(job.data()))).backward()
     job.optimizer(model).step()
+
+
+class Made(TorchDispatchMode):
+    """Weights that are made inside: by which operators, and where."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, operator, kinds, arguments=(), keywords=None):
+        found = operator(*arguments, **(keywords or {}))
+        if operator.overloadpacket in (torch.ops.aten.clone, torch.ops.aten._to_copy):
+            self.seen.add((operator.overloadpacket.__name__, found.device.type))
+        return found
+
+
+def test_the_copy_that_a_job_keeps_is_made_on_the_host_alone(tmp_path):
+    """A second one on a GPU might not fit; and none is needed where each model is built afresh."""
+    theirs = trainer(tmp_path)
+    tied, classifier = theirs.model.bert.embeddings.word_embeddings, theirs.model.classifier
+    classifier.tied = tied.weight
+    classifier.bias.requires_grad_(False)
+    with Made() as made:
+        job = vivace.Job.from_trainer(theirs)
+    assert made.seen == {("_to_copy", "cpu")}
+    model = job.model()
+    assert model.classifier.tied is model.bert.embeddings.word_embeddings.weight
+    assert model.classifier.tied is not tied.weight
+    assert not model.classifier.bias.requires_grad
+    theirs = trainer(tmp_path)
+    theirs.model_init = network
+    with Made() as made:
+        job = vivace.Job.from_trainer(theirs)
+    assert made.seen == {("_to_copy", "meta")}
+    job.loss(job.model(), next(iter(job.data()))).backward()
 
 
 def test_predictions_go_to_the_host_as_often_as_the_trainers_do(tmp_path, monkeypatch):

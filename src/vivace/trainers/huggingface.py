@@ -32,6 +32,7 @@ EACH_STEP = (  # and evaluation
     "_get_num_items_in_batch",
     "prediction_step",
 )
+ALIGNING = "align_special_tokens"  # a function, and in older versions a method of Trainer with _ before it
 # They show, log and save; what Vivace's own training does itself.
 SHOWING = ("transformers.trainer_callback", "transformers.integrations", "transformers.utils.notebook")
 
@@ -190,25 +191,48 @@ def _refuse_evaluation(trainer: Trainer) -> None:
 
 def _kept(trainer: Trainer) -> Any:
     """A copy of the Trainer that the Job keeps, with a model of its own on the host: the Trainer's, which may
-    fill a GPU, can go.
+    fill a GPU, can go. Where `model_init` builds each model, that one has no weights.
     """
     own: Any = copy.copy(trainer)
-    own.model = own.model_wrapped = _aligned(trainer, copy.deepcopy(own.model).cpu())
+    where = "cpu" if own.model_init is None else "meta"
+    own.model = own.model_wrapped = _aligned(trainer, _copied(own.model, where))
     own.callback_handler = copy.copy(trainer.callback_handler)
     own.callback_handler.model = None
+    collator = own.data_collator
+    holding = [name for name, value in getattr(collator, "__dict__", {}).items() if value is trainer.model]
+    if holding:  # as DataCollatorForSeq2Seq does
+        own.data_collator = copy.copy(collator)
+        vars(own.data_collator).update(dict.fromkeys(holding, own.model))
     return own
+
+
+def _copied(model: nn.Module, where: str) -> Any:
+    """A copy of a model on another device, which takes no memory on the model's own."""
+    import torch
+    from torch import nn
+
+    copies = dict[int, torch.Tensor]()
+    for one in (*model.parameters(), *model.buffers()):
+        if type(one) in (nn.Parameter, torch.Tensor):  # other kinds know how they are copied
+            there = one.detach().to(where, copy=True).requires_grad_(one.requires_grad)
+            parameter = isinstance(one, nn.Parameter)
+            copies[id(one)] = nn.Parameter(there, one.requires_grad) if parameter else there
+    return nn.Module.to(copy.deepcopy(model, dict[int, Any](copies)), where)
 
 
 def _aligned(trainer: Trainer, model: nn.Module) -> Any:
     """The model, told which tokens begin, end and pad a text, as Trainer tells it before it trains."""
     from transformers import PreTrainedTokenizerBase, ProcessorMixin, trainer_utils
 
-    utilities: Any = trainer_utils
-    if not hasattr(utilities, "align_special_tokens"):  # an older version, which does not
+    told: Any = copy.copy(trainer)
+    told.model = model
+    function: Any = getattr(trainer_utils, ALIGNING, None)
+    method: Any = getattr(told, f"_{ALIGNING}", None)
+    if function is None and method is None:  # a still older version, which does not
         return model
     given = trainer.processing_class
     if isinstance(given, (PreTrainedTokenizerBase, ProcessorMixin)) and hasattr(model, "config"):
-        utilities.align_special_tokens(model, given)
+        method() if function is None else function(model, given)
     return model
 
 
