@@ -120,7 +120,7 @@ class Mine(transformers.TrainerCallback):
         ({"gradient_accumulation_steps": 4}, "per_device_train_batch_size=24 instead"),
         ({"max_steps": 5}, "num_train_epochs"),
         ({"num_train_epochs": 1.5}, "num_train_epochs"),
-        ({"use_liger_kernel": True}, "a Trainer with use_liger_kernel=True cannot become a Job"),
+        ({"use_liger_kernel": True}, "use_liger_kernel=True cannot become a Job, as only .* leave it out"),
         ({"bf16": True}, r"leave TrainingArguments\(bf16=True\) out"),
         (
             {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
@@ -331,13 +331,79 @@ class Telling(transformers.Trainer):
 
 
 def test_a_loss_that_counts_steps_is_refused(tmp_path):
-    with pytest.raises(vivace.JobError, match=r"weight uses state.global_step, which nobody counts.*run"):
+    with pytest.raises(vivace.JobError, match=r"weight uses state.global_step, .*: take that out of.*run"):
         vivace.Job.from_trainer(of_kind(Annealed, trainer(tmp_path)))
     assert vivace.Job.from_trainer(of_kind(Telling, trainer(tmp_path)))
     theirs = trainer(tmp_path)
     theirs.compute_loss_func = lambda outputs, labels, **_: outputs.logits.sum() * theirs.state.epoch
     with pytest.raises(vivace.JobError, match=r"compute_loss_func uses state.epoch, which nobody counts"):
         vivace.Job.from_trainer(theirs)
+
+
+class Logging(transformers.Trainer):
+    """Asks for the step to log at some of them."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = model(**inputs).loss
+        if self.state.global_step % self.args.logging_steps == 0:
+            self.log({type(model).__name__: loss.item(), "at": self.state.epoch})
+            print("logged")
+        return loss
+
+
+class Hiding(transformers.Trainer):
+    """Logs, and stops something as it does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        first, state = True, self.state
+        if state.global_step > 2:
+            self.log({})
+            first = False
+        return model(**inputs).loss * first
+
+
+class Batched(transformers.Trainer):
+    """Its batches have a state and an epoch of their own; its predictions look at the Trainer's."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return inputs.state * inputs.epoch
+
+    def prediction_step(self, *arguments, **keywords):
+        return self.state.epoch
+
+
+class Naming(transformers.Trainer):
+    """Asks a class for its name, which Trainer has as well, though not as a member."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs).loss * len(type(model).__name__)
+
+
+def test_a_loss_may_ask_for_the_name_of_a_class(tmp_path):
+    job = vivace.Job.from_trainer(of_kind(Naming, trainer(tmp_path)))
+    model, batch = job.model(), next(iter(job.data()))
+    factor = len("BertForSequenceClassification")
+    assert torch.equal(job.loss(model, batch), model(**batch).loss * factor)
+
+
+def test_a_loss_may_log_at_some_steps(tmp_path, capsys):
+    theirs = of_kind(Logging, trainer(tmp_path))
+    job = vivace.Job.from_trainer(theirs)
+    model = job.model()
+    for batch in job.data():
+        assert torch.equal(job.loss(model, batch), model(**batch).loss)
+    assert theirs.state.log_history == []
+    assert "Bert" not in capsys.readouterr().out
+
+
+def test_only_a_count_that_can_change_the_training_is_refused(tmp_path):
+    with pytest.raises(vivace.JobError, match=r"compute_loss uses state.global_step"):
+        vivace.Job.from_trainer(of_kind(Hiding, trainer(tmp_path)))
+    theirs = of_kind(Batched, trainer(tmp_path))
+    with pytest.raises(vivace.JobError, match=r"prediction_step uses state.epoch"):
+        vivace.Job.from_trainer(theirs)
+    theirs.eval_dataset = None
+    assert vivace.Job.from_trainer(theirs)
 
 
 def generator_and_words():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
-from vivace.trainers.code import names_in
+from vivace.trainers.code import computes_with, names_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +81,10 @@ def _refuse(trainer: Trainer) -> None:
             raise JobError(f"leave TrainingArguments({name}=True) out: whether it pays here is what is tried")
     for name in ELSEWHERE:
         if getattr(arguments, name, None):
-            raise JobError(f"a Trainer with {name}={getattr(arguments, name)!r} cannot become a Job")
+            raise JobError(
+                f"a Trainer with {name}={getattr(arguments, name)!r} cannot become a Job, as only Trainer's "
+                "own training acts on it: leave it out"
+            )
     pieces = arguments.gradient_accumulation_steps
     if pieces > 1:
         size = pieces * arguments.per_device_train_batch_size
@@ -128,26 +131,28 @@ def _refuse(trainer: Trainer) -> None:
 
 
 def _refuse_counting(trainer: Trainer) -> None:
-    """Raises JobError where what is called in each step looks at how far the Trainer has come: nobody counts
-    that in a Job.
+    """Raises JobError where what is called in each step computes with how far the Trainer has come: nobody
+    counts that in a Job.
     """
     from transformers import Trainer
 
     own = dict(inspect.getmembers(type(trainer))) | {"compute_loss_func": _loss_function(trainer)}
-    left, seen = list(EACH_STEP), {"log"}  # which tells, and computes nothing
+    left, seen = list(EACH_STEP), {"log"}  # which is not called
+    if trainer.eval_dataset is None:
+        left.remove("prediction_step")
     while left:
         name = left.pop()
-        if name in seen or own.get(name) is getattr(Trainer, name, None):
+        member = own.get(name)
+        if name in seen or member is None or member is getattr(Trainer, name, None):
             continue
         seen.add(name)
-        found = names_in(own[name])
         for count in COUNTED:
-            if {"state", count} <= found:
+            if computes_with(member, "state", count):
                 raise JobError(
-                    f"the Trainer's {name} uses state.{count}, which nobody counts without a Trainer: "
-                    "hand the script to `vivace run -- python SCRIPT`"
+                    f"the Trainer's {name} uses state.{count}, which nobody counts without a Trainer: take "
+                    "that out of the loss, or hand the script to `vivace run -- python SCRIPT`"
                 )
-        left += found
+        left += names_in(member)
 
 
 def _refuse_other_holders(trainer: Trainer) -> None:
@@ -247,9 +252,14 @@ def _alone(trainer: Trainer) -> Any:
     """
     alone: Any = copy.copy(trainer)
     alone.model = alone.model_wrapped = None
+    alone.log = _silent
     alone.args = copy.copy(trainer.args)
     alone.args._n_gpu = min(1, trainer.args.n_gpu)  # over which Trainer would spread each batch
     return alone
+
+
+def _silent(*_: object, **__: object) -> None:
+    """In place of `log`: nobody counts the steps that it would tell. A function, so that pickles know it."""
 
 
 @contextlib.contextmanager
