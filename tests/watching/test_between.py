@@ -11,7 +11,7 @@ from vivace import Seam
 from vivace.errors import PromiseBroken
 from vivace.session.opening import start
 from vivace.testing.jobs import TINY_JOBS
-from vivace.watching.between import Rest, changed, digests
+from vivace.watching.between import Rest, changed, digests, sums_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = vivace.Plan.from_dict({"bf16_autocast": {}})
@@ -256,6 +256,20 @@ def test_numbers_of_any_kind_and_size_have_a_digest(session, dtype, shape):
         model.more.view(-1)[-1] = 1 - int(model.more.view(-1)[-1])
         model.more[[0, 1]] = model.more[[1, 0]]
         assert (changed(before, digests(session)) == []) is bool((values[0] == values[1]).all())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sums_of_a_sparse_tensor_take_no_more_than_it_stores(layout):
+    """Made dense, this one would be larger than any memory."""
+    size = 2**20
+    places = torch.stack([torch.arange(3), torch.tensor([5, 1, 7])])
+    of = torch.sparse_coo_tensor(places, torch.ones(3), (size, size), check_invariants=True)
+    other = torch.sparse_coo_tensor(places.flip(1), torch.ones(3), (size, size), check_invariants=True)
+    moved = torch.sparse_coo_tensor(places + 1, torch.ones(3), (size, size), check_invariants=True)
+    sums = [sums_of(tensor.to_sparse(layout=layout)).tolist() for tensor in (of, other, moved, 2 * of)]
+    assert sums[0] == sums[1], "the order of the places is no change"
+    assert len(set(map(tuple, sums))) == 3
 
 
 def test_the_order_in_memory_is_no_change(session):

@@ -15,6 +15,7 @@ from vivace.session.session import Session
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.optimizers import align_state
 from vivace.tensors.trees import map_tensors
+from vivace.torch_internals.tensors import dense_parts
 from vivace.verifying.states import kept_states, parameter_names
 
 Digests = dict[str, str]
@@ -110,8 +111,17 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def sums_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Three sums over the bits of a tensor, which change with any of them, and where two are exchanged."""
-    flat = tensor.detach().to_dense().reshape(-1)
+    """Three sums over the bits of a tensor, which change with any of them, and where two are exchanged; of a
+    sparse one over the numbers and places that it stores.
+    """
+    tensor = tensor.detach()
+    parts = dense_parts(tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor)
+    rows = torch.stack([_sums(part) for part in parts])
+    return (rows * torch.arange(1, 2 * len(parts), 2, device=rows.device)[:, None]).sum(0)
+
+
+def _sums(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.to_dense().reshape(-1)
     if flat.storage_offset() * flat.element_size() % _WORD_BYTES:
         flat = flat.clone()
     octets = flat.view(torch.uint8)
