@@ -20,6 +20,7 @@ from vivace.sweeping.stacking.proof import Proof, Tightest, prove
 from vivace.sweeping.stacking.rows import Row, structure_of
 from vivace.sweeping.stacking.stack import Stack
 from vivace.sweeping.stacking.tables import in_order
+from vivace.tensors.outside import MOST_NUMBERS
 from vivace.training.training import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -332,6 +333,15 @@ def test_steps_that_count_in_python_are_refused(jobs, opened):
 
         return dataclasses.replace(jobs.job(lr), loss=loss)
 
+    def in_large(lr=0.1):
+        average = torch.zeros(MOST_NUMBERS + 1)
+
+        def loss(model, batch):
+            average.data.add_(1e-9)
+            return jobs.loss(model, batch) * (1 + average[0])
+
+        return dataclasses.replace(jobs.job(lr), loss=loss)
+
     def noted(lr=0.1):
         note = {}
 
@@ -342,12 +352,12 @@ def test_steps_that_count_in_python_are_refused(jobs, opened):
         return dataclasses.replace(jobs.job(lr), loss=loss)
 
     found = {}
-    for function in (in_model, in_loss, noted):
+    for function in (in_model, in_loss, in_large, noted):
         rows = opened(function, {}, {"lr": 0.2})
         found[function.__name__] = [str(one) for one in prove(stacked(rows), rows, Tightest()).values()]
     counted = "its steps count in Python (%s), where a stack has one place for all runs"
     assert found["in_model"] == [counted % "steps"] * 2
-    assert found["in_loss"] == [counted % "what its functions hold"] * 2
+    assert found["in_loss"] == found["in_large"] == [counted % "what its functions hold"] * 2
     assert all(text.startswith("Proof(") for text in found["noted"])
 
 
@@ -370,8 +380,10 @@ def test_a_run_of_which_a_stack_would_leave_something_out_is_refused(jobs, opene
     def beside(model):
         return torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.zeros(3))], lr=0.1)
 
+    frozen = {"optimizer": lambda model: torch.optim.SGD([*model.parameters(), torch.zeros(3)], lr=0.1)}
     changes = {
         "its optimizer has hooks": {"optimizer": hooked},
+        "its optimizer also trains weights that are not the model's": frozen,
         "the job has on_trained": {"on_trained": lambda model, folder: None},
     }
     for reason, change in changes.items():

@@ -18,6 +18,7 @@ from vivace.verifying.displacement import Outcome, State, distances, identical, 
 from vivace.verifying.figures import Measure
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import clone, decay_of, state_of
+from vivace.watching.between import sums_of
 from vivace.watching.findings import STEP_LIMIT, Envelopes, judged
 
 STEPS = 3
@@ -112,12 +113,15 @@ class _InPython:
     def __init__(self, row: Row) -> None:
         self._models = [row.model]
         self._outside = Outside((row.job.loss, row.job.on_gradients), self._models)
+        self._large = [sums_of(tensor) for tensor in self._outside.large]
         self._attributes = attributes(self._models)
 
     def moved(self) -> str:
         """What has another value since; empty where nothing has."""
         names = [name for _, _, name in changed(attributes(self._models), self._attributes)]
-        return next(iter(names), "what its functions hold" if self._outside.moved() else "")
+        large = map(sums_of, self._outside.large)
+        outside = self._outside.moved() or not all(map(torch.equal, self._large, large))
+        return next(iter(names), "what its functions hold" if outside else "")
 
 
 def _alone(stack: Stack, row: Row, saved: Any) -> _Alone:

@@ -113,6 +113,9 @@ class Row:
                 raise Refused(f"{where} has sparse gradients")
         if has_step_hooks(self.optimizer):
             raise Refused("its optimizer has hooks, which wait for an update of its own")
+        own = {id(parameter) for parameter in self.model.parameters()}
+        if any(id(p) not in own for group in self.optimizer.param_groups for p in group["params"]):
+            raise Refused("its optimizer also trains weights that are not the model's")
         wrong = [name for name, p in self.model.named_parameters() if p.dtype != torch.float32]
         if wrong:
             raise Refused(f"'{wrong[0]}' is not of 32-bit floating-point numbers")
