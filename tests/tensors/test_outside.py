@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from vivace.tensors.outside import Outside, assign, attributes, changed
+from vivace.tensors.outside import MOST_LOOKED_AT, Outside, alike, assign, attributes, changed
+from vivace.torch_internals.tensors import dense_parts
 
 
 class Counting:
@@ -129,3 +130,86 @@ def test_what_modules_keep_in_containers_and_objects_is_carried_over():
     assert other[0].kept is other[1].kept
     assert other[0].kept["state"][0] is not mine[0].kept["state"][0]
     assert (other[0].parts, other[0].weights[0]) == ([other[1]], other[0].weight)
+
+
+def test_what_shares_memory_with_the_model_is_the_models_own(model):
+    """To put it back would be to take back what the model has learned."""
+    tied, copied = nn.Linear(2, 1), nn.Linear(2, 1)
+    tied.weight, copied.weight.data = model.weight, model.weight.data
+    model.register_buffer("mean", torch.zeros(4))
+    model.views, views = [model.mean[:2]], [model.mean[2:]]
+    for held in (tied, copied, views):
+        outside = Outside((lambda held=held: held,), [model])
+        with torch.no_grad():
+            model.weight.add_(1)
+            model.mean.add_(1)
+        weight, mean = model.weight.clone(), model.mean.clone()
+        assert outside.shares
+        assert (0, "", "views") not in attributes([model])
+        outside.put_back()
+        assert torch.equal(model.weight, weight)
+        assert torch.equal(model.mean, mean)
+    assert not Outside((lambda: nn.Linear(2, 1),), [model]).shares
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_is_as_large_as_what_it_stores(model, layout):
+    places = torch.arange(20_000)
+    links = torch.sparse_coo_tensor(torch.stack([places, places]), torch.ones(20_000), check_invariants=True)
+    links = links.to_sparse(layout=layout)
+    outside = Outside((lambda: links,), [model])
+    assert not outside.large
+    assert not outside.moved()
+    dense_parts(links)[-1].mul_(2)
+    assert outside.moved()
+    outside.put_back()
+    assert not outside.moved()
+    model.links = links
+    assert not set(changed(attributes([model]), attributes([model])))
+
+
+def test_copies_are_kept_where_they_are_wanted(model):
+    seen = [torch.zeros(2)]
+    outside = Outside((lambda: seen,), [model], store="meta")
+    assert [then.device.type for _, then in outside._tensors] == ["meta"]
+
+
+def test_another_modules_parts_are_counted(model):
+    other = nn.Sequential(*(nn.Linear(1, 1) for _ in range(MOST_LOOKED_AT + 10)))
+    assert len(Outside((lambda: other,), [model])._tensors) < 2 * MOST_LOOKED_AT
+
+
+class Meta(type):
+    """As a registry of a person's is."""
+
+
+class Norm(nn.Module, metaclass=Meta):
+    eps = 1e-5
+    known = ()
+
+
+def test_a_class_that_a_module_keeps_is_no_object():
+    model, other = nn.Module(), nn.Module()
+    model.norm_class = other.norm_class = Norm
+    found = attributes([model])
+    assert not found
+    assign([other], found)
+
+
+def test_containers_in_themselves_are_left_alone():
+    root, empty = {"name": "root", "children": []}, []
+    root["children"].append({"name": "leaf", "parent": root, "children": []})
+    for _ in range(60):
+        empty = [empty, empty]  # which is 2**60 lists, and no number
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    model = nn.Module()
+    model.tree, model.empty, model.deep, model.count = root, empty, deep, 0
+    assert list(attributes([model])) == [(0, "", "count")]
+    other = {"name": "root", "children": []}
+    other["children"].append({"name": "leaf", "parent": other, "children": []})
+    assert alike(root, other)
+    other["children"][0]["name"] = "other"
+    assert not alike(root, other)

@@ -152,6 +152,35 @@ def test_what_is_too_large_to_be_put_back_is_said(both, dropping, way):
     )
 
 
+@pytest.mark.parametrize("way", ["its weight", "its data"])
+def test_a_module_that_shares_the_models_weights_is_said(both, dropping, way):
+    """Under an exact plan: no promise is broken, and the weights that are trained stay."""
+
+    def make():
+        teachers = []
+
+        def model():
+            student, teacher = nn.Linear(8, 4), nn.Linear(8, 4).requires_grad_(False)
+            if way == "its weight":
+                teacher.weight = student.weight
+            else:
+                teacher.weight.data = student.weight.data
+            teachers.append(teacher)
+            return student
+
+        def loss(model, batch):
+            outputs = model(batch[0])
+            near = functional.mse_loss(outputs, teachers[-1](batch[0]).detach())
+            return functional.cross_entropy(outputs, batch[1]) + near
+
+        return dropping(model=model, loss=loss, epochs=2)
+
+    run = both(make, vivace.Plan.from_dict({"optimizer_in_backward": {}}))
+    assert run.watched["sentence"] == (
+        "not watched: a tensor outside of the model shares memory with the model's own"
+    )
+
+
 def test_counters_outside_of_the_model(both, dropping):
     def make():
         state, seen, own = {"step": 0}, [], torch.Generator().manual_seed(3)

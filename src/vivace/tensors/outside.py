@@ -24,10 +24,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from vivace.torch_internals.tensors import dense_parts, storage_ids
+
 MOST_ENTRIES = 1000  # of a container that is looked into
 MOST_NUMBERS = 2**18  # of a tensor, an array or a list
 MOST_LOOKED_AT = 2000  # objects
 MOST_OBJECTS = 100  # of a model's modules
+MOST_DEPTH = 100  # of containers in containers
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))  # weights, buffers, parts, hooks and the mode
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, deque, set)
@@ -42,9 +45,14 @@ Attributes = dict[tuple[int, str, str], Any]
 class Outside:
     """The Python state that functions of a person's and the code of `models` reach, as it is now; `put_back`
     lets it be so again.
+
+    Copies of tensors are kept on the device `store`, or else where each tensor is.
     """
 
-    def __init__(self, functions: Iterable[object], models: Iterable[nn.Module]) -> None:
+    def __init__(
+        self, functions: Iterable[object], models: Iterable[nn.Module], store: str | None = None
+    ) -> None:
+        models, self._store = list(models), store
         self._seen: set[int] = set()
         self._cells: list[tuple[Any, Any]] = []
         self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []  # some names of each
@@ -57,6 +65,8 @@ class Outside:
         self._slots: list[tuple[object, str, Any]] = []
         self.files: list[Any] = []  # that are open, or were
         self.large: list[torch.Tensor] = []  # that are not put back
+        self.shares = False  # a tensor the memory of the models' own, which is not this one's to put back?
+        self._storages = _storages_of(models)
         parts = [module for model in models for module in model.modules()]
         self._parts = set(map(id, parts))
         self._look_at_all(functions)
@@ -83,7 +93,7 @@ class Outside:
             set_state(state)
         with torch.no_grad():
             for tensor, then in self._tensors:
-                if not torch.equal(tensor, then):
+                if not _same(tensor, then):
                     tensor.copy_(then)
         for array, then in self._arrays:
             if array.tobytes() != then.tobytes():  # which may be a file
@@ -95,9 +105,9 @@ class Outside:
         pairs += [(space.get(name), value) for space, then in self._spaces for name, value in then.items()]
         pairs += [(vars(kind).get(name), value) for kind, name, value in self._classes]
         pairs += [(getattr(owner, name, None), value) for owner, name, value in self._slots]
-        pairs += [(tensor.detach(), then) for tensor, then in self._tensors]
         pairs += [*self._containers, *self._arrays]
         more = any(space.keys() - names for space, names in self._objects)
+        more = more or not all(_same(*pair) for pair in self._tensors)
         return more or not all(alike(*pair) for pair in pairs)
 
     def drew(self) -> bool:
@@ -151,7 +161,7 @@ class Outside:
         elif isinstance(value, io.IOBase):
             self.files.append(value)
         elif is_persons(value):
-            space = getattr(value, "__dict__", {})
+            space = _space_of(value)
             self._spaces.append((space, dict(space)))
             self._objects.append((space, frozenset(space)))
             self._look_at_all(space.values())
@@ -165,8 +175,11 @@ class Outside:
     def _look_at_tensor(self, tensor: torch.Tensor) -> None:
         if is_lazy(tensor) or tensor.is_inference():
             return
-        if tensor.numel() <= MOST_NUMBERS:
-            self._tensors.append((tensor, tensor.detach().clone()))
+        if _storages(tensor) & self._storages:
+            self.shares = True
+        elif _num_stored(tensor) <= MOST_NUMBERS:
+            then = tensor.detach().to(self._store or tensor.device, copy=True)
+            self._tensors.append((tensor, then))
         else:
             self.large.append(tensor)
 
@@ -175,8 +188,9 @@ class Outside:
         model's, and its statistics.
         """
         for part in module.modules():
-            if id(part) not in self._parts:
+            if id(part) not in self._parts and len(self._seen) < MOST_LOOKED_AT:
                 self._parts.add(id(part))
+                self._seen.add(id(part))
                 for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                     self._look_at_tensor(tensor)
                 own = vars(part)
@@ -228,21 +242,34 @@ class Outside:
                     self._look(getattr(value, name))
 
 
-def alike(now: object, then: object) -> bool:
-    """Are two values, or what two containers hold, the same? Of what cannot be compared: one thing."""
-    if now is then:
+def alike(now: object, then: object, above: tuple[tuple[int, int], ...] = ()) -> bool:
+    """Are two values, or what two containers hold, the same? Of what cannot be compared: one thing.
+
+    `above` are the containers that they are in.
+    """
+    pair = id(now), id(then)
+    if now is then or pair in above:
         return True
-    if type(now) is not type(then):
+    if type(now) is not type(then) or len(above) > MOST_DEPTH:
         return False
+    inner = partial(alike, above=(*above, pair))
     if isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor):
-        return now.shape == then.shape and torch.equal(now, then)
+        return _same(now, then)
     if isinstance(now, dict) and isinstance(then, dict):
-        return list(now) == list(then) and all(map(alike, now.values(), then.values()))
+        return list(now) == list(then) and all(map(inner, now.values(), then.values()))
     if isinstance(now, (list, deque, tuple)) and isinstance(then, (list, deque, tuple)):
-        return len(now) == len(then) and all(map(alike, now, then))
+        return len(now) == len(then) and all(map(inner, now, then))
     if isinstance(now, numpy.ndarray) and isinstance(then, numpy.ndarray):
         return (now.dtype, now.shape) == (then.dtype, then.shape) and now.tobytes() == then.tobytes()
     return isinstance(now, (*PLAIN, set)) and bool(now == then)
+
+
+def _same(now: torch.Tensor, then: torch.Tensor) -> bool:
+    """Are two tensors, of whatever layout and wherever they are, of one kind and equal?"""
+    if (now.layout, now.dtype, now.shape) != (then.layout, then.dtype, then.shape):
+        return False
+    pairs = zip(dense_parts(now.detach()), dense_parts(then.detach()), strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs)
 
 
 def as_it_is(thing: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
@@ -275,7 +302,7 @@ def attributes(models: list[nn.Module]) -> Attributes:
     beside weights and buffers, by model, module and name: ``count``, or ``state.count`` of an object.
     """
     found: Attributes = {}
-    own = {id(t) for model in models for t in (*model.parameters(), *model.buffers())}
+    own = _storages_of(models)
     for (index, name, path), (space, keys) in _spaces(models).items():
         for key in keys:
             value = space[key]
@@ -313,7 +340,7 @@ def _spaces(models: list[nn.Module]) -> dict[tuple[int, str, str], tuple[dict[st
     seen, no_objects = set[int](), (*PLAIN, *_NOT_STATE, *_CONTAINERS, torch.Tensor)
 
     def look(index: int, name: str, path: str, thing: object) -> None:
-        space, own = getattr(thing, "__dict__", {}), is_persons(thing)
+        space, own = _space_of(thing), is_persons(thing)
         keys = [k for k, v in space.items() if own or not k.startswith("_") or isinstance(v, torch.Tensor)]
         keys = [key for key in keys if key not in _OF_MODULES]
         found[index, name, path] = space, keys
@@ -331,13 +358,13 @@ def _spaces(models: list[nn.Module]) -> dict[tuple[int, str, str], tuple[dict[st
 
 
 def _is_plain(value: object, own: set[int]) -> bool:
-    """Does it consist of numbers, texts, arrays and tensors alone, not too many to be copied? Of those of the
-    model's `own` a copy would be another one.
+    """Does it consist of numbers, texts, arrays and tensors alone, not too many to be copied? Of a tensor in
+    one of the model's `own` storages a copy would be another one.
     """
 
     def is_plain(leaf: object) -> bool:
         if isinstance(leaf, torch.Tensor):
-            return not is_lazy(leaf) and leaf.numel() <= MOST_NUMBERS and id(leaf) not in own
+            return not is_lazy(leaf) and _num_stored(leaf) <= MOST_NUMBERS and not _storages(leaf) & own
         if isinstance(leaf, numpy.ndarray):
             return leaf.size <= MOST_NUMBERS and leaf.dtype != object
         return isinstance(leaf, PLAIN)
@@ -346,12 +373,37 @@ def _is_plain(value: object, own: set[int]) -> bool:
     return len(leaves) <= MOST_ENTRIES and all(map(is_plain, leaves))
 
 
-def _leaves(thing: object) -> Iterator[Any]:
-    if type(thing) in _CONTAINERS:
+def _leaves(thing: object, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """What a container holds at every depth, with None for each container, so that empty ones count; one that
+    is too deep, or in itself, as it is.
+    """
+    if type(thing) in _CONTAINERS and id(thing) not in above and len(above) < MOST_DEPTH:
+        yield None
         for part in thing.values() if isinstance(thing, dict) else thing:  # type: ignore[attr-defined]
-            yield from _leaves(part)
+            yield from _leaves(part, (*above, id(thing)))
     else:
         yield thing
+
+
+def _storages_of(models: Iterable[nn.Module]) -> set[int]:
+    tensors = (t for model in models for t in (*model.parameters(), *model.buffers()) if not is_lazy(t))
+    return set().union(*map(_storages, tensors))
+
+
+def _storages(tensor: torch.Tensor) -> set[int]:
+    """Equal for tensors that share memory."""
+    return storage_ids(dense_parts(tensor.detach()))
+
+
+def _num_stored(tensor: torch.Tensor) -> int:
+    """How many numbers it takes in memory, if sparse with their places."""
+    return sum(part.numel() for part in dense_parts(tensor.detach()))
+
+
+def _space_of(thing: object) -> dict[str, Any]:
+    """Its attributes, where it keeps such."""
+    space = getattr(thing, "__dict__", None)
+    return space if isinstance(space, dict) else {}
 
 
 def _refill(container: dict[Any, Any] | set[Any] | list[Any] | deque[Any], values: Iterable[Any]) -> None:
@@ -369,6 +421,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def is_persons(thing: object) -> bool:
     """Is it an object of a person's own class, or of that which has nothing but the person's names?"""
+    if isinstance(thing, type):  # a class, whatever its own class is
+        return False
     return type(thing) is types.SimpleNamespace or not of_library(type(thing).__module__)
 
 

@@ -53,6 +53,7 @@ SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
 NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
 OTHER_BATCH = "the plan gives the loss another batch than the job's data gave"
 WROTE_LARGE = "a step changes a tensor outside of the model that is too large to be put back"
+SHARES = "a tensor outside of the model shares memory with the model's own"
 CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 
@@ -459,6 +460,8 @@ class Sentinel:
         return not self.places_alike or not (less or other)
 
     def _require_comparable(self, kept: Kept | None, before: Before, after: dict[str, Any]) -> None:
+        if before.outside.shares:
+            raise Unlike(SHARES)
         if before.wrote_large():
             raise Unlike(WROTE_LARGE)
         if kept is not None and kept.hidden:

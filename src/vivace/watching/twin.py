@@ -230,7 +230,7 @@ def outside_of(session: Session, twin: Twin) -> Outside:
     the twin's.
     """
     models = (*session.build.models, *twin.session.build.models)
-    return Outside((twin.job.loss, twin.job.on_gradients), models)
+    return Outside((twin.job.loss, twin.job.on_gradients), models, store="cpu")
 
 
 def named(session: Session) -> tuple[Tensors, Tensors]:
