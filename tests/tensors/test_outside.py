@@ -1,5 +1,7 @@
 """What a training keeps in Python, outside of its weights: looked at, and put back."""
 
+import builtins
+import runpy
 from functools import cached_property
 from types import SimpleNamespace
 
@@ -213,3 +215,35 @@ def test_containers_in_themselves_are_left_alone():
     assert alike(root, other)
     other["children"][0]["name"] = "other"
     assert not alike(root, other)
+
+
+class Watched(dict):
+    """Tells whether it was empty for a moment, as another thread would see it."""
+
+    cleared = False
+
+    def clear(self):
+        self.cleared = True
+        super().clear()
+
+
+def test_a_container_that_nobody_changed_is_not_touched(model):
+    kept, changed_one = Watched(rate=0.1), Watched(rate=0.1)
+    outside = Outside((lambda: (kept, changed_one),), [model])
+    changed_one["rate"] = 0.2
+    outside.put_back()
+    assert (kept.cleared, changed_one.cleared) == (False, True)
+    assert changed_one == {"rate": 0.1}
+
+
+@pytest.mark.parametrize("kind", [dict, lambda names: SimpleNamespace(**names)])
+def test_the_names_of_a_script_are_put_back_and_pythons_own_stay(kind, tmp_path, model):
+    (tmp_path / "script.py").write_text("counts = []\n")
+    names = runpy.run_path(str(tmp_path / "script.py"))
+    held = kind(names)
+    outside = Outside((lambda: held,), [model])
+    names["counts"].append(1)
+    outside.put_back()
+    assert names["counts"] == []
+    assert not any(container is vars(builtins) for container, _ in outside._containers)
+    assert sorted([2, 1]) == [1, 2]

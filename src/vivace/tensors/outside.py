@@ -7,6 +7,7 @@ them, and attributes of modules. What cannot be copied (a generator, an open fil
 
 from __future__ import annotations
 
+import builtins
 import copy
 import io
 import random
@@ -14,9 +15,9 @@ import sys
 import sysconfig
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy
@@ -118,6 +119,8 @@ class Outside:
         if isinstance(value, nn.Module):
             self._look_at_module(value)
         if isinstance(value, (*PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
+            return
+        if value is vars(builtins):  # which a script's names hold
             return
         if len(self._seen) >= MOST_LOOKED_AT:
             return
@@ -406,7 +409,15 @@ def _space_of(thing: object) -> dict[str, Any]:
     return space if isinstance(space, dict) else {}
 
 
-def _refill(container: dict[Any, Any] | set[Any] | list[Any] | deque[Any], values: Iterable[Any]) -> None:
+def _flat(container: Iterable[Any]) -> Iterator[Any]:
+    return chain.from_iterable(container.items()) if isinstance(container, dict) else iter(container)
+
+
+def _refill(container: dict[Any, Any] | set[Any] | list[Any] | deque[Any], values: Collection[Any]) -> None:
+    """Let it hold these; one that does is not touched, as other threads may read it."""
+    pairs = zip(_flat(container), _flat(values), strict=False)
+    if len(container) == len(values) and all(now is then for now, then in pairs):
+        return
     container.clear()
     container.update(values) if isinstance(container, (dict, set)) else container.extend(values)
 
