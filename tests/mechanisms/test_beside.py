@@ -15,7 +15,8 @@ from torch import nn
 import vivace
 from vivace.errors import Refused
 from vivace.mechanisms import recompute
-from vivace.tensors.outside import as_it_is
+from vivace.mechanisms.beside import objects
+from vivace.tensors.outside import as_it_is, is_persons
 
 CHECKPOINT = {"checkpoint": {}}
 BATCHES = [torch.randn(8, 6, generator=torch.Generator().manual_seed(n)) for n in range(3)]
@@ -152,6 +153,123 @@ def test_attributes_are_as_the_first_time_and_move_once(does, cheap):
         assert torch.equal(part.state, other.state)
         assert torch.equal(part.stream.get_state(), other.stream.get_state())
         assert part.dice.getstate() == other.dice.getstate()
+
+
+class Encoder(nn.Module):
+    def __init__(self, kept):
+        super().__init__()
+        self.linear, self.kept = nn.Linear(6, 6), kept
+
+    def forward(self, x):
+        x = torch.tanh(self.linear(x))
+        self.kept["x"].append(x) if isinstance(self.kept, dict) else self.kept.append(x)
+        return x
+
+
+class Decoder(Encoder):
+    def forward(self, x):
+        kept = self.kept["x"].pop() if isinstance(self.kept, dict) else self.kept.pop()
+        return torch.tanh(self.linear(torch.sigmoid(x * kept)))
+
+
+class UNet(nn.Module):
+    """Of parts that share what they keep."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.down, self.middle, self.up = Encoder(kept), nn.Linear(6, 6), Decoder(kept)
+
+    def forward(self, x):
+        return self.up(torch.tanh(self.middle(self.down(x))))
+
+
+@pytest.mark.parametrize("make", [deque, list, lambda: defaultdict(list)])
+def test_a_container_that_two_modules_share_stays_one(make):
+    equal, mine, _ = same(lambda: nn.Sequential(*(UNet(make()) for _ in range(6))))
+    assert equal
+    assert all(net.down.kept is net.up.kept for net in mine)
+
+
+def test_a_container_may_hold_itself():
+    class Tree(Part):
+        def __init__(self, does):
+            super().__init__(does)
+            self.root = {"scale": torch.full((6,), 0.5), "children": []}
+            self.root["children"].append({"parent": self.root, "calls": 0})
+
+    def climbing(part, y):
+        child = part.root["children"][0]
+        child["calls"] += 1
+        return y * child["parent"]["scale"] * child["parent"]["children"][0]["calls"]
+
+    def make():
+        model = Twice(climbing)
+        model.parts = nn.ModuleList(Tree(climbing) for _ in range(2))
+        return model
+
+    equal, mine, _ = same(make)
+    assert equal
+    assert mine.parts[0].root["children"][0]["calls"] == 6
+
+
+def test_what_a_helper_counts_between_the_forward_and_the_backward_pass():
+    """The block has the object at hand, and does not read its tensor."""
+    totals = []
+    for plan in ({}, CHECKPOINT):
+        torch.manual_seed(0)
+        stats, model = SimpleNamespace(total=torch.zeros(())), Twice(cooling)
+        for part in model.parts:
+            part.stats = stats
+
+        def loss(model, batch, stats=stats):
+            value = model(batch).square().mean()
+            stats.total += value.detach()
+            return value
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with vivace.attach(
+            vivace.Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss
+        ) as session:
+            for batch in BATCHES:
+                session.step(batch)
+        totals.append(stats.total)
+    assert torch.equal(*totals)
+
+
+@pytest.mark.parametrize("after", ["", "after the block"])
+def test_a_helpers_tensor_that_a_block_reads_and_something_changes_in_place_is_refused(after):
+    def adding(part, y):
+        if not after:
+            part.stats.total += 1
+        return torch.tanh(y + part.stats.total)
+
+    class Counted(Twice):
+        def __init__(self):
+            super().__init__(adding)
+            self.stats = SimpleNamespace(total=torch.zeros(()))
+            for part in self.parts:
+                part.stats = self.stats
+
+        def forward(self, x):
+            x = super().forward(x)
+            if after:
+                self.stats.total += 1
+            return x
+
+    reason = "does not do the same" if after else "changes a tensor in place that is none of its buffers"
+    with pytest.raises(Refused, match=reason):
+        trained(Counted, CHECKPOINT)
+
+
+def test_what_is_looked_at_for_objects_of_a_persons():
+    """Neither what a library's objects hold, nor data sets and optimizers, and no number of plain lists."""
+    found, library = Helper(), random.Random(3)
+    library.inside = Helper()
+    data = torch.utils.data.Subset([Helper()], [0])
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    optimizer.helper = Helper()
+    things = [found, library, data, optimizer, *([n, (n, n)] for n in range(500))]
+    assert {id(one) for one in objects(things, is_persons)} == {id(found), id(found.inner)}
 
 
 OUTSIDE = torch.Generator()

@@ -189,11 +189,13 @@ class _Frame:
         self.weights = [p for parameters, _ in self.held for p in parameters.values() if p is not None]
         self.fake = any(map(is_fake, self.weights))
         kept = [v for m in self.modules for name, v in vars(m).items() if name not in OF_MODULES]
-        helpers = filter(is_persons, objects(kept, set()))
+        helpers = objects(kept, is_persons)
         self.own = Beside(map(vars, (*self.modules, *helpers)), OF_MODULES)
-        self.given = Beside(map(vars, objects((arguments, keywords), set())))
+        self.given = Beside(map(vars, objects((arguments, keywords))))
         inputs = (*tensors((arguments, keywords)), *self.given.tensors())
-        self.inputs, self.kept = _versions(inputs), _versions(self.own.tensors())
+        self.inputs, of_modules = _versions(inputs), len(self.modules)
+        self.kept = _versions(self.own.tensors(slice(of_modules)))
+        self.helped = _versions(self.own.tensors(slice(of_modules, None)))
         self.trained, self.places = _versions(self.weights), storage_ids(self.weights)
         self.fixed: list[tuple[torch.Tensor, int]] = []
         self.streams = self._streams()
@@ -271,7 +273,8 @@ class _Frame:
             self._require(same, f"'{name}' changes its weights in its forward pass")
             self.changing = self.owner.changing[name] = self._changed()
         self._require(_same(self.inputs), f"'{name}' changes its input in place")
-        self._require(_same(self.kept), f"'{name}' changes a tensor in place that is none of its buffers")
+        kept = [*self.kept, *self.helped]  # what a helper counts may be changed after the block
+        self._require(_same(kept), f"'{name}' changes a tensor in place that is none of its buffers")
         self._require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
         same = _same(self.trained) and storage_ids(self.weights) == self.places
         self._require(same, f"'{name}' changes its weights in its forward pass")
