@@ -99,6 +99,24 @@ def test_a_loop_that_makes_floats_of_the_bytes_is_told_so_before_it_trains(sessi
     assert all(bool(torch.isfinite(p).all()) for p in session.model.parameters())
 
 
+def test_floats_of_another_source_are_trained_before_the_bytes_that_wait(session):
+    """Such as batches that are replayed."""
+    loader = DataLoader(dataset(NORMALIZE), batch_size=8)
+    replayed = next(iter(loader))
+    for batch in session.batches(loader):
+        session.step(replayed)
+        session.step(batch)
+    assert all(bool(torch.isfinite(p).all()) for p in session.model.parameters())
+
+
+def test_floats_that_came_in_place_of_the_bytes_with_labels_of_their_own_are_told_at_the_next_batch(session):
+    """Such as samples that are mixed, with labels that are."""
+    pixels, labels = next(batches := session.batches(DataLoader(dataset(NORMALIZE), batch_size=8)))
+    session.step([0.5 * pixels + 0.5 * pixels.flip(0), labels.clone()])
+    with pytest.raises(Refused, match=r"^uint8_transfer: your loop changes the batch"):
+        next(batches)
+
+
 def test_the_persons_dataset_is_untouched(session):
     loader = DataLoader(dataset(NORMALIZE), batch_size=8)
     list(session.batches(loader))

@@ -42,6 +42,10 @@ RANDOM = (
     "RandomPosterize",
     "RandomSolarize",
 )
+_CHANGED = (
+    "your loop changes the batch between session.batches and session.step, where it is of bytes: do that in "
+    "the dataset or in the loss"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +177,9 @@ class Sender:
         self.sending: _Sending | None = None
         self.underway: dict[int, tuple[weakref.ref[torch.Tensor], Cut]] = {}  # by the identity of a tensor
         self.waiting = False  # were bytes handed out, and none placed since?
-        self.lost = False  # came floats in their stead?
+        self.beside: list[weakref.ref[torch.Tensor]] = []  # what came with these, such as labels
+        self.lost = False  # came floats in their stead, with the same labels?
+        self.doubtful = False  # came floats with others, of another source or of samples that were mixed?
         build.wrap(Seam.BATCHES, self.batches)
         build.wrap(Seam.PLACE, self.place)
         build.wrap(Seam.STEP, self.step)
@@ -191,12 +197,16 @@ class Sender:
         """Batches, with what finishes them at hand: several loaders may be read in turn, or together."""
         try:
             for batch in following(found.loader):
-                self.sending, self.waiting = found, True
+                self.sending, self.waiting, self.doubtful, self.beside = found, True, False, []
                 self.underway = {key: own for key, own in self.underway.items() if own[0]() is not None}
                 for number, tensor in enumerate(tensors(batch)):
                     if number in found.places:
                         self.underway[id(tensor)] = weakref.ref(tensor), found.cut
+                    else:
+                        self.beside.append(weakref.ref(tensor))
                 yield batch
+                if self.waiting and self.doubtful:  # the bytes themselves never came
+                    raise Refused(_CHANGED).by(self.name)
         finally:
             self.waiting = False
 
@@ -208,7 +218,10 @@ class Sender:
         cuts = {number: cut for number, tensor in enumerate(given) if (cut := self._cut_of(tensor))}
         own = [one for n, one in enumerate(given) if self.sending is not None and n in self.sending.places]
         self.waiting = self.waiting and not cuts and all(one.dtype != torch.uint8 for one in own)
-        self.lost = self.waiting and any(one.is_floating_point() for one in own)
+        floats = any(one.is_floating_point() for one in own)
+        same = any(known() is one for known in self.beside for one in given)
+        self.lost = self.waiting and floats and same
+        self.doubtful = self.waiting and not self.lost and (floats or self.doubtful)
         placed, device = following(batch), self.build.device
         if cuts:
             return _finished(placed, cuts.get, device, self._note)
@@ -216,11 +229,7 @@ class Sender:
 
     def step(self, following: Callable[[Any], Any], batch: object) -> Any:
         """The seam `step`. Raises Refused where it would train on what a loop has made of the bytes."""
-        self.build.require(
-            not self.lost,
-            "your loop changes the batch between session.batches and session.step, where it is of bytes: do "
-            "that in the dataset or in the loss",
-        )
+        self.build.require(not self.lost, _CHANGED)
         return following(batch)
 
     def _cut_of(self, tensor: torch.Tensor) -> Cut | None:
