@@ -10,7 +10,7 @@ from torch import nn
 import vivace
 from vivace.errors import JobError
 from vivace.inspection import inspect
-from vivace.session.opening import call, first_batches, models_of, parts_of, start
+from vivace.session.opening import call, first_batches, models_of, optimizer_of, parts_of, start
 from vivace.testing import TINY_JOBS
 
 
@@ -44,6 +44,55 @@ def test_what_the_optimizer_trains_and_the_model_does_not_hold_is_refused_before
         start(dataclasses.replace(job, optimizer=beside), vivace.Plan(), inspect())
     head.requires_grad_(False)
     start(dataclasses.replace(job, optimizer=beside), vivace.Plan(), inspect()).close()
+
+
+class Temperature:
+    """No module, and yet a checkpoint keeps it."""
+
+    def __init__(self):
+        self.log = torch.zeros((), requires_grad=True)
+
+    def state_dict(self):
+        return {"log": self.log}
+
+    def load_state_dict(self, state):
+        self.log.data.copy_(state["log"])
+
+
+def with_buffer(persistent):
+    net = nn.Linear(4, 3)
+    net.register_buffer("scale", torch.ones(3).requires_grad_(), persistent)
+    return {"net": net}, net.scale
+
+
+def with_an_object():
+    temperature = Temperature()
+    return {"net": nn.Linear(4, 3), "temperature": temperature}, temperature.log
+
+
+def with_a_bare_parameter():
+    log_alpha = nn.Parameter(torch.zeros(()))
+    return {"net": nn.Linear(4, 3), "log_alpha": log_alpha}, log_alpha
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (lambda: with_buffer(True), True),
+        (lambda: with_buffer(False), False),
+        (with_an_object, True),
+        (with_a_bare_parameter, False),
+    ],
+)
+def test_what_a_checkpoint_keeps_may_be_trained(make, kept):
+    built, weight = make()
+    optimizer = torch.optim.SGD([*built["net"].parameters(), weight], 0.1)
+    job = dataclasses.replace(TINY_JOBS["gan"](), model=lambda: built, optimizer=lambda _: {"all": optimizer})
+    if kept:
+        assert optimizer_of(job, built)["all"] is optimizer
+    else:
+        with pytest.raises(JobError, match="also trains 1 tensor that the model does not hold"):
+            optimizer_of(job, built)
 
 
 @pytest.mark.parametrize("layer", [nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False)])

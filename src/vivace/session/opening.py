@@ -40,6 +40,7 @@ from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
 from vivace.tensors.randomness import SeededStreams, derive
 from vivace.tensors.trees import bytes_of, fields_of, tensors
+from vivace.torch_internals.tensors import storage_ids
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
@@ -206,21 +207,36 @@ def optimizer_of(job: Job, built: Any) -> Any:
         raise JobError(
             f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
         )
-    own = {id(weight) for model in parts_of(built, nn.Module) for weight in model.parameters()}
     groups = [group for one in parts_of(optimizer, torch.optim.Optimizer) for group in one.param_groups]
     given = [weight for group in groups for weight in group["params"]]
-    if job.step is None and not any(id(weight) in own for weight in given):
+    others = _not_kept(built, given)
+    if job.step is None and len(others) == len(given):
         raise JobError(
             "the Job's optimizer(model) holds none of the model's parameters, so nothing would be trained: "
             "build it from the model that it is given"
         )
-    if others := [weight for weight in given if id(weight) not in own and weight.requires_grad]:
+    if others := [weight for weight in others if weight.requires_grad]:
         raise JobError(
             f"the Job's optimizer(model) also trains {words.count(len(others), 'tensor')} that the model "
             f"does not hold, such as one of shape {tuple(others[0].shape)}, which no checkpoint would keep: "
             "let model() return a module that has them"
         )
     return optimizer
+
+
+def _not_kept(built: object, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that neither are parameters of the model nor lie in the state that a checkpoint keeps of it."""
+    own = {id(weight) for model in parts_of(built, nn.Module) for weight in model.parameters()}
+    others = [weight for weight in weights if id(weight) not in own]
+    kept = storage_ids(tensors(_states(built))) if others else set()
+    return [weight for weight in others if not storage_ids([weight]) & kept]
+
+
+def _states(built: Any) -> list[Any]:
+    """The `state_dict` of each part that has one."""
+    if hasattr(built, "state_dict"):
+        return [built.state_dict()]
+    return [state for _, item in items_of(built) for state in _states(item)]
 
 
 def parts_of(built: object, kind: type[Part]) -> list[Part]:
