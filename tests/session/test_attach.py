@@ -141,7 +141,9 @@ def test_a_model_in_data_parallel_is_left_to_what_does_not_touch_its_calls():
     for name in ("bf16_autocast", "channels_last", "checkpoint", "compile"):
         with pytest.raises(vivace.Refused, match=f"^{name}: the model is wrapped in nn.DataParallel"):
             vivace.attach(Plan.from_dict({name: {}}), **given)
-    vivace.attach(Plan.from_dict({"fused_optimizer": {}}), **given).close()
+    for name in ("fused_optimizer", "micro_batches", "optimizer_in_backward"):
+        settings = {"num": 2} if name == "micro_batches" else {}
+        vivace.attach(Plan.from_dict({name: settings}), **given).close()
 
 
 def test_a_model_without_convolutions_is_refused_by_name():

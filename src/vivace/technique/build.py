@@ -139,7 +139,8 @@ class Build:
         where = self.device.type
         acting = " and ".join(card.devices)
         self.require(where in card.devices, f"it acts on {acting}, and this job runs on {where}")
-        if card.stage not in (Stage.PROCESS, Stage.DATA, Stage.OPTIMIZER):
+        outside = card.cuts_batches or card.saves_memory == "states"  # of the model's forward
+        if not outside and card.stage not in (Stage.PROCESS, Stage.DATA, Stage.OPTIMIZER):
             from vivace.tensors.modules import is_copied_to_devices
 
             self.require(
