@@ -1,7 +1,11 @@
 """What a training keeps in Python, outside of its weights: looked at, and put back."""
 
 import builtins
+import importlib
 import runpy
+import sys
+from collections import OrderedDict, deque
+from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 
@@ -217,23 +221,15 @@ def test_containers_in_themselves_are_left_alone():
     assert not alike(root, other)
 
 
-class Watched(dict):
-    """Tells whether it was empty for a moment, as another thread would see it."""
-
-    cleared = False
-
-    def clear(self):
-        self.cleared = True
-        super().clear()
-
-
 def test_a_container_that_nobody_changed_is_not_touched(model):
-    kept, changed_one = Watched(rate=0.1), Watched(rate=0.1)
+    """As other threads may go through it."""
+    kept, changed_one = deque([1, 2]), deque([1, 2])
     outside = Outside((lambda: (kept, changed_one),), [model])
-    changed_one["rate"] = 0.2
+    changed_one[0] = 3
+    going = iter(kept)
     outside.put_back()
-    assert (kept.cleared, changed_one.cleared) == (False, True)
-    assert changed_one == {"rate": 0.1}
+    assert list(going) == [1, 2]  # which raises where it was emptied and filled meanwhile
+    assert list(changed_one) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", [dict, lambda names: SimpleNamespace(**names)])
@@ -247,3 +243,81 @@ def test_the_names_of_a_script_are_put_back_and_pythons_own_stay(kind, tmp_path,
     assert names["counts"] == []
     assert not any(container is vars(builtins) for container, _ in outside._containers)
     assert sorted([2, 1]) == [1, 2]
+
+
+class Registry(OrderedDict):
+    """Makes what is asked for, as the table of activations of transformers does."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+
+def test_a_registry_that_makes_what_is_asked_for_is_put_back_as_it_was(model):
+    registry = Registry(relu=nn.ReLU)
+    outside = Outside((lambda: registry,), [model])
+    assert not outside.moved()
+    registry["gelu"] = nn.GELU
+    outside.put_back()
+    assert list(OrderedDict.items(registry)) == [("relu", nn.ReLU)]
+    assert isinstance(registry["relu"], nn.ReLU)
+
+
+def test_a_librarys_table_keeps_its_entries(model):
+    from transformers.activations import ACT2FN
+
+    names = list(ACT2FN)
+    outside = Outside((lambda: ACT2FN,), [model])
+    outside.put_back()
+    assert list(ACT2FN) == names
+    assert isinstance(ACT2FN["gelu"], nn.Module)
+
+
+def test_what_is_imported_meanwhile_stays(model, tmp_path, monkeypatch):
+    (tmp_path / "imported_meanwhile.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    everything = sys.modules
+    outside = Outside((lambda: everything,), [model])
+    importlib.import_module("imported_meanwhile")
+    outside.put_back()
+    assert sys.modules.pop("imported_meanwhile")
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Kept:
+    count: int = 0
+
+
+def test_what_cannot_be_written_leaves_the_rest_put_back(model):
+    kept, counts, locked = Kept(), [0], torch.zeros(1).expand(3)
+    outside = Outside((lambda: (kept, locked, counts),), [model])
+    kept.count, counts[0] = 1, 1
+    locked.data = torch.ones(1).expand(3)
+    with pytest.raises(RuntimeError, match="memory location"):
+        outside.put_back()
+    assert (kept.count, counts) == (0, [0])
+
+
+def test_numbers_that_are_none_are_the_same_and_are_not_written(model):
+    missing = torch.full((1,), float("nan")).expand(3)
+    outside = Outside((lambda: missing,), [model])
+    assert not outside.moved()
+    outside.put_back()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: torch.quantize_per_tensor(torch.rand(600, 600), 0.1, 0, torch.qint8),
+        lambda: torch.empty(600, 600, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.rand(600, 600)], layout=torch.jagged),
+    ],
+)
+def test_tensors_without_plain_numbers_are_left_alone(odd, model):
+    tensor = odd()
+    model.kept = [tensor]
+    outside = Outside((lambda: tensor,), [model])
+    assert not outside.large
+    assert not outside.moved()
+    outside.put_back()
+    assert (0, "", "kept") not in attributes([model])

@@ -75,7 +75,9 @@ class Outside:
             self._look_at_class(kind)
 
     def put_back(self) -> None:
-        """Let all be as it was when this was made."""
+        """Let all be as it was when this was made. What cannot be written leaves the rest put back, and is
+        raised after it.
+        """
         for cell, value in self._cells:
             cell.cell_contents = value
         for space, values in self._spaces:
@@ -83,22 +85,24 @@ class Outside:
         for space, names in self._objects:
             for name in space.keys() - names:
                 del space[name]
+        waiting = [partial(_refill, *pair) for pair in self._containers]
+        waiting += [partial(set_state, state) for _, set_state, state in self._streams]
+        waiting += [partial(_rewrite, *pair) for pair in self._tensors]
+        waiting += [partial(_rewrite_array, *pair) for pair in self._arrays]
         for kind, name, value in self._classes:
             if vars(kind).get(name) is not value:
-                setattr(kind, name, value)
+                waiting.append(partial(setattr, kind, name, value))
         for owner, name, value in self._slots:
-            object.__setattr__(owner, name, value)  # also of one that says it is frozen
-        for container, then in self._containers:
-            _refill(container, then)
-        for _, set_state, state in self._streams:
-            set_state(state)
-        with torch.no_grad():
-            for tensor, then in self._tensors:
-                if not _same(tensor, then):
-                    tensor.copy_(then)
-        for array, then in self._arrays:
-            if array.tobytes() != then.tobytes():  # which may be a file
-                array[...] = then
+            if getattr(owner, name, None) is not value:  # also of one that says it is frozen
+                waiting.append(partial(object.__setattr__, owner, name, value))
+        failed: list[Exception] = []
+        for write in waiting:
+            try:
+                write()
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def moved(self) -> bool:
         """Has any of it, beside random streams, another value than when this was made?"""
@@ -106,7 +110,7 @@ class Outside:
         pairs += [(space.get(name), value) for space, then in self._spaces for name, value in then.items()]
         pairs += [(vars(kind).get(name), value) for kind, name, value in self._classes]
         pairs += [(getattr(owner, name, None), value) for owner, name, value in self._slots]
-        pairs += [*self._containers, *self._arrays]
+        pairs += [*((_plain_copy(container), then) for container, then in self._containers), *self._arrays]
         more = any(space.keys() - names for space, names in self._objects)
         more = more or not all(_same(*pair) for pair in self._tensors)
         return more or not all(alike(*pair) for pair in pairs)
@@ -119,8 +123,6 @@ class Outside:
         if isinstance(value, nn.Module):
             self._look_at_module(value)
         if isinstance(value, (*PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
-            return
-        if value is vars(builtins):  # which a script's names hold
             return
         if len(self._seen) >= MOST_LOOKED_AT:
             return
@@ -153,8 +155,10 @@ class Outside:
         elif isinstance(value, types.FunctionType):
             self._look_at_function(value)
         elif isinstance(value, (dict, list, set, deque)):
-            if len(value) <= MOST_NUMBERS:
-                self._containers.append((value, value.copy()))
+            if _is_of_modules(value):
+                return
+            if len(value) <= MOST_NUMBERS and (type(value) in _CONTAINERS or is_persons(value)):
+                self._containers.append((value, _plain_copy(value)))
             if len(value) <= MOST_ENTRIES:
                 self._look_at_all(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, tuple):
@@ -176,7 +180,7 @@ class Outside:
             self._look(value)
 
     def _look_at_tensor(self, tensor: torch.Tensor) -> None:
-        if is_lazy(tensor) or tensor.is_inference():
+        if not _is_storable(tensor):
             return
         if _storages(tensor) & self._storages:
             self.shares = True
@@ -240,7 +244,7 @@ class Outside:
         for kind in type(value).__mro__:
             slots = vars(kind).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(value, name):
+                if name not in ("__weakref__", "__dict__") and hasattr(value, name):
                     self._slots.append((value, name, getattr(value, name)))
                     self._look(getattr(value, name))
 
@@ -269,10 +273,30 @@ def alike(now: object, then: object, above: tuple[tuple[int, int], ...] = ()) ->
 
 def _same(now: torch.Tensor, then: torch.Tensor) -> bool:
     """Are two tensors, of whatever layout and wherever they are, of one kind and equal?"""
+    if not (_is_storable(now) and _is_storable(then)):
+        return now is then
     if (now.layout, now.dtype, now.shape) != (then.layout, then.dtype, then.shape):
         return False
-    pairs = zip(dense_parts(now.detach()), dense_parts(then.detach()), strict=True)
-    return all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs)
+    pairs = list(zip(dense_parts(now.detach()), dense_parts(then.detach()), strict=True))
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    bits = [(_bits(a), _bits(b.to(a.device))) for a, b in pairs]  # of which a number that is none is itself
+    return all(torch.equal(*pair) for pair in bits)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _rewrite(tensor: torch.Tensor, then: torch.Tensor) -> None:
+    if not _same(tensor, then):
+        with torch.no_grad():
+            tensor.copy_(then)
+
+
+def _rewrite_array(array: numpy.typing.NDArray[Any], then: numpy.typing.NDArray[Any]) -> None:
+    if array.tobytes() != then.tobytes():  # which may be a file
+        array[...] = then
 
 
 def as_it_is(thing: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
@@ -367,7 +391,7 @@ def _is_plain(value: object, own: set[int]) -> bool:
 
     def is_plain(leaf: object) -> bool:
         if isinstance(leaf, torch.Tensor):
-            return not is_lazy(leaf) and _num_stored(leaf) <= MOST_NUMBERS and not _storages(leaf) & own
+            return _is_storable(leaf) and _num_stored(leaf) <= MOST_NUMBERS and not _storages(leaf) & own
         if isinstance(leaf, numpy.ndarray):
             return leaf.size <= MOST_NUMBERS and leaf.dtype != object
         return isinstance(leaf, PLAIN)
@@ -386,6 +410,12 @@ def _leaves(thing: object, above: tuple[int, ...] = ()) -> Iterator[Any]:
             yield from _leaves(part, (*above, id(thing)))
     else:
         yield thing
+
+
+def _is_storable(tensor: torch.Tensor) -> bool:
+    """Has it numbers that can be copied, compared and written?"""
+    kinds = tensor.is_quantized, tensor.is_meta, tensor.is_nested, tensor.is_inference()
+    return not (is_lazy(tensor) or any(kinds))
 
 
 def _storages_of(models: Iterable[nn.Module]) -> set[int]:
@@ -409,17 +439,43 @@ def _space_of(thing: object) -> dict[str, Any]:
     return space if isinstance(space, dict) else {}
 
 
-def _flat(container: Iterable[Any]) -> Iterator[Any]:
-    return chain.from_iterable(container.items()) if isinstance(container, dict) else iter(container)
+def _is_of_modules(value: Collection[Any]) -> bool:
+    """Are these the names of Python's own or of a library's module, which a script's names may hold?"""
+    if value is sys.modules or type(value) is not dict:
+        return value is sys.modules
+    name = value.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return module is not None and vars(module) is value and (module is builtins or of_library(str(name)))
 
 
-def _refill(container: dict[Any, Any] | set[Any] | list[Any] | deque[Any], values: Collection[Any]) -> None:
+def _base(container: object) -> Any:
+    """What a container is below the person's own methods, which may do anything."""
+    kinds = (OrderedDict, dict, list, set, deque)
+    return next(kind for kind in kinds if isinstance(container, kind))
+
+
+def _flat(container: Collection[Any]) -> Iterator[Any]:
+    base = _base(container)
+    return chain.from_iterable(base.items(container)) if "items" in vars(base) else base.__iter__(container)
+
+
+def _plain_copy(container: Collection[Any]) -> Any:
+    base = _base(container)
+    return base(base.items(container)) if "items" in vars(base) else base(base.__iter__(container))
+
+
+def _refill(container: Collection[Any], values: Collection[Any]) -> None:
     """Let it hold these; one that does is not touched, as other threads may read it."""
+    base = _base(container)
     pairs = zip(_flat(container), _flat(values), strict=False)
-    if len(container) == len(values) and all(now is then for now, then in pairs):
+    if base.__len__(container) == len(values) and all(now is then for now, then in pairs):
         return
-    container.clear()
-    container.update(values) if isinstance(container, (dict, set)) else container.extend(values)
+    base.clear(container)
+    if issubclass(base, dict):
+        for key, value in values.items():
+            base.__setitem__(container, key, value)
+    else:
+        (base.update if base is set else base.extend)(container, values)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

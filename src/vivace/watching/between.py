@@ -121,7 +121,7 @@ def sums_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.to_dense().reshape(-1)
+    flat = tensor.to_dense().resolve_conj().resolve_neg().reshape(-1)
     if flat.storage_offset() * flat.element_size() % _WORD_BYTES:
         flat = flat.clone()
     octets = flat.view(torch.uint8)
