@@ -126,7 +126,7 @@ def test_a_script_on_the_processor_says_so_at_its_end(kind):
         conductor=SimpleNamespace(course=course), rest="", left_alone="", num_steps=9, problems=[]
     )
     loop.spending = SimpleNamespace(elapsed=1.0, own_seconds=0.0, lost=0.0)
-    loop.ranks = None
+    loop.ranks, loop.median_seconds = None, 0.0
     document = document_of(loop)
     searched_on = lines(searched(document | {"report_path": "", "next": "x"}, "x"), 80)
     for told in (said(document, "python train.py"), searched_on):
