@@ -471,11 +471,13 @@ def _refill(container: Collection[Any], values: Collection[Any]) -> None:
     if base.__len__(container) == len(values) and all(now is then for now, then in pairs):
         return
     base.clear(container)
-    if issubclass(base, dict):
+    if isinstance(values, dict):
         for key, value in values.items():
             base.__setitem__(container, key, value)
+    elif isinstance(values, set):
+        base.update(container, values)
     else:
-        (base.update if base is set else base.extend)(container, values)
+        base.extend(container, values)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
