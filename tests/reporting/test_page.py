@@ -332,6 +332,15 @@ def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder)
     assert "9 s where nothing is compiled yet 200 ms" in text
 
 
+def test_no_warm_up_is_gained_back_in_a_training_that_gains_nothing(ledger, tune_folder):
+    """Evaluations and watching cost more than the steps save."""
+    told = {"job_steps": 600, "training_seconds": {"reference": 3.3, "plan": 3.3}}
+    ledger[-1] |= told
+    text = read(tune_folder(ledger)).text
+    assert "One training of 600 steps gains nothing" in text
+    assert "steps until the warm-up is gained back" not in text
+
+
 def test_a_plan_that_makes_one_training_longer_is_no_gain(ledger, tune_folder):
     """Its steps are faster, and the training is over before its warm-up is gained back."""
     ledger[-1] |= {"job_steps": 4, "training_seconds": {"reference": 0.003, "plan": 0.62}}

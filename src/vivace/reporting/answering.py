@@ -205,8 +205,8 @@ def _facts(content: Content) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     if content.plan and not content.broken:
         over, pays = content.over_default, phrases.steps(result.get("break_even_steps"))
-        if content.late_steps and _gains(content):
-            pays = words.UNKNOWN  # of the whole warm-up; the minutes count it beside the reference's own
+        if bool(content.late_steps) is _gains(content):  # it says otherwise than the minutes, which hold more
+            pays = words.UNKNOWN
         facts += [
             ("as fast as PyTorch's defaults", words.times(over)),
             ("steps until the warm-up is gained back", pays.removesuffix(" steps").removesuffix(" step")),
