@@ -114,6 +114,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         super().__init__()
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
+        self.slow_depthwise = False
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
@@ -122,17 +123,21 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
             self.seen.add((name, tuple(one.shape for one in arguments if isinstance(one, torch.Tensor))))
         found = super().run_operator(function, arguments, keywords)
         if name == "convolution" and found.dim() == 4:
-            weight, groups = arguments[1], arguments[8]
+            weight, stride, dilation, transposed, groups = (arguments[n] for n in (1, 3, 5, 6, 8))
             number = found.numel() * weight[0].numel()
             plain = weight.shape[2:] == (1, 1) or found[0, 0].numel() <= SMALL_MAP
             self.convolutions += number
             self.small += number if groups == 1 and plain else 0
+            usual = max(weight.shape[2:]) <= 3 and max(*stride, *dilation) == 1
+            depthwise = not transposed and 1 < groups == len(weight) == arguments[0].shape[1]
+            self.slow_depthwise = self.slow_depthwise or (depthwise and not usual)
         return found
 
 
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
-    """Of a forward and backward pass: how many operators differ in name or shapes, but products; the share of
-    the 2-D convolutions' multiplications that have 1x1 windows or small maps; and that of denormal numbers.
+    """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
+    convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
+    depthwise and not a plain 3x3; and the share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -143,7 +148,12 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     with session.seams.observed(forward=counted, backward=counted):
         session.step(batch)
     small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
-    return {"distinct_operators": len(kernels.seen), "small_convolutions": small, "denormals": kernels.share}
+    return {
+        "distinct_operators": len(kernels.seen),
+        "small_convolutions": small,
+        "slow_depthwise": kernels.slow_depthwise,
+        "denormals": kernels.share,
+    }
 
 
 def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:

@@ -194,6 +194,17 @@ def is_product(module: nn.Conv2d) -> bool:
     return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
 
 
+def padding_of(module: nn.Conv2d) -> tuple[int, int] | None:
+    """Pixels of zeros before and after rows and columns; None where both sides differ."""
+    if not isinstance(module.padding, str):
+        rows, across = module.padding
+        return (rows, across)
+    if module.padding == "valid":
+        return (0, 0)
+    high, wide = (step * (size - 1) for step, size in zip(module.dilation, module.kernel_size, strict=True))
+    return (high // 2, wide // 2) if high % 2 == wide % 2 == 0 else None
+
+
 def lookup(module: nn.Embedding, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """An embedding's forward to `dtype` from its rows as they are now, in whose own type gradients add up."""
     rows, options = module.weight, (module.padding_idx, module.max_norm, module.norm_type)

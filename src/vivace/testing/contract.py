@@ -177,6 +177,7 @@ def plain_profile() -> Profile:
         features={
             **dict.fromkeys(("batch_norm", "convolution_2d", "recurrent", "dropout"), True),
             "small_convolutions": 0.5,
+            "slow_depthwise": True,
             "batch_size": 16,
             "dtype": "float32",
             "optimizer": "Adam",

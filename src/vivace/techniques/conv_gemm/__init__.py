@@ -51,8 +51,7 @@ class ConvGemm(Technique):
         from torch import nn
 
         from vivace.mechanisms.graphs import put_in_place
-        from vivace.techniques.conv_gemm.columns import padding_of
-        from vivace.tensors.modules import is_product, modules_of
+        from vivace.tensors.modules import is_product, modules_of, padding_of
 
         build.require(self.window_pixels >= 0, f"window_pixels is {self.window_pixels}; it must be 0 or more")
 
@@ -107,7 +106,8 @@ def _product(
 ) -> torch.Tensor:
     from torch.nn.functional import linear
 
-    from vivace.techniques.conv_gemm.columns import convolution_by_columns, output_size, padding_of
+    from vivace.techniques.conv_gemm.columns import convolution_by_columns, output_size
+    from vivace.tensors.modules import padding_of
 
     padding = padding_of(module)
     if not module.training or input.dim() != 4 or padding is None:

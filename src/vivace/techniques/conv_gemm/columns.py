@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-if TYPE_CHECKING:
-    from torch import nn
-
 Pair = tuple[int, int]
-
-
-def padding_of(module: nn.Conv2d) -> Pair | None:
-    """Pixels of zeros before and after rows and columns; None where both sides differ."""
-    if module.padding == "valid":
-        return (0, 0)
-    if module.padding != "same":
-        return cast("Pair", tuple(module.padding))
-    high, wide = module.kernel_size
-    return ((high - 1) // 2, (wide - 1) // 2) if high % 2 and wide % 2 else None
 
 
 def output_size(size: Pair, window: tuple[int, ...], stride: tuple[int, ...], padding: Pair) -> Pair:

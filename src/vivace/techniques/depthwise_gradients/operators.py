@@ -1,0 +1,189 @@
+"""A depthwise convolution whose slow gradients come from `kernels.c`, as operators that PyTorch's tools know.
+
+`vivace::depthwise_weights` and `vivace::depthwise_input` see feature maps in NHWC memory order and copy what
+lies otherwise. Which gradient is theirs follows from shapes and type alone, so that runs repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from vivace.inspection.store import cache_folder
+from vivace.tensors.modules import padding_of
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-x", "c", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+NUM_TASKS = 64  # into which a gradient of weights is divided, on however many threads: the sums are the same
+CHANNELS_A_TASK = 16
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width")),
+        *((name, ctypes.c_int64) for name in ("out_height", "out_width")),
+        *((name, ctypes.c_int64 * 2) for name in ("window", "stride", "padding", "dilation")),
+        *((name, ctypes.c_int64) for name in ("half", "threads")),
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernels, compiled for this processor unless the cache folder has them. May raise OSError."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "gcc"))), None)
+    if compiler is None:
+        raise OSError("gcc is needed, and neither gcc nor g++ is here")
+    # What a compiler defines names its version and every instruction that it may use.
+    defined = _output(compiler, *FLAGS, "-dM", "-E", os.devnull)
+    text = SOURCE.read_text(encoding="utf-8")
+    key = hashlib.sha256(f"{text}{FLAGS}{defined}".encode()).hexdigest()[:16]
+    path = cache_folder() / "kernels" / f"depthwise-{key}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            _output(compiler, *FLAGS, str(SOURCE), "-o", str(made))
+            os.replace(made, path)  # whole, also where several processes compile it
+    return ctypes.CDLL(str(path))
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{command[0]} ends with {done.returncode}: {done.stderr.strip()[:300]}")
+    return done.stdout
+
+
+def slow_weights(window: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Has the library no fast kernel for the gradient of the weights?"""
+    return max(window) > 3 or max(dilation) > 1
+
+
+def slow_input(dtype: torch.dtype, stride: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Has the library no fast kernel for the gradient of the input?"""
+    return max(dilation) > 1 or (dtype == torch.bfloat16 and max(stride) > 1)
+
+
+def may_gain(module: nn.Conv2d) -> bool:
+    """Is it a depthwise convolution of PyTorch's own class, of which a gradient may be slow?"""
+    depthwise = 1 < module.groups == module.in_channels == module.out_channels
+    plain = type(module) is nn.Conv2d and module.padding_mode == "zeros" and padding_of(module) is not None
+    strided = slow_input(torch.bfloat16, module.stride, module.dilation)
+    return depthwise and plain and (strided or slow_weights(module.kernel_size, module.dilation))
+
+
+def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
+    """What the module gives for a batch of images, cast as autocast casts; None where nothing would gain."""
+    weight, bias, kind = module.weight, module.bias, x.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = bias if bias is None else bias.to(dtype)
+    same = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16) and kind == "cpu"
+    slow = slow_input(x.dtype, module.stride, module.dilation)
+    if not same or not (slow or slow_weights(module.kernel_size, module.dilation)):
+        return None
+    where = (module.stride, padding_of(module), module.dilation)
+    return cast("Tensor", _Depthwise.apply(x, weight, bias, *where))  # type: ignore[no-untyped-call]
+
+
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *where: Any) -> Tensor:
+        context.save_for_backward(x, weight)
+        context.where = stride, padding, dilation = where
+        return torch.conv2d(x, weight, bias, stride, padding, dilation, len(weight))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = context.saved_tensors
+        stride, padding, dilation = where = context.where
+        own = (slow_input(x.dtype, stride, dilation), slow_weights(weight.shape[2:], dilation))
+        for_input, for_weights, for_bias = context.needs_input_grad[:3]
+        # The library computes the gradient of the weights along with the bias's.
+        of_bias = gradient.sum((0, 2, 3), dtype=torch.float32).to(x.dtype) if for_bias else None
+        left = [for_input and not own[0], for_weights and not own[1], False]
+        of_input = of_weights = None
+        if any(left):
+            further = (None, stride, padding, dilation, False, (0, 0), len(weight), left)
+            of_input, of_weights, _ = torch.ops.aten.convolution_backward(gradient, x, weight, *further)
+        if for_input and own[0]:
+            of_input = torch.ops.vivace.depthwise_input(gradient, x, weight, *where)
+        if for_weights and own[1]:
+            of_weights = torch.ops.vivace.depthwise_weights(gradient, x, weight, *where)
+        return of_input, of_weights, of_bias, None, None, None
+
+
+def _depthwise_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
+    channels, _, high, wide = weight.shape
+    groups = max(1, min(len(x), NUM_TASKS * CHANNELS_A_TASK // channels))
+    sums = torch.zeros(groups, high * wide, channels)
+    x, gradient = _in_order(x), _in_order(gradient)
+    if x.numel() and gradient.numel():
+        shape = _shape(gradient, x, weight, where)
+        _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)
+    return sums.sum(0).t().reshape(weight.shape).to(weight.dtype)
+
+
+def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
+    gradient, found = _in_order(gradient), torch.empty_like(x, memory_format=torch.channels_last)
+    if gradient.numel():
+        taps = weight.float().flatten(1).t().contiguous()
+        _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
+    else:
+        found.zero_()
+    return found if x.is_contiguous(memory_format=torch.channels_last) else found.contiguous()
+
+
+def _in_order(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _shape(gradient: Tensor, x: Tensor, weight: Tensor, where: Sequence[Sequence[int]]) -> _Shape:
+    pairs = [(ctypes.c_int64 * 2)(*pair) for pair in (weight.shape[2:], *where)]
+    return _Shape(
+        *x.shape, *gradient.shape[2:], *pairs, int(x.dtype == torch.bfloat16), torch.get_num_threads()
+    )
+
+
+def _run(kernel: Any, *arguments: Tensor | ctypes.c_int64 | _Shape) -> None:
+    plain = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
+    failed = kernel(*plain[:-1], ctypes.byref(cast("_Shape", plain[-1])))
+    if failed:
+        raise MemoryError("there is no memory left for the rows that a gradient is summed from")
+
+
+def _shapes_of_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
+    return weight.new_empty(weight.shape)
+
+
+def _shapes_of_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if last else torch.contiguous_format
+    return torch.empty_like(x, memory_format=order)
+
+
+_LIBRARY = torch.library.Library("vivace", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _name, _function, _shapes in (
+    ("depthwise_weights", _depthwise_weights, _shapes_of_weights),
+    ("depthwise_input", _depthwise_input, _shapes_of_input),
+):
+    _LIBRARY.define(  # type: ignore[no-untyped-call]
+        f"{_name}(Tensor gradient, Tensor x, Tensor weight, "
+        "int[] stride, int[] padding, int[] dilation) -> Tensor"
+    )
+    _LIBRARY.impl(_name, _function, "CPU")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"vivace::{_name}", _shapes, lib=_LIBRARY)
