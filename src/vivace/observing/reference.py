@@ -115,6 +115,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
         self.slow_depthwise = False
+        self.mask_numbers = 0
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
@@ -122,6 +123,8 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         if class_of(name) in ("elementwise", "norm"):
             self.seen.add((name, tuple(one.shape for one in arguments if isinstance(one, torch.Tensor))))
         found = super().run_operator(function, arguments, keywords)
+        if name == "bernoulli_":
+            self.mask_numbers += found.numel()
         if name == "convolution" and found.dim() == 4:
             weight, stride, dilation, transposed, groups = (arguments[n] for n in (1, 3, 5, 6, 8))
             number = found.numel() * weight[0].numel()
@@ -137,7 +140,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
     convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
-    depthwise and not a plain 3x3; and the share of denormal numbers.
+    depthwise and not a plain 3x3; how many numbers dropout draws; and the share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -152,6 +155,7 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
         "distinct_operators": len(kernels.seen),
         "small_convolutions": small,
         "slow_depthwise": kernels.slow_depthwise,
+        "mask_numbers": kernels.mask_numbers,
         "denormals": kernels.share,
     }
 

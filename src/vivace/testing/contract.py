@@ -178,6 +178,7 @@ def plain_profile() -> Profile:
             **dict.fromkeys(("batch_norm", "convolution_2d", "recurrent", "dropout"), True),
             "small_convolutions": 0.5,
             "slow_depthwise": True,
+            "mask_numbers": 100_000,
             "batch_size": 16,
             "dtype": "float32",
             "optimizer": "Adam",

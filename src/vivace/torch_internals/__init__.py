@@ -21,6 +21,7 @@ TOPICS = {
     "compiler": "torch",
     "groups": "torch",
     "images": "PIL",
+    "kernels": "torch",
     "loaders": "torch",
     "modules": "torch",
     "numbers": "numpy",

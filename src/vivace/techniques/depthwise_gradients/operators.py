@@ -7,12 +7,6 @@ lies otherwise. Which gradient is theirs follows from shapes and type alone, so 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vivace.inspection.store import cache_folder
+from vivace.mechanisms.c_code import compiled
 from vivace.tensors.modules import padding_of
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-x", "c", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 NUM_TASKS = 64  # into which a gradient of weights is divided, on however many threads: the sums are the same
 CHANNELS_A_TASK = 16
 
@@ -39,31 +32,9 @@ class _Shape(ctypes.Structure):
     ]
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
-    """The kernels, compiled for this processor unless the cache folder has them. May raise OSError."""
-    compiler = next(filter(None, map(shutil.which, ("g++", "gcc"))), None)
-    if compiler is None:
-        raise OSError("gcc is needed, and neither gcc nor g++ is here")
-    # What a compiler defines names its version and every instruction that it may use.
-    defined = _output(compiler, *FLAGS, "-dM", "-E", os.devnull)
-    text = SOURCE.read_text(encoding="utf-8")
-    key = hashlib.sha256(f"{text}{FLAGS}{defined}".encode()).hexdigest()[:16]
-    path = cache_folder() / "kernels" / f"depthwise-{key}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            _output(compiler, *FLAGS, str(SOURCE), "-o", str(made))
-            os.replace(made, path)  # whole, also where several processes compile it
-    return ctypes.CDLL(str(path))
-
-
-def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{command[0]} ends with {done.returncode}: {done.stderr.strip()[:300]}")
-    return done.stdout
+    """The kernels. Raises OSError where they cannot be compiled."""
+    return compiled(SOURCE)
 
 
 def slow_weights(window: Sequence[int], dilation: Sequence[int]) -> bool:

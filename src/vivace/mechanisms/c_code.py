@@ -1,0 +1,46 @@
+"""C code of Vivace's own, compiled once for a machine by the compiler that is there."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from vivace.inspection.store import cache_folder
+
+FLAGS = ("-x", "c", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+
+
+@functools.cache
+def compiled(source: Path) -> ctypes.CDLL:
+    """What a C file defines, compiled for this processor unless the cache folder has it.
+
+    Raises OSError with a reason, where there is no gcc, or it fails, or the folder cannot be written.
+    """
+    compiler = next(filter(None, map(shutil.which, ("g++", "gcc"))), None)
+    if compiler is None:
+        raise OSError("gcc is needed, and neither gcc nor g++ is here")
+    # What a compiler defines names its version and every instruction that it may use.
+    defined = _output(compiler, *FLAGS, "-dM", "-E", os.devnull)
+    text = source.read_text(encoding="utf-8")
+    key = hashlib.sha256(f"{text}{FLAGS}{defined}".encode()).hexdigest()[:16]
+    path = cache_folder() / "compiled" / f"{source.stem}-{key}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            _output(compiler, *FLAGS, str(source), "-o", str(made))
+            os.replace(made, path)  # whole, also where several processes compile it
+    return ctypes.CDLL(str(path))
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{command[0]} ends with {done.returncode}: {done.stderr.strip()[:300]}")
+    return done.stdout
