@@ -212,6 +212,13 @@ def conv_gemm(record: dict, file: str) -> Iterator[Row]:
         yield WORDS[file]["conv_gemm"].format(name=name, **record["conditions"]), _interval(ratio)
 
 
+def own_kernels(record: dict, file: str) -> Iterator[Row]:
+    """How much faster a step is with C code of our own, network by network."""
+    for technique in ("depthwise_gradients", "vectorized_dropout"):
+        found = record[technique].items()
+        yield WORDS[file][technique], ", ".join(f"`{name}` {_interval(one['ratio'])}" for name, one in found)
+
+
 def compress(record: dict, file: str) -> Iterator[Row]:
     """How far the chosen form is ahead of what one writes by hand, and behind the fastest of all."""
     words, name = WORDS[file], record["job"].removeprefix("compress_")
@@ -408,6 +415,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "feed": feed,
     "fold_eval": fold_eval,
     "conv_gemm": conv_gemm,
+    "own_kernels": own_kernels,
     "compress": compress,
     "totals": totals,
     "busy": busy,

@@ -70,6 +70,10 @@ WORDS = {
         "float64": "The same in float64, with products: largest difference of a loss, of what training moved",
         "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
         "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
+        "depthwise_gradients": "Networks with depthwise convolutions on a CPU: a step with "
+        "`depthwise_gradients` over the fastest of PyTorch's own layouts and precisions",
+        "vectorized_dropout": "Encoders with dropout on a CPU: a step with `vectorized_dropout` over the "
+        "faster of fp32 and bfloat16 without",
         "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",
         "compress_by_hand": "`{name}`, trained, as `{form}` at batch 1: times as fast as {by_hand} by hand",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
@@ -187,6 +191,10 @@ WORDS = {
         "float64": "同上，float64，`products = true`：损失的最大差异、训练改变量的最大差异",
         "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "conv_gemm": "ResNet-50 的 bfloat16 训练步（{batch} 张 {pixels} 像素的图片）使用 `conv_gemm`：{name}",
+        "depthwise_gradients": "CPU 上含深度卷积的网络：使用 `depthwise_gradients` 的训练步，"
+        "相对于 PyTorch 自带的布局与精度中最快的一种",
+        "vectorized_dropout": "CPU 上含 dropout 的编码器：使用 `vectorized_dropout` 的训练步，"
+        "相对于不使用时 fp32 与 bfloat16 中较快的一种",
         "compress": "`{name}` 的形式 `{form}`（用时为测完全部形式的 {share:.0%}）：相对其中最快者",
         "compress_by_hand": "训练好的 `{name}` 以 `{form}` 运行，批大小为 1：速度与手工所得的 {by_hand} 之比",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",

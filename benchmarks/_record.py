@@ -75,7 +75,7 @@ def where() -> dict[str, str]:
     """Under which machine and which Vivace this process measures, down to its last line."""
     digest = hashlib.sha256()
     package = Path(vivace.__file__).parent
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.c")]):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     machine = vivace.inspect()
     return {

@@ -1,0 +1,126 @@
+"""What C code of Vivace's own brings on a processor, over the fastest of PyTorch's own ways.
+
+    scripts/bench own_kernels [NETWORK ...] [--pairs 3]
+
+Networks with depthwise convolutions under `depthwise_gradients`, and encoders with dropout under
+`vectorized_dropout`, in bfloat16 or in strict fp32, beside the fastest of PyTorch's layouts and precisions.
+Which that is, is measured first; then both take turns in fresh processes, pair by pair. Ratios are medians
+with their 95 % intervals. Writes a record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import _record
+import torchvision
+from jobs import NUM_CLASSES, adamw, sgd
+from peer_jobs import bert, bert_padded, convnext_tiny, image_job, mobilenet_v3_small
+
+import vivace
+from vivace.ledger import Ratio
+from vivace.machine import Machine
+from vivace.measuring.paired import Contestant, across, compare
+from vivace.plan import Plan
+from vivace.processes.launch import Source
+
+__all__ = ["bert", "bert_padded", "convnext_tiny", "mobilenet_v3_small"]  # jobs, beside those below
+
+CHOOSING_SECONDS, COMPARING_SECONDS = 4.0, 8.0
+LAYOUT, PRECISION = ("channels_last",), ("bf16_autocast",)
+OF_IMAGES = ((), LAYOUT, PRECISION, (*LAYOUT, *PRECISION))
+OF_TEXT = ((), PRECISION)
+
+mobilenet_v2 = image_job(
+    lambda: torchvision.models.mobilenet_v2(num_classes=NUM_CLASSES), sgd(0.02), size=112, batch_size=16
+)
+mnasnet = image_job(
+    lambda: torchvision.models.mnasnet1_0(num_classes=NUM_CLASSES), sgd(0.02), size=112, batch_size=16
+)
+shufflenet_v2 = image_job(
+    lambda: torchvision.models.shufflenet_v2_x1_0(num_classes=NUM_CLASSES), sgd(0.02), size=112, batch_size=32
+)
+efficientnet_b0 = image_job(
+    lambda: torchvision.models.efficientnet_b0(num_classes=NUM_CLASSES),
+    adamw(1e-3),
+    size=112,
+    batch_size=16,
+)
+
+DEPTHWISE = (
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "mnasnet",
+    "efficientnet_b0",
+    "shufflenet_v2",
+    "convnext_tiny",
+)
+DROPOUT = ("bert", "bert_padded")
+
+
+def main() -> None:
+    """Measure the named networks, or all, and write the record after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join((*DEPTHWISE, *DROPOUT)))
+    parser.add_argument("--pairs", type=int, default=3, help="of processes")
+    arguments = parser.parse_args()
+    machine = vivace.inspect()
+    record = _record.opened("own_kernels", "scripts/bench own_kernels", machine)
+    record["conditions"] = {"pairs": arguments.pairs}
+    for technique, names in (("depthwise_gradients", DEPTHWISE), ("vectorized_dropout", DROPOUT)):
+        record[technique] = {}
+        for name in _record.named_jobs(parser, arguments.networks, (*DEPTHWISE, *DROPOUT)):
+            if name not in names:
+                continue
+            record[technique][name] = found = measure(name, technique, machine, arguments.pairs)
+            _record.write(record)
+            print(
+                f"{name}: {found['ratio']} over {' + '.join(found['fastest']) or 'strict fp32'}", flush=True
+            )
+
+
+def measure(name: str, technique: str, machine: Machine, pairs: int) -> dict:
+    """The fastest way without the technique, the fastest with it, and how they compare."""
+    source = Source(f"{__file__}:{name}")
+    ways = OF_IMAGES if name in DEPTHWISE else OF_TEXT
+    usual = fastest(source, [plan_of(way) for way in ways], machine)
+    with_it = [plan_of((*way, technique)) for way in ((), ways[-1])]
+    own = fastest(source, with_it, machine)
+    return {
+        "fastest": list(usual.names),
+        "plan": list(own.names),
+        "ratio": dataclasses.asdict(against(source, usual, own, machine, pairs, COMPARING_SECONDS)),
+    }
+
+
+def plan_of(names: tuple[str, ...]) -> Plan:
+    """The plan of these techniques as they are by default."""
+    return Plan.from_dict({name: {} for name in names})
+
+
+def fastest(source: Source, plans: list[Plan], machine: Machine) -> Plan:
+    """Of plans the one that runs fastest beside the first."""
+    rest = [(1.0, plans[0])]
+    for plan in plans[1:]:
+        rest.append((against(source, plans[0], plan, machine, 1, CHOOSING_SECONDS).estimate, plan))
+    return max(rest, key=lambda pair: pair[0])[1]
+
+
+def against(source: Source, usual: Plan, own: Plan, machine: Machine, pairs: int, seconds: float) -> Ratio:
+    """How many times as fast `own` is as `usual`, over pairs of fresh processes."""
+    rounds = []
+    for seed in range(pairs):
+        both = [Contestant(source, machine) for _ in range(2)]
+        try:
+            for contestant, plan in zip(both, (usual, own), strict=True):
+                contestant.open(plan, seed=seed)
+            rounds.append(compare(*both, seconds=seconds))
+        finally:
+            for contestant in both:
+                contestant.close()
+    return across(rounds)
+
+
+if __name__ == "__main__":
+    main()
