@@ -12,12 +12,13 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.technique.registry import find
+from vivace.tensors.modules import DROPOUTS, is_slow_depthwise
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 FEWEST_FAULTS = 256  # a MiB
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 EACH_COMPILES = "each of its processes would have to compile its model"
-OF_CALLS = ("channels_last", "bf16_autocast", "compile")  # act on the call of a model
+OF_CALLS = ("channels_last", "depthwise_gradients", "bf16_autocast", "compile")  # act on the call of a model
 
 
 def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> list[list[Technique]]:
@@ -28,11 +29,17 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     """
     device = next(p.device.type for p in root.parameters())
     layout = [find("channels_last")(weights=False)] if convolves(root) else []  # type: ignore[call-arg]
-    units = any(UNITS & set(one.features) for one in machine.devices if one.kind == device)
+    on_processor = device == "cpu"
+    processors = [one for one in machine.devices if one.kind == device]
+    units = any(UNITS & set(one.features) for one in processors)
     precision = [find("bf16_autocast")()] if device == "cuda" or units else []
+    gradients = [find("depthwise_gradients")()] if on_processor and has_slow_depthwise(root) else []
     layout, precision = ([t for t in group if t.name not in own] for group in (layout, precision))
-    found = [[find("host_allocator")()]] if device == "cpu" else []
-    found += [layout, precision, [*layout, *precision] if layout else [], [find("fused_optimizer")()]]
+    found = [[find("host_allocator")()]] if on_processor else []
+    if on_processor and drops(root) and not any("Intel" in one.name for one in processors):
+        found.append([find("vectorized_dropout")()])
+    rounded = [*precision, *gradients] if precision else []
+    found += [gradients, layout, rounded, [*layout, *rounded] if layout else [], [find("fused_optimizer")()]]
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]
     return [group for group in found if group and not any(t.name in own for t in group)]
@@ -57,6 +64,18 @@ def adding(base: Plan, group: list[Technique]) -> Plan:
         if technique.name not in base.names:
             base = base.adding(technique)
     return base
+
+
+def has_slow_depthwise(root: nn.Module) -> bool:
+    """Has it depthwise convolutions whose gradients libraries for CPUs have no fast kernels for?"""
+    return any(isinstance(one, nn.Conv2d) and is_slow_depthwise(one) for one in root.modules())
+
+
+def drops(root: nn.Module) -> bool:
+    """Does a layer of it leave numbers out at random?"""
+    shares = [one.p for one in root.modules() if isinstance(one, DROPOUTS)]
+    shares += [one.dropout for one in root.modules() if isinstance(one, (nn.MultiheadAttention, nn.RNNBase))]
+    return any(share > 0 for share in shares)
 
 
 def convolves(root: nn.Module) -> bool:

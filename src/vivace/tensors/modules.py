@@ -194,6 +194,12 @@ def is_product(module: nn.Conv2d) -> bool:
     return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
 
 
+def is_slow_depthwise(module: nn.Conv2d) -> bool:
+    """Is a convolution depthwise and not a plain 3x3? Its gradients are slow in libraries for CPUs."""
+    usual = max(module.kernel_size) <= 3 and max(*module.stride, *module.dilation) == 1
+    return 1 < module.groups == module.in_channels == module.out_channels and not usual
+
+
 def padding_of(module: nn.Conv2d) -> tuple[int, int] | None:
     """Pixels of zeros before and after rows and columns; None where both sides differ."""
     if not isinstance(module.padding, str):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vivace.mechanisms.c_code import compiled
-from vivace.tensors.modules import padding_of
+from vivace.tensors.modules import is_slow_depthwise, padding_of
 
 SOURCE = Path(__file__).with_name("kernels.c")
 NUM_TASKS = 64  # into which a gradient of weights is divided, on however many threads: the sums are the same
@@ -49,10 +49,8 @@ def slow_input(dtype: torch.dtype, stride: Sequence[int], dilation: Sequence[int
 
 def may_gain(module: nn.Conv2d) -> bool:
     """Is it a depthwise convolution of PyTorch's own class, of which a gradient may be slow?"""
-    depthwise = 1 < module.groups == module.in_channels == module.out_channels
     plain = type(module) is nn.Conv2d and module.padding_mode == "zeros" and padding_of(module) is not None
-    strided = slow_input(torch.bfloat16, module.stride, module.dilation)
-    return depthwise and plain and (strided or slow_weights(module.kernel_size, module.dilation))
+    return plain and is_slow_depthwise(module)
 
 
 def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
