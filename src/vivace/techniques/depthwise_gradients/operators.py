@@ -104,7 +104,7 @@ def _depthwise_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequ
     if x.numel() and gradient.numel():
         shape = _shape(gradient, x, weight, where)
         _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)
-    return sums.sum(0).t().reshape(weight.shape).to(weight.dtype)
+    return sums.sum(0).t().to(weight.dtype).contiguous().view(weight.shape)
 
 
 def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
@@ -114,7 +114,15 @@ def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequen
         _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
     else:
         found.zero_()
-    return found if x.is_contiguous(memory_format=torch.channels_last) else found.contiguous()
+    return (
+        found
+        if _lies_in_order(x)
+        else torch.empty_like(x, memory_format=torch.contiguous_format).copy_(found)
+    )
+
+
+def _lies_in_order(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _in_order(x: Tensor) -> Tensor:
@@ -140,8 +148,7 @@ def _shapes_of_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequ
 
 
 def _shapes_of_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    order = torch.channels_last if last else torch.contiguous_format
+    order = torch.channels_last if _lies_in_order(x) else torch.contiguous_format
     return torch.empty_like(x, memory_format=order)
 
 
