@@ -1,9 +1,12 @@
 """Names of parameters, buffers and modules, as the person knows them."""
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from vivace.tensors.modules import has_batch_norm, named_buffers, named_modules, named_parameters
+from vivace.tensors.modules import has_batch_norm, named_buffers, named_modules, named_parameters, padding_of
 
 
 @pytest.mark.parametrize(("count", "before"), [(1, [""]), (2, ["0.", "1."])])
@@ -26,3 +29,26 @@ def test_a_model_itself_has_a_name_too():
     one, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
     assert [name for name, _ in named_modules([one])] == ["the model", "0"]
     assert [name for name, _ in named_modules([one, other])] == ["0", "0.0", "1"]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(max_examples=100, deadline=None)
+@given(
+    window=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    dilation=st.one_of(st.tuples(st.integers(1, 3)), st.tuples(st.integers(1, 3), st.integers(1, 3))),
+    padding=st.one_of(
+        st.sampled_from(["same", "valid"]),
+        st.integers(0, 4),
+        st.tuples(st.integers(0, 4)),
+        st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    ),
+)
+def test_a_convolutions_padding_as_numbers_gives_what_the_module_gives(window, dilation, padding):
+    """None where a module asks for zeros of which one side has more."""
+    layer, x = nn.Conv2d(1, 1, window, padding=padding, dilation=dilation), torch.randn(1, 1, 19, 18)
+    found, reach = padding_of(layer), [(k - 1) * d for k, d in zip(window, dilation * 2, strict=False)]
+    assert (found is None) == (padding == "same" and any(zeros % 2 for zeros in reach))
+    if found is not None:
+        assert len(found) == 2
+        given_as_numbers = nn.functional.conv2d(x, layer.weight, layer.bias, 1, found, dilation)
+        torch.testing.assert_close(given_as_numbers, layer(x))

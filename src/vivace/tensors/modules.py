@@ -203,11 +203,10 @@ def is_slow_depthwise(module: nn.Conv2d) -> bool:
 def padding_of(module: nn.Conv2d) -> tuple[int, int] | None:
     """Pixels of zeros before and after rows and columns; None where both sides differ."""
     if not isinstance(module.padding, str):
-        rows, across = module.padding
-        return (rows, across)
+        return (module.padding[0], module.padding[-1])  # torch takes one number for both, too
     if module.padding == "valid":
         return (0, 0)
-    high, wide = (step * (size - 1) for step, size in zip(module.dilation, module.kernel_size, strict=True))
+    high, wide = (module.dilation[n] * (module.kernel_size[n] - 1) for n in (0, -1))
     return (high // 2, wide // 2) if high % 2 == wide % 2 == 0 else None
 
 
