@@ -177,6 +177,13 @@ def test_bits_do_not_depend_on_the_number_of_threads():
         torch.set_num_threads(before)
 
 
+def test_one_number_may_stand_for_rows_and_columns():
+    options = {"stride": (2,), "padding": (2,), "dilation": (2,), "bias": False}
+    layer, x, gradient = depthwise_layer(4, 9, **options), torch.randn(2, 4, 19, 19), torch.randn(2, 4, 4, 4)
+    with opened(layer):
+        assert_near(results(layer, x, gradient), layer, x, gradient, rounding=2**-18)
+
+
 @pytest.mark.parametrize("wanted", ["input", "weights", "bias"])
 def test_only_the_wanted_gradient_is_computed(wanted):
     layer, plain = (depthwise_layer(6, 5, dilation=2) for _ in range(2))

@@ -64,7 +64,8 @@ def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     slow = slow_input(x.dtype, module.stride, module.dilation)
     if not same or not (slow or slow_weights(module.kernel_size, module.dilation)):
         return None
-    where = (module.stride, padding_of(module), module.dilation)
+    numbers = (module.stride, padding_of(module) or (0, 0), module.dilation)
+    where = [(one[0], one[-1]) for one in numbers]  # torch takes one number for both, too
     return cast("Tensor", _Depthwise.apply(x, weight, bias, *where))  # type: ignore[no-untyped-call]
 
 
@@ -114,11 +115,9 @@ def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequen
         _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
     else:
         found.zero_()
-    return (
-        found
-        if _lies_in_order(x)
-        else torch.empty_like(x, memory_format=torch.contiguous_format).copy_(found)
-    )
+    if _lies_in_order(x):
+        return found
+    return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(found)
 
 
 def _lies_in_order(x: Tensor) -> bool:
