@@ -35,6 +35,18 @@ def test_every_job_can_be_observed(name):
     assert seen.kernels == {} or torch.cuda.is_available()
 
 
+def features_of(model, batch):
+    """What a profile of a job with this model says of it."""
+    job = vivace.Job(
+        model=lambda: model,
+        data=lambda: [batch],
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        return profile_reference(session, job, [batch]).features
+
+
 def test_a_profile_says_which_share_of_convolutions_is_small():
     layers = [
         nn.Conv2d(4, 8, 3, padding=1),  # 12 x 12 pixels: large; 4 * 9 * 8 multiplications a pixel
@@ -43,19 +55,27 @@ def test_a_profile_says_which_share_of_convolutions_is_small():
         nn.Conv2d(4, 8, 3, padding=1),  # 6 x 6 pixels: small, a quarter as many as the first
         nn.Conv2d(8, 8, 3, padding=1, groups=2),  # groups; a quarter of 4 * 9 * 8
     ]
-    model = nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = torch.randn(2, 4, 12, 12)
-    job = vivace.Job(
-        model=lambda: model,
-        data=lambda: [batch],
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda model: optimizer,
-    )
-    with start(job, Plan(), MACHINE) as session:
-        found = profile_reference(session, job, [batch]).features["small_convolutions"]
+    found = features_of(nn.Sequential(*layers), torch.randn(2, 4, 12, 12))["small_convolutions"]
     large, one, small, grouped = 4 * 9 * 8, 8 * 4, 4 * 9 * 8 / 4, 4 * 9 * 8 / 4
     assert found == pytest.approx((one + small) / (large + one + small + grouped))
+
+
+@pytest.mark.parametrize(
+    ("layer", "slow"),
+    [
+        (nn.Conv2d(4, 4, 3, groups=4), False),
+        (nn.Conv2d(4, 4, (1, 5), groups=4), True),
+        (nn.Conv2d(4, 4, 3, stride=(1, 2), groups=4), True),
+        (nn.Conv2d(4, 4, 3, dilation=(2, 1), groups=4), True),
+        (nn.Conv2d(4, 4, 5, groups=2), False),
+        (nn.Conv2d(4, 8, 5, groups=4), False),
+        (nn.Conv2d(4, 4, 5), False),
+        (nn.ConvTranspose2d(4, 4, 5, groups=4), False),
+        (nn.Sequential(nn.Conv2d(4, 4, 5, groups=4), nn.Conv2d(4, 4, 3, groups=4)), True),
+    ],
+)
+def test_a_profile_says_whether_depthwise_convolutions_have_slow_gradients(layer, slow):
+    assert features_of(layer, torch.randn(2, 4, 12, 12))["slow_depthwise"] is slow
 
 
 @on_cpu
