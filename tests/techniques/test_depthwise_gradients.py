@@ -210,6 +210,7 @@ def test_evaluation_single_images_and_other_number_formats_are_the_modules_own()
     x = torch.randn(1, 4, 8, 8)
     with opened(layer):
         assert type(layer(x).grad_fn).__name__ == OURS
+        assert type(layer(input=x).grad_fn).__name__ == OURS
         assert type(layer(x[0]).grad_fn).__name__ != OURS
         layer.eval()
         assert type(layer(x).grad_fn).__name__ == "ConvolutionBackward0"
