@@ -17,11 +17,11 @@ import vivace
 from vivace.errors import Refused
 from vivace.job import Job
 from vivace.ledger import Observation
+from vivace.mechanisms.c_code import compiled
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
-from vivace.techniques.depthwise_gradients.operators import library
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.contract import plain_profile, this_machine
 
@@ -56,9 +56,10 @@ class TestDepthwiseGradients(TechniqueContract):
     jobs: ClassVar = {**TINY_JOBS, "depthwise": depthwise}
 
 
-def opened(*models, **beside):
-    plan = Plan.from_dict({"depthwise_gradients": {}, **beside})
-    return attach(plan, step=lambda batch: None, models=models)
+def opened(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan([DepthwiseGradients()])
+    return attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).square().mean())
 
 
 def operators_of(function):
@@ -253,6 +254,23 @@ def test_other_convolutions_are_left_alone():
     assert "forward" not in vars(layer)
 
 
+def test_a_step_of_the_persons_own_finds_it_inside_the_step_alone():
+    layer, x = depthwise_layer(4, 5), torch.randn(1, 4, 8, 8)
+    kinds = []
+
+    def step(batch):
+        loss = layer(batch)
+        kinds.append(type(loss.grad_fn).__name__)
+        loss.sum().backward()
+
+    with attach(Plan([DepthwiseGradients()]), step=step, models=[layer]) as session:
+        session.step(x)
+        assert "forward" not in vars(layer)
+        session.step(x)
+        session.close()
+    assert kinds == [OURS] * 2
+
+
 def test_a_second_derivative_is_refused_by_torch():
     layer, x = depthwise_layer(2, 5), torch.randn(1, 2, 6, 6, requires_grad=True)
     with opened(layer):
@@ -308,9 +326,9 @@ def test_it_is_proposed_where_such_convolutions_run():
 def no_kernels_yet(monkeypatch, tmp_path):
     """An empty cache folder, and nothing loaded; afterwards this process loads its own kernels again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    library.cache_clear()
+    compiled.cache_clear()
     yield tmp_path
-    library.cache_clear()
+    compiled.cache_clear()
 
 
 def compiler_that(folder, text):
@@ -357,7 +375,7 @@ def test_a_folder_that_cannot_be_written_is_a_reason(monkeypatch, no_kernels_yet
 def test_kernels_are_compiled_once_a_machine(monkeypatch, no_kernels_yet):
     with opened(depthwise_layer(4, 5)):
         (made,) = no_kernels_yet.rglob("*.so")
-    library.cache_clear()
+    compiled.cache_clear()
     once = compiler_that(no_kernels_yet, 'case "$*" in *-dM*) exec $real "$@";; esac; exit 3')
     monkeypatch.setattr(shutil, "which", lambda name: once)
     with opened(depthwise_layer(4, 5)):
@@ -366,7 +384,6 @@ def test_kernels_are_compiled_once_a_machine(monkeypatch, no_kernels_yet):
 
 SCENE = """
 import os
-from pathlib import Path
 from vivace.techniques.depthwise_gradients.operators import library
 os.environ |= {"XDG_CACHE_HOME": f"{FOLDER}/cache", "PATH": f"{FOLDER}:{os.environ['PATH']}"}
 library()
@@ -388,14 +405,14 @@ def test_processes_that_compile_at_once_leave_one_whole_file(start_scene, tmp_pa
     first = start_scene(tmp_path / "scene.py", FOLDER=str(tmp_path))
     deadline = time.monotonic() + 60
     while not (tmp_path / "half").exists():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline and first.is_alive()
         time.sleep(0.01)
     second = start_scene(tmp_path / "scene.py", FOLDER=str(tmp_path))  # while half a file has been written
     for process in (first, second):
         process.join(60)
     assert (first.exitcode, second.exitcode) == (0, 0)
     assert Path(tmp_path, "half").read_text() == "\n\n"
-    (made,) = Path(tmp_path, "cache", "vivace", "kernels").iterdir()
+    (made,) = Path(tmp_path, "cache", "vivace", "compiled").iterdir()
     assert ctypes.CDLL(str(made)).depthwise_input
 
 

@@ -102,7 +102,7 @@ def _depthwise_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequ
     groups = max(1, min(len(x), NUM_TASKS * CHANNELS_A_TASK // channels))
     sums = torch.zeros(groups, high * wide, channels)
     x, gradient = _in_order(x), _in_order(gradient)
-    if x.numel() and gradient.numel():
+    if gradient.numel():
         shape = _shape(gradient, x, weight, where)
         _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)
     return sums.sum(0).t().to(weight.dtype).contiguous().view(weight.shape)
@@ -113,8 +113,6 @@ def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequen
     if gradient.numel():
         taps = weight.float().flatten(1).t().contiguous()
         _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
-    else:
-        found.zero_()
     if _lies_in_order(x):
         return found
     return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(found)
