@@ -405,7 +405,8 @@ def test_processes_that_compile_at_once_leave_one_whole_file(start_scene, tmp_pa
     first = start_scene(tmp_path / "scene.py", FOLDER=str(tmp_path))
     deadline = time.monotonic() + 60
     while not (tmp_path / "half").exists():
-        assert time.monotonic() < deadline and first.is_alive()
+        assert time.monotonic() < deadline
+        assert first.is_alive()
         time.sleep(0.01)
     second = start_scene(tmp_path / "scene.py", FOLDER=str(tmp_path))  # while half a file has been written
     for process in (first, second):
