@@ -7,7 +7,7 @@ lies otherwise. Which gradient is theirs follows from shapes and type alone, so 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,7 +71,9 @@ def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
 
 class _Depthwise(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *where: Any) -> Tensor:
+    def forward(
+        context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *where: Sequence[int]
+    ) -> Tensor:
         context.save_for_backward(x, weight)
         context.where = stride, padding, dilation = where
         return torch.conv2d(x, weight, bias, stride, padding, dilation, len(weight))
@@ -102,17 +104,15 @@ def _depthwise_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequ
     groups = max(1, min(len(x), NUM_TASKS * CHANNELS_A_TASK // channels))
     sums = torch.zeros(groups, high * wide, channels)
     x, gradient = _in_order(x), _in_order(gradient)
-    if gradient.numel():
-        shape = _shape(gradient, x, weight, where)
-        _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)
+    shape = _shape(gradient, x, weight, where)
+    _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)
     return sums.sum(0).t().to(weight.dtype).contiguous().view(weight.shape)
 
 
 def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
     gradient, found = _in_order(gradient), torch.empty_like(x, memory_format=torch.channels_last)
-    if gradient.numel():
-        taps = weight.float().flatten(1).t().contiguous()
-        _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
+    taps = weight.float().flatten(1).t().contiguous()
+    _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
     if _lies_in_order(x):
         return found
     return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(found)
@@ -133,7 +133,7 @@ def _shape(gradient: Tensor, x: Tensor, weight: Tensor, where: Sequence[Sequence
     )
 
 
-def _run(kernel: Any, *arguments: Tensor | ctypes.c_int64 | _Shape) -> None:
+def _run(kernel: Callable[..., int], *arguments: Tensor | ctypes.c_int64 | _Shape) -> None:
     plain = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
     failed = kernel(*plain[:-1], ctypes.byref(cast("_Shape", plain[-1])))
     if failed:
