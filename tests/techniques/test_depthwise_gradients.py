@@ -206,7 +206,7 @@ def test_only_the_wanted_gradient_is_computed(wanted):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_evaluation_single_images_and_other_number_formats_are_the_modules_own():
+def test_evaluation_single_images_other_formats_and_devices_are_the_modules_own():
     layer = depthwise_layer(4, 5)
     x = torch.randn(1, 4, 8, 8)
     with opened(layer):
@@ -216,6 +216,8 @@ def test_evaluation_single_images_and_other_number_formats_are_the_modules_own()
         layer.eval()
         assert type(layer(x).grad_fn).__name__ == "ConvolutionBackward0"
         layer.train()
+        without_memory = copy.deepcopy(layer).to("meta")
+        assert type(without_memory(x.to("meta")).grad_fn).__name__ == "ConvolutionBackward0"
         layer.double()
         assert type(layer(x.double()).grad_fn).__name__ == "ConvolutionBackward0"
         layer.float()

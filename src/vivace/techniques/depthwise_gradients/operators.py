@@ -55,12 +55,14 @@ def may_gain(module: nn.Conv2d) -> bool:
 
 def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     """What the module gives for a batch of images, cast as autocast casts; None where nothing would gain."""
-    weight, bias, kind = module.weight, module.bias, x.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    weight, bias = module.weight, module.bias
+    if x.device.type != "cpu":
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
-    same = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16) and kind == "cpu"
+    same = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16)
     slow = slow_input(x.dtype, module.stride, module.dilation)
     if not same or not (slow or slow_weights(module.kernel_size, module.dilation)):
         return None
