@@ -14,6 +14,7 @@ from collections.abc import Iterable
 SMALL_MAP = (
     64  # pixels an image, up to which convolutions on a CPU were seen to be slower than matrix products
 )
+LEAST_MASK = 4096  # numbers: of fewer, to read and write a generator's state takes as long as to draw
 
 
 def _words(*words: str) -> str:

@@ -79,6 +79,24 @@ def test_a_profile_says_whether_depthwise_convolutions_have_slow_gradients(layer
 
 
 @on_cpu
+def test_a_profile_says_how_many_numbers_the_masks_of_dropout_take():
+    layers = [nn.Linear(8, 30), nn.Dropout(0.3), nn.Dropout(0.0), nn.Linear(30, 5), nn.Dropout(0.5)]
+    model = nn.Sequential(*layers)  # one that leaves nothing out draws no mask
+    job = vivace.Job(
+        model=lambda: model,
+        data=lambda: [torch.ones(16, 8)],
+        loss=lambda model, batch: nn.functional.dropout(model(batch), 0.1, training=False).sum(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, job.data())
+        model.eval()
+        without = profile_reference(session, job, job.data())
+    assert profile.features["mask_numbers"] == 16 * 30 + 16 * 5
+    assert without.features["mask_numbers"] == 0
+
+
+@on_cpu
 def test_peak_bytes_are_the_tensors_that_a_step_holds_at_once():
     model = nn.Linear(256, 256, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

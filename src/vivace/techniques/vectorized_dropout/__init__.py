@@ -8,6 +8,7 @@ from typing import ClassVar
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.operators import LEAST_MASK
 from vivace.technique import Build, Card, Numerics, Stage, Technique
 
 SECONDS_A_NUMBER = 6e-9  # of PyTorch's kernel, which draws them one by one
@@ -34,29 +35,34 @@ class VectorizedDropout(Technique):
 
     def apply(self, build: Build) -> None:
         """Compile the generator where this machine has none yet, and put it in PyTorch's place."""
-        from vivace.techniques.vectorized_dropout.masks import Drawing, draws_alike
+        from vivace.techniques.vectorized_dropout.masks import begin, draws_alike
 
         try:
             alike = draws_alike()
         except OSError as error:
             raise Refused(f"its C code could not be compiled: {error}") from error
         build.require(alike, "PyTorch draws its masks in blocks here itself, by Intel's MKL")
-        drawing = Drawing.begin()
-        build.on_close(drawing.end)
-        build.notes["drawing"] = drawing
+        build.notes["largest_mask"] = 0
+
+        def told(numbers: int) -> None:
+            build.notes["largest_mask"] = max(build.notes["largest_mask"], numbers)
+
+        build.on_close(begin(told))
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """How many masks were drawn."""
-        masks = seen.notes["drawing"].masks
-        if not masks:
-            raise Refused("it changed nothing: no mask of 4,096 numbers or more was drawn on the CPU")
-        return f"{masks} masks drawn in blocks"
+        """How many numbers the largest mask had that was drawn in blocks."""
+        largest = seen.notes["largest_mask"]
+        if not largest:
+            raise Refused(
+                f"it changed nothing: no mask of {LEAST_MASK:,} numbers or more was drawn on the CPU"
+            )
+        return f"masks of up to {largest:,} numbers drawn in blocks"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """Where a step draws masks, on a processor that is not Intel's."""
+        """Where a step draws masks of a useful size, on a processor that is not Intel's."""
         intel = any("Intel" in one.name for one in machine.devices if one.kind == "cpu")
-        return [cls()] if profile.features.get("mask_numbers") and not intel else []
+        return [cls()] if profile.features.get("mask_numbers", 0) >= LEAST_MASK and not intel else []
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

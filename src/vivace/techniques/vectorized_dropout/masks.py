@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from vivace.mechanisms.c_code import compiled
+from vivace.operators import LEAST_MASK
 from vivace.torch_internals.kernels import exchanged
 
 SOURCE = Path(__file__).with_name("masks.c")
-LEAST = 4096  # numbers: of fewer, reading and writing the generator's state takes as long as drawing
 ONES = {
     torch.bool: 1,
     torch.uint8: 1,
@@ -27,72 +28,73 @@ ONES = {
     torch.float64: 0x3FF0_0000_0000_0000,
 }
 _RANGE = 2.0**53  # of the whole numbers that are compared with a probability
-_lock = threading.Lock()
+_drawing = threading.Lock()  # between reading a generator's state and writing it, nobody else may
+_beginning = threading.Lock()
+_told: list[Callable[[int], object]] = []
+_exchange = ExitStack()
 
 
 def draw(mask: Tensor, probability: float, generator: torch.Generator) -> None:
-    """Fill a dense tensor with ones and zeros, as ``mask.bernoulli_(probability, generator=generator)``."""
-    state = generator.get_state()
-    compiled(SOURCE).draw(
-        ctypes.c_void_p(state.data_ptr()),
-        ctypes.c_void_p(mask.data_ptr()),
-        *(ctypes.c_int64(number) for number in (mask.numel(), mask.element_size())),
-        *(ctypes.c_uint64(bits) for bits in (ONES[mask.dtype], math.ceil(probability * _RANGE))),
-    )
-    generator.set_state(state)
+    """Fill a dense tensor with ones and zeros, as ``mask.bernoulli_(probability, generator=generator)``.
+
+    The mask is of a dtype in `ONES`, the probability from 0 to 1, the generator of the CPU. Several threads
+    may draw so from one generator; what torch itself draws from it in another thread meanwhile may be the
+    same numbers. Raises OSError where the code cannot be compiled.
+    """
+    with _drawing:
+        state = generator.get_state()
+        compiled(SOURCE).draw(
+            ctypes.c_void_p(state.data_ptr()),
+            ctypes.c_void_p(mask.data_ptr()),
+            *(ctypes.c_int64(number) for number in (mask.numel(), mask.element_size())),
+            *(ctypes.c_uint64(bits) for bits in (ONES[mask.dtype], math.ceil(probability * _RANGE))),
+        )
+        generator.set_state(state)
 
 
+@cache  # once torch's kernel is exchanged, the comparison would be of `draw` with itself
 def draws_alike() -> bool:
     """Does this torch draw what `draw` does? Raises OSError where that cannot be compiled."""
     theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
-    expected = torch.empty(LEAST).bernoulli_(0.3, generator=theirs)
-    found = torch.empty(LEAST)
+    expected = torch.empty(LEAST_MASK).bernoulli_(0.3, generator=theirs)
+    found = torch.empty(LEAST_MASK)
     draw(found, 0.3, ours)
     return torch.equal(found, expected) and torch.equal(ours.get_state(), theirs.get_state())
 
 
-class Drawing:
-    """Masks drawn in blocks, in the whole process, until as many have ended it as have begun it.
+def begin(told: Callable[[int], object]) -> Callable[[], None]:
+    """Draw masks in blocks, in the whole process, until what this returns is called, by all who have begun.
 
-    `masks`: how many were drawn.
+    `told` gets how many numbers each mask has that is drawn so. Raises Refused where torch's kernel cannot be
+    exchanged.
     """
+    with _beginning:
+        if not _told:
+            _exchange.enter_context(exchanged("bernoulli_.float", _instead))
+        _told.append(told)
+    return partial(_end, told)
 
-    _now: Drawing | None = None
 
-    def __init__(self) -> None:
-        self.masks = self.users = 0
-        self._exchange = ExitStack()
+def _end(told: Callable[[int], object]) -> None:
+    with _beginning:
+        _told.remove(told)
+        if not _told:
+            _exchange.close()
 
-    @classmethod
-    def begin(cls) -> Drawing:
-        """One for all who draw so at the time."""
-        with _lock:
-            found = cls._now = cls._now or cls()
-            if not found.users:
-                found._exchange.enter_context(exchanged("bernoulli_.float", found._instead))
-            found.users += 1
-            return found
 
-    def end(self) -> None:
-        """Leave it to torch again, where nobody else draws so."""
-        with _lock:
-            self.users -= 1
-            if not self.users:
-                Drawing._now = None
-                self._exchange.close()
-
-    def _instead(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        def bernoulli(mask: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
-            source = torch.default_generator if generator is None else generator
-            suits = mask.numel() >= LEAST and mask.dtype in ONES and 0.0 <= p <= 1.0 and _is_dense(mask)
-            if not suits or source.device.type != "cpu":
-                own(mask, p, generator=generator)
-            else:
-                draw(mask, p, source)
-                self.masks += 1
+def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
+    def bernoulli(mask: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
+        source = torch.default_generator if generator is None else generator
+        suits = mask.numel() >= LEAST_MASK and mask.dtype in ONES and 0.0 <= p <= 1.0 and _is_dense(mask)
+        if not suits or source.device.type != "cpu":
+            own(mask, p, generator=generator)
             return mask
+        draw(mask, p, source)
+        for each in tuple(_told):
+            each(mask.numel())
+        return mask
 
-        return bernoulli
+    return bernoulli
 
 
 def _is_dense(mask: Tensor) -> bool:
