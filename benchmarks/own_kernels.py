@@ -85,7 +85,7 @@ def measure(name: str, technique: str, machine: Machine, pairs: int) -> dict:
     source = Source(f"{__file__}:{name}")
     ways = OF_IMAGES if name in DEPTHWISE else OF_TEXT
     usual = fastest(source, [plan_of(way) for way in ways], machine)
-    with_it = [plan_of((*way, technique)) for way in ((), ways[-1])]
+    with_it = [plan_of((*way, technique)) for way in ways]
     own = fastest(source, with_it, machine)
     return {
         "fastest": list(usual.names),

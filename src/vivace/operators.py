@@ -27,7 +27,7 @@ def _words(*words: str) -> str:
 _PATTERNS = {
     "attention": ("attention", _words("attn")),
     "recurrent": (_words("lstm", "gru", "rnn"),),
-    "convolution": ("conv(?!ert)",),
+    "convolution": ("conv(?!ert)", "^depthwise_"),
     "norm": ("(batch|layer|group|instance|rms)_norm",),
     # Windows, orders, scans, transforms, decompositions, random numbers: neither a product nor one pass.
     "other": (

@@ -353,7 +353,11 @@ def test_nothing_changes_where_only_exact_plans_may_act(watched, tmp_path):
     assert same_weights(mine, theirs)
     assert torch.equal(drawn, other)
     tried = {name for entry in loop.conductor.course.tried for name in entry["plan"]}
-    assert tried == {"host_allocator"}, (loop.left_alone, loop.problems, loop.conductor.course.reason)
+    assert tried - {"vectorized_dropout"} == {"host_allocator"}, (
+        loop.left_alone,
+        loop.problems,
+        loop.conductor.course.reason,
+    )
 
 
 def test_the_scripts_own_objects_are_as_they_were(watched, register, only, tmp_path):
@@ -974,3 +978,42 @@ def test_units_for_bfloat16_are_those_of_the_models_device():
     for devices, tried in (((gpu, own), True), ((gpu, dataclasses.replace(own, features=())), False)):
         groups = candidates.additions(nn.Linear(2, 2), Machine(devices, 2, {}, {}))
         assert any(one.name == "bf16_autocast" for group in groups for one in group) == tried
+
+
+def names_of(root, *processors):
+    devices = tuple(Device("cpu", name, 1, features) for name, features in processors)
+    groups = candidates.additions(root, Machine(devices, 2, {}, {}))
+    return [[one.name for one in group] for group in groups]
+
+
+def test_depthwise_gradients_are_tried_alone_and_beside_what_is_tried_without_them():
+    root = nn.Sequential(nn.Conv2d(4, 4, 5, groups=4), nn.Conv2d(4, 8, 1))
+    processor = ("a processor", ("avx512_bf16",))
+    plain = names_of(nn.Conv2d(4, 8, 1), processor)
+    found = names_of(root, processor)
+    assert [group for group in plain if group not in found] == []
+    assert [group for group in found if group not in plain] == [
+        ["depthwise_gradients"],
+        ["bf16_autocast", "depthwise_gradients"],
+        ["channels_last", "bf16_autocast", "depthwise_gradients"],
+    ]
+    assert names_of(root, ("a processor", ()))[1:4] == [
+        ["channels_last"],
+        ["depthwise_gradients"],
+        ["channels_last", "depthwise_gradients"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("root", "tried"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), True),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.1), True),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), False),
+        (nn.Linear(2, 2), False),
+    ],
+)
+def test_masks_are_drawn_in_blocks_where_a_layer_drops_on_no_processor_of_intels(root, tried):
+    assert (["vectorized_dropout"] in names_of(root, ("AMD EPYC", ()))) == tried
+    assert ["vectorized_dropout"] not in names_of(root, ("Intel(R) Xeon(R)", ()))

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,12 +193,26 @@ def test_a_cache_folder_that_cannot_be_written(source, tmp_path, monkeypatch):
 
 
 @needs_gcc
-def test_a_file_that_is_no_library_is_told(source, tmp_path, monkeypatch):
-    c_code.compiled(source)
-    (name,) = files(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    torn = tmp_path / "other" / "vivace" / "compiled" / name
-    torn.parent.mkdir(parents=True)
-    torn.write_bytes(b"torn")
-    with pytest.raises(OSError, match=name):
+def test_code_that_others_could_have_written_is_not_run(source, tmp_path, monkeypatch):
+    assert anew(source).answer(41) == 42
+    folder = tmp_path / "cache" / "vivace" / "compiled"
+    folder.chmod(0o777)
+    with pytest.raises(OSError, match=r"^others may write to '.*compiled': set XDG_CACHE_HOME"):
         anew(source)
+    folder.chmod(0o1777)  # where nobody can replace what is another's
+    assert anew(source).answer(41) == 42
+    real, another = Path.stat, SimpleNamespace(st_uid=os.getuid() + 1, st_mode=0o40700)
+    monkeypatch.setattr(
+        Path, "stat", lambda self, **how: another if self == folder.parent else real(self, **how)
+    )
+    with pytest.raises(OSError, match=r"^others may write to '.*vivace'"):
+        anew(source)
+
+
+@needs_gcc
+def test_a_torn_file_is_compiled_anew(source, tmp_path):
+    anew(source)
+    (made,) = (tmp_path / "cache" / "vivace" / "compiled").glob("code-*.so")
+    made.unlink()  # what is loaded stays as it is
+    made.write_bytes(b"\x7fELF")
+    assert anew(source).answer(41) == 42

@@ -79,9 +79,9 @@ def test_a_profile_says_whether_depthwise_convolutions_have_slow_gradients(layer
 
 
 @on_cpu
-def test_a_profile_says_how_many_numbers_the_masks_of_dropout_take():
-    layers = [nn.Linear(8, 30), nn.Dropout(0.3), nn.Dropout(0.0), nn.Linear(30, 5), nn.Dropout(0.5)]
-    model = nn.Sequential(*layers)  # one that leaves nothing out draws no mask
+def test_a_profile_says_how_many_numbers_large_masks_have():
+    layers = [nn.Linear(8, 300), nn.Dropout(0.3), nn.Dropout(0.0), nn.Linear(300, 256), nn.Dropout(0.5)]
+    model = nn.Sequential(*layers, nn.Linear(256, 255), nn.Dropout(0.5))  # 16 x 255 are few
     job = vivace.Job(
         model=lambda: model,
         data=lambda: [torch.ones(16, 8)],
@@ -92,8 +92,31 @@ def test_a_profile_says_how_many_numbers_the_masks_of_dropout_take():
         profile = profile_reference(session, job, job.data())
         model.eval()
         without = profile_reference(session, job, job.data())
-    assert profile.features["mask_numbers"] == 16 * 30 + 16 * 5
+    assert profile.features["mask_numbers"] == 16 * 300 + 16 * 256
     assert without.features["mask_numbers"] == 0
+
+
+@on_cpu
+def test_a_profile_sees_what_runs_in_a_step_of_ones_own():
+    layers = [nn.Conv2d(4, 4, 5, groups=4), nn.Dropout(0.3), nn.Conv2d(4, 2, 1), nn.ReLU()]
+
+    def step(models, optimizers, batch):
+        models["one"](batch).sum().backward()
+        optimizers["one"].step()
+
+    job = vivace.Job(
+        model=lambda: {"one": nn.Sequential(*layers)},
+        data=lambda: [torch.ones(16, 4, 12, 12)],
+        optimizer=lambda models: {"one": torch.optim.SGD(models["one"].parameters(), lr=0.1)},
+        step=step,
+    )
+    with start(job, Plan(), MACHINE) as session:
+        found = profile_reference(session, job, job.data()).features
+    depthwise, pointwise = 4 * 25, 4 * 2  # multiplications a pixel, of equally many pixels
+    assert found["small_convolutions"] == pytest.approx(1.0 * pointwise / (depthwise + pointwise))
+    assert found["mask_numbers"] == 16 * 4 * 8 * 8
+    assert found["slow_depthwise"]
+    assert found["distinct_operators"] > 0
 
 
 @on_cpu

@@ -2,7 +2,9 @@
 
 import copy
 import ctypes
+import platform
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -17,11 +19,13 @@ import vivace
 from vivace.errors import Refused
 from vivace.job import Job
 from vivace.ledger import Observation
+from vivace.mechanisms import c_code
 from vivace.mechanisms.c_code import compiled
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
+from vivace.techniques.depthwise_gradients import operators
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.contract import plain_profile, this_machine
 
@@ -273,12 +277,19 @@ def test_a_step_of_the_persons_own_finds_it_inside_the_step_alone():
     assert kinds == [OURS] * 2
 
 
-def test_a_second_derivative_is_refused_by_torch():
-    layer, x = depthwise_layer(2, 5), torch.randn(1, 2, 6, 6, requires_grad=True)
+@pytest.mark.parametrize("bias", [True, False])
+def test_second_derivatives_are_the_convolutions(bias):
+    layer, x = depthwise_layer(2, 5, stride=2, bias=bias), torch.randn(1, 2, 6, 6, requires_grad=True)
+
+    def penalty():
+        gradients = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in gradients), [x, *layer.parameters()])
+
+    expected = penalty()
     with opened(layer):
-        (gradient,) = torch.autograd.grad(layer(x).square().sum(), layer.weight, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            gradient.sum().backward()
+        assert "Depthwise" in layer(x).grad_fn.name()
+        for mine, theirs in zip(penalty(), expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
 
 
 # What it says of a step
@@ -459,3 +470,48 @@ def test_compiled_it_trains_the_same_model(beside):
     assert losses == pytest.approx(plain, rel=0.02 if beside else 1e-5)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0.05, atol=0.02 if beside else 1e-5)
+
+
+@pytest.mark.parametrize("channels", [8, 1100])  # of more than 1,024 one sum takes all images
+def test_a_large_map_of_positive_numbers_loses_no_small_ones(channels):
+    side = 512 if channels == 8 else 40
+    layer = depthwise_layer(channels, 5, padding=2)
+    x = torch.rand(1, channels, side, side).contiguous(memory_format=torch.channels_last)
+    gradient = torch.rand(1, channels, side, side).contiguous(memory_format=torch.channels_last)
+    arguments = (gradient, x, layer.weight.detach(), [1, 1], [2, 2], [1, 1])
+    found = torch.ops.vivace.depthwise_weights(*arguments)
+    wanted = torch.ops.aten.convolution_backward(
+        *(one.double() for one in arguments[:3]), None, [1, 1], [2, 2], [1, 1], False, [0, 0], channels,
+        [False, True, False],
+    )[1]  # fmt: skip
+    torch.testing.assert_close(found.double(), wanted, rtol=4e-6, atol=0)
+
+
+@pytest.mark.parametrize("architecture", ["x86-64", "haswell"])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of x86")
+def test_narrower_vectors_give_the_same(architecture, monkeypatch, tmp_path):
+    """Four and eight channels at a time, as on processors without AVX or AVX-512."""
+    flags = [flag.replace("native", architecture) for flag in c_code.FLAGS]
+    subprocess.run(["gcc", *flags, str(operators.SOURCE), "-o", str(tmp_path / "it.so")], check=True)
+    if architecture == "haswell" and not torch.cpu._is_avx2_supported():
+        pytest.skip("this processor has no AVX2")
+    x = torch.randn(3, 37, 13, 11)
+    weight, where = torch.randn(37, 1, 5, 17), ([3, 2], [3, 6], [1, 1])
+    gradient = torch.randn_like(torch.conv2d(x, weight, None, *where, 37))
+    wanted = [
+        operators._depthwise_weights(gradient, x, weight, *where),
+        operators._depthwise_input(gradient, x, weight, *where),
+    ]
+    monkeypatch.setattr(operators, "library", lambda: ctypes.CDLL(str(tmp_path / "it.so")))
+    found = [
+        operators._depthwise_weights(gradient, x, weight, *where),
+        operators._depthwise_input(gradient, x, weight, *where),
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_autocast_leaves_float64_as_it_is():
+    layer, x = depthwise_layer(4, 5).double(), torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    with opened(layer), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.float64

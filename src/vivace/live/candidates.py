@@ -38,8 +38,15 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     found = [[find("host_allocator")()]] if on_processor else []
     if on_processor and drops(root) and not any("Intel" in one.name for one in processors):
         found.append([find("vectorized_dropout")()])
-    rounded = [*precision, *gradients] if precision else []
-    found += [gradients, layout, rounded, [*layout, *rounded] if layout else [], [find("fused_optimizer")()]]
+    both = [*layout, *precision]
+    found += [layout, precision, both if layout and precision else []]
+    if gradients:  # which in bfloat16 matter most
+        found += [
+            gradients,
+            [*precision, *gradients] if precision else [],
+            [*both, *gradients] if both else [],
+        ]
+    found.append([find("fused_optimizer")()])
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]
     return [group for group in found if group and not any(t.name in own for t in group)]
@@ -67,8 +74,13 @@ def adding(base: Plan, group: list[Technique]) -> Plan:
 
 
 def has_slow_depthwise(root: nn.Module) -> bool:
-    """Has it depthwise convolutions whose gradients libraries for CPUs have no fast kernels for?"""
-    return any(isinstance(one, nn.Conv2d) and is_slow_depthwise(one) for one in root.modules())
+    """Has it depthwise convolutions of PyTorch's own whose gradients libraries for CPUs are slow at?"""
+    return any(type(one) is nn.Conv2d and is_slow_depthwise(one) for one in root.modules())
+
+
+def of_memory_alone(plan: Plan) -> bool:
+    """Does a plan keep memory, and nothing else? What that brings no copy of a step can tell."""
+    return plan.names == ("host_allocator",)
 
 
 def drops(root: nn.Module) -> bool:

@@ -24,12 +24,12 @@ from vivace.live.candidates import (
     additions,
     convolves,
     later,
+    of_memory_alone,
     own_settings,
 )
 from vivace.live.compiling import PASSING_SHARE, Compiling
 from vivace.live.copies import times_on_copies
 from vivace.live.errand import LEDGER, PLAN
-from vivace.live.hosted import of_process_alone
 from vivace.live.kept import CannotKeep, Kept
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, compared, length, middle
 from vivace.live.proof import Proof, Verdict, left_to_the_original
@@ -305,7 +305,7 @@ class Course:
         for name, why in self.own.items():
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         plans = {adding(Plan(), group): group for group in groups}
-        alone = list(filter(of_process_alone, plans))  # only the script's own steps can tell
+        alone = list(filter(of_memory_alone, plans))  # only the script's own steps can tell
         times, refused = yield from self._on_copies(proof, [p for p in plans if p not in alone], rounds)
         for plan, reason in refused.items():
             self._note(plan, reason)

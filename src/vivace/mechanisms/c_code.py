@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -31,16 +32,34 @@ def compiled(source: Path) -> ctypes.CDLL:
     key = hashlib.sha256(f"{text}{FLAGS}{defined}".encode()).hexdigest()[:16]
     path = cache_folder() / "compiled" / f"{source.stem}-{key}.so"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            _output(compiler, *FLAGS, str(source), "-o", str(made))
-            os.replace(made, path)  # whole, also where several processes compile it
-    return ctypes.CDLL(str(path))
+        _compile(compiler, source, path)
+    _require_own(path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # torn by a crash, or of another C library
+        _compile(compiler, source, path)
+        return ctypes.CDLL(str(path))
+
+
+def _compile(compiler: str, source: Path, path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        _output(compiler, *FLAGS, str(source), "-o", str(made))
+        os.replace(made, path)  # whole, also where several processes compile it
+
+
+def _require_own(path: Path) -> None:
+    """No code is run that somebody else could have put there, as in a folder of a temporary one."""
+    for place in (path, path.parent, path.parent.parent, path.parent.parent.parent):
+        found = place.stat()
+        open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (os.getuid(), 0) or open_to_all:
+            raise OSError(f"others may write to '{place}': set XDG_CACHE_HOME to a folder of your own")
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise OSError(f"{command[0]} ends with {done.returncode}: {done.stderr.strip()[:300]}")
     return done.stdout

@@ -20,7 +20,7 @@ from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import minor_faults, now, observe, profile_step
-from vivace.operators import SMALL_MAP, class_of, seconds_by_class
+from vivace.operators import LEAST_MASK, SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.denormals import Denormals
@@ -123,7 +123,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         if class_of(name) in ("elementwise", "norm"):
             self.seen.add((name, tuple(one.shape for one in arguments if isinstance(one, torch.Tensor))))
         found = super().run_operator(function, arguments, keywords)
-        if name == "bernoulli_":
+        if function is torch.ops.aten.bernoulli_.float and found.numel() >= LEAST_MASK:
             self.mask_numbers += found.numel()
         if name == "convolution" and found.dim() == 4:
             weight, stride, dilation, transposed, groups = (arguments[n] for n in (1, 3, 5, 6, 8))
@@ -140,7 +140,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
     convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
-    depthwise and not a plain 3x3; how many numbers dropout draws; and the share of denormal numbers.
+    depthwise and not a plain 3x3; how many numbers large masks have; and the share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -148,7 +148,8 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
         with kernels:
             return following(*arguments)
 
-    with session.seams.observed(forward=counted, backward=counted):
+    seams = ("step",) if session.build.own_step else ("forward", "backward")
+    with session.seams.observed(**dict.fromkeys(seams, counted)):
         session.step(batch)
     small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
     return {

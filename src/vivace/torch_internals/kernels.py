@@ -1,9 +1,9 @@
-"""Kernels of torch's own operators on the CPU, exchanged for a while."""
+"""Kernels of torch's own operators on the CPU, exchanged."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,27 +11,25 @@ import torch
 from vivace.torch_internals import later
 
 _LOST = "no kernel of PyTorch's own can be exchanged"
-_destroy = later("torch.library.Library._destroy", lost=_LOST)
 _keys = later("torch._C.DispatchKeySet", lost=_LOST)
 _key = later("torch._C.DispatchKey", lost=_LOST)
+_exchanged: list[Any] = []  # what holds a kernel where it is
 
 
-@contextlib.contextmanager
-def exchanged(operator: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def exchange(operator: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """On the CPU, ``make(torch's kernel)`` in the place of torch's kernel of an ``aten`` operator.
 
-    It holds in the whole process, so not twice at a time for one operator. Raises Refused where torch lacks
-    what that takes.
+    It holds in the whole process and to its end: to take a kernel back while another thread may be in it is
+    not safe. Raises Refused where torch lacks what that takes.
     """
-    destroy, keys = _destroy(), _keys()(_key().CPU)
+    keys = _keys()(_key().CPU)
     kernel = torch.library.get_kernel(f"aten::{operator}", "CPU")
 
     def own(*arguments: Any, **keywords: Any) -> Any:
         return kernel.call_boxed(keys, *arguments, **keywords)
 
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    try:
+    with warnings.catch_warnings():  # torch says once that a kernel is exchanged
+        warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
         library.impl(operator, make(own), "CPU", allow_override=True)  # type: ignore[no-untyped-call]
-        yield
-    finally:
-        destroy(library)
+    _exchanged.append(library)

@@ -41,7 +41,7 @@ def convolution_by_columns(
         padding: rows and columns of zeros on each side.
     """
     kind = x.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) and torch.float64 not in (x.dtype, weight.dtype):
         dtype = torch.get_autocast_dtype(kind)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)

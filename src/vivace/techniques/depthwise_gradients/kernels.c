@@ -78,10 +78,10 @@ static void widen_rows(Vector *to, const void *from, int64_t first, int64_t rows
     static void NAME(Vector *sums, const Vector *row, const Vector *gradient, int64_t outputs, int64_t stride,  \
                      int64_t dilation) {                                                                        \
         Vector s[K];                                                                                            \
-        for (int j = 0; j < K; j++) s[j] = sums[j];                                                             \
+        for (int j = 0; j < K; j++) s[j] = (Vector){0}; /* of this row: a long sum of small numbers loses them */ \
         for (int64_t o = 0; o < outputs; o++, row += stride)                                                    \
             for (int j = 0; j < K; j++) s[j] += row[j * dilation] * gradient[o];                                \
-        for (int j = 0; j < K; j++) sums[j] = s[j];                                                             \
+        for (int j = 0; j < K; j++) sums[j] += s[j];                                                            \
     }                                                                                                           \
     static void NAME##_back(Vector *row, const Vector *weights, const Vector *gradient, int64_t outputs,        \
                             int64_t stride, int64_t dilation) {                                                 \
@@ -134,7 +134,7 @@ int depthwise_weights(const void *x, const void *g, float *out, int64_t groups, 
             failed = 1;
         }
         Vector *rows = memory, *gradient = rows + most * full, *sums = gradient + band * s->out_width;
-#pragma omp for schedule(dynamic, 2)
+#pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < groups * blocks; task++) {
             if (!memory) continue;
             int64_t group = task / blocks, channel = task % blocks * LANES;
@@ -171,6 +171,7 @@ int depthwise_input(const float *weights, const void *g, void *out, const Shape 
     int64_t blocks = (s->channels + LANES - 1) / LANES, ring = (kh - 1) * s->dilation[0] / down + 1;
     int64_t each_x = s->height * s->width * s->channels, each_g = s->out_height * s->out_width * s->channels;
     int64_t bytes = (full + ring * s->out_width + kh * kw) * sizeof(Vector);
+    int64_t chunk = s->images * blocks >= 4 * s->threads ? 2 : 1; /* two write to one line of the cache */
     int failed = 0;
 #pragma omp parallel num_threads(s->threads)
     {
@@ -180,7 +181,7 @@ int depthwise_input(const float *weights, const void *g, void *out, const Shape 
             failed = 1;
         }
         Vector *row = memory, *gradient = row + full, *taps = gradient + ring * s->out_width;
-#pragma omp for schedule(dynamic, 2)
+#pragma omp for schedule(dynamic, chunk)
         for (int64_t task = 0; task < s->images * blocks; task++) {
             if (!memory) continue;
             int64_t n = task / blocks, channel = task % blocks * LANES, widened_to = 0;

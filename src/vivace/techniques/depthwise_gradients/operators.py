@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from vivace.mechanisms.c_code import compiled
 from vivace.tensors.modules import is_slow_depthwise, padding_of
@@ -56,7 +55,7 @@ def may_gain(module: nn.Conv2d) -> bool:
 def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     """What the module gives for a batch of images, cast as autocast casts; None where nothing would gain."""
     weight, bias = module.weight, module.bias
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.float64 in (x.dtype, weight.dtype):  # autocast leaves float64
         return None
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -81,10 +80,17 @@ class _Depthwise(torch.autograd.Function):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, len(weight))
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = context.saved_tensors
         stride, padding, dilation = where = context.where
+        if torch.is_grad_enabled():  # these gradients are to be differentiated in turn
+            asked = (False, (0, 0), len(weight), context.needs_input_grad[:3])
+            return (
+                *torch.ops.aten.convolution_backward(gradient, x, weight, [len(weight)], *where, *asked),
+                None,
+                None,
+                None,
+            )
         own = (slow_input(x.dtype, stride, dilation), slow_weights(weight.shape[2:], dilation))
         for_input, for_weights, for_bias = context.needs_input_grad[:3]
         # The library computes the gradient of the weights along with the bias's.
@@ -104,7 +110,7 @@ class _Depthwise(torch.autograd.Function):
 def _depthwise_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
     channels, _, high, wide = weight.shape
     groups = max(1, min(len(x), NUM_TASKS * CHANNELS_A_TASK // channels))
-    sums = torch.zeros(groups, high * wide, channels)
+    sums = x.new_zeros((groups, high * wide, channels), dtype=torch.float32)
     x, gradient = _in_order(x), _in_order(gradient)
     shape = _shape(gradient, x, weight, where)
     _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)

@@ -41,7 +41,7 @@ class VectorizedDropout(Technique):
             alike = draws_alike()
         except OSError as error:
             raise Refused(f"its C code could not be compiled: {error}") from error
-        build.require(alike, "PyTorch draws its masks in blocks here itself, by Intel's MKL")
+        build.require(alike, "PyTorch draws other masks than its own generator's here, as by MKL on Intel's")
         build.notes["largest_mask"] = 0
 
         def told(numbers: int) -> None:

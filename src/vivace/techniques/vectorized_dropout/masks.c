@@ -4,7 +4,6 @@
    first 32-bit word of a pair is the upper half. Sources: M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998;
    the bytes of `torch.Generator.get_state`. */
 #include <stdint.h>
-#include <string.h>
 
 enum { WORDS = 624, MIDDLE = 397 };
 

@@ -6,7 +6,6 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from vivace.mechanisms.c_code import compiled
 from vivace.operators import LEAST_MASK
-from vivace.torch_internals.kernels import exchanged
+from vivace.torch_internals.kernels import exchange
 
 SOURCE = Path(__file__).with_name("masks.c")
 ONES = {
@@ -28,38 +27,52 @@ ONES = {
     torch.float64: 0x3FF0_0000_0000_0000,
 }
 _RANGE = 2.0**53  # of the whole numbers that are compared with a probability
-_drawing = threading.Lock()  # between reading a generator's state and writing it, nobody else may
-_beginning = threading.Lock()
-_told: list[Callable[[int], object]] = []
-_exchange = ExitStack()
+_drawing, _beginning = threading.Lock(), threading.Lock()
+_told: list[Callable[[int], object]] = []  # while it is empty, torch draws
+_exchanged: list[bool] = []
 
 
 def draw(mask: Tensor, probability: float, generator: torch.Generator) -> None:
     """Fill a dense tensor with ones and zeros, as ``mask.bernoulli_(probability, generator=generator)``.
 
     The mask is of a dtype in `ONES`, the probability from 0 to 1, the generator of the CPU. Several threads
-    may draw so from one generator; what torch itself draws from it in another thread meanwhile may be the
-    same numbers. Raises OSError where the code cannot be compiled.
+    may draw from one generator: where another has drawn from it meanwhile, the mask is drawn anew. Raises
+    OSError where the code cannot be compiled.
     """
+    kernel = compiled(SOURCE).draw
     with _drawing:
-        state = generator.get_state()
-        compiled(SOURCE).draw(
-            ctypes.c_void_p(state.data_ptr()),
-            ctypes.c_void_p(mask.data_ptr()),
-            *(ctypes.c_int64(number) for number in (mask.numel(), mask.element_size())),
-            *(ctypes.c_uint64(bits) for bits in (ONES[mask.dtype], math.ceil(probability * _RANGE))),
-        )
-        generator.set_state(state)
+        while True:
+            state = generator.get_state()
+            before = _bytes_of(state)
+            kernel(
+                ctypes.c_void_p(state.data_ptr()),
+                ctypes.c_void_p(mask.data_ptr()),
+                *(ctypes.c_int64(number) for number in (mask.numel(), mask.element_size())),
+                *(ctypes.c_uint64(bits) for bits in (ONES[mask.dtype], math.ceil(probability * _RANGE))),
+            )
+            if _bytes_of(generator.get_state()) == before:
+                generator.set_state(state)
+                return
+
+
+def _bytes_of(state: Tensor) -> bytes:
+    """By no operator, which a mode around this one would see."""
+    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 @cache  # once torch's kernel is exchanged, the comparison would be of `draw` with itself
 def draws_alike() -> bool:
-    """Does this torch draw what `draw` does? Raises OSError where that cannot be compiled."""
+    """Does this torch draw what `draw` does, in every dtype? Raises OSError where that cannot be compiled."""
     theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
-    expected = torch.empty(LEAST_MASK).bernoulli_(0.3, generator=theirs)
-    found = torch.empty(LEAST_MASK)
-    draw(found, 0.3, ours)
-    return torch.equal(found, expected) and torch.equal(ours.get_state(), theirs.get_state())
+    for dtype in ONES:
+        for generator in (theirs, ours):
+            torch.randint(9, (1,), generator=generator, device="cpu")  # a number ends within a pair of words
+        expected = torch.empty(LEAST_MASK, dtype=dtype, device="cpu").bernoulli_(0.3, generator=theirs)
+        found = torch.empty_like(expected)
+        draw(found, 0.3, ours)
+        if not torch.equal(found, expected) or not torch.equal(ours.get_state(), theirs.get_state()):
+            return False
+    return True
 
 
 def begin(told: Callable[[int], object]) -> Callable[[], None]:
@@ -69,24 +82,18 @@ def begin(told: Callable[[int], object]) -> Callable[[], None]:
     exchanged.
     """
     with _beginning:
-        if not _told:
-            _exchange.enter_context(exchanged("bernoulli_.float", _instead))
+        if not _exchanged:
+            exchange("bernoulli_.float", _instead)
+            _exchanged.append(True)
         _told.append(told)
-    return partial(_end, told)
-
-
-def _end(told: Callable[[int], object]) -> None:
-    with _beginning:
-        _told.remove(told)
-        if not _told:
-            _exchange.close()
+    return partial(_told.remove, told)
 
 
 def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
     def bernoulli(mask: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
         source = torch.default_generator if generator is None else generator
-        suits = mask.numel() >= LEAST_MASK and mask.dtype in ONES and 0.0 <= p <= 1.0 and _is_dense(mask)
-        if not suits or source.device.type != "cpu":
+        suits = _told and mask.numel() >= LEAST_MASK and mask.dtype in ONES and 0.0 <= p <= 1.0
+        if not suits or not _is_dense(mask) or source.device.type != "cpu":
             own(mask, p, generator=generator)
             return mask
         draw(mask, p, source)
