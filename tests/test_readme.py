@@ -65,6 +65,15 @@ def test_what_is_said_first_of_one_liners_is_what_was_measured(name):
     assert re.search(rf"\b{len(jobs)} (jobs|个任务)", said)
 
 
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_what_is_said_first_of_own_kernels_is_what_was_measured(name):
+    head, _, rest = text_of(name).partition("\n## ")
+    said = next(line for line in head.split("\n") if "ConvNeXt" in line)
+    row = next(line for line in rest.split("\n") if "/own_kernels/" in line)
+    ratios = [float(ratio) for ratio in re.findall(r"(\d\.\d\d)x \(", row)]
+    assert re.findall(r"\d\.\d\d", said) == [f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
+
+
 def test_the_code_has_as_many_lines_as_is_said():
     for name, said in ((ENGLISH, "these eleven lines"), (CHINESE, "这十一行")):
         code = re.findall(
