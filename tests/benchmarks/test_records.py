@@ -30,8 +30,9 @@ def texts(thing):
 
 def headlines(records):
     """The ratios that a README's text may name: of the newest record of each job and machine the speedup of
-    `cpu`'s plan; over the best one-liner the mean, the lowest and the highest; of a GPU each plan's, and each
-    kind of kernel's ends; what was predicted of it over what was measured; the fastest script of a machine.
+    `cpu`'s plan; over the best one-liner the mean, the lowest and the highest; with depthwise gradients the
+    ends; of a GPU each plan's, and each kind of kernel's ends; what was predicted of it over what was
+    measured; the fastest script of a machine.
     """
     newest = {(one["machine"]["fingerprint"], one["job"]): one for one in reversed(records)}
     found, scripts = [], {}
@@ -43,6 +44,9 @@ def headlines(records):
             each = [job["vivace_against_best"] for job in record["jobs"].values()]
             each = [ratio["estimate"] for ratio in each if ratio]
             found += [record["vivace_against_best"]["estimate"], min(each), max(each)]
+        elif kind == "own_kernels":
+            each = [one["ratio"]["estimate"] for one in record["depthwise_gradients"].values()]
+            found += [min(each), max(each)]
         elif kind == "gpu":
             found += [case["ratio"]["estimate"] for _, case in _gpus.steps(record)]
             ends = [(min(each.values()), max(each.values())) for _, each in _gpus.kernels(record)]
