@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import dataclasses
 import platform
 import shutil
 import subprocess
@@ -313,7 +314,8 @@ def test_strided_windows_of_3x3_gain_in_bfloat16_alone(half, acts):
     for plan in ({}, {"depthwise_gradients": {}, **beside}):
         named = {"model": model, "optimizer": optimizer, "loss": lambda m, b: m(b).float().square().mean()}
         with attach(Plan.from_dict(plan), **named) as session:
-            seen.append(observe(session, [torch.randn(2, 3, 9, 9)]))
+            found = observe(session, [torch.randn(2, 3, 9, 9)])
+            seen.append(dataclasses.replace(found, compiled_graphs=0))  # other tests have compiled here
     if acts:
         assert (
             DepthwiseGradients().confirm(seen[1], seen[0]).startswith("gradients of 0 weights and 1 inputs")

@@ -69,14 +69,14 @@ class DepthwiseGradients(Technique):
         """How many gradients the kernels gave in a step."""
         names = ("vivace::depthwise_weights", "vivace::depthwise_input")
         weights, inputs = (seen.operators.get(name, 0) for name in names)
-        if not weights + inputs and not seen.compiled_graphs:
+        if weights + inputs:
+            return f"gradients of {weights} weights and {inputs} inputs of depthwise convolutions"
+        if not seen.compiled_graphs:
             raise Refused(
                 "it changed nothing: no gradient that it has was wanted in float32 or bfloat16; of undilated "
                 "3x3 windows it has those at a stride in bfloat16 alone"
             )
-        if seen.compiled_graphs:
-            return f"gradients of up to {seen.notes['depthwise_convolutions']} convolutions"
-        return f"gradients of {weights} weights and {inputs} inputs of depthwise convolutions"
+        return f"gradients of up to {seen.notes['depthwise_convolutions']} convolutions"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
