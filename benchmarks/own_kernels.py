@@ -5,7 +5,7 @@
 Networks with depthwise convolutions under `depthwise_gradients`, and encoders with dropout under
 `vectorized_dropout`, in bfloat16 or in strict fp32, beside the fastest of PyTorch's layouts and precisions.
 Which that is, is measured first; then both take turns in fresh processes, pair by pair. Ratios are medians
-with their 95 % intervals. Writes a record.
+with their 95 % intervals. Writes a record; the day's other networks stay in it.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ def main() -> None:
     machine = vivace.inspect()
     record = _record.opened("own_kernels", "scripts/bench own_kernels", machine)
     record["conditions"] = {"pairs": arguments.pairs}
+    record = _record.of_today(record, ("machine", "versions", "vivace", "conditions")) or record
     for technique, names in (("depthwise_gradients", DEPTHWISE), ("vectorized_dropout", DROPOUT)):
-        record[technique] = {}
+        rows = record.setdefault(technique, {})
         for name in _record.named_jobs(parser, arguments.networks, (*DEPTHWISE, *DROPOUT)):
             if name not in names:
                 continue
-            record[technique][name] = found = measure(name, technique, machine, arguments.pairs)
+            rows[name] = found = measure(name, technique, machine, arguments.pairs)
             _record.write(record)
             print(
                 f"{name}: {found['ratio']} over {' + '.join(found['fastest']) or 'strict fp32'}", flush=True

@@ -1,5 +1,7 @@
 import dataclasses
 import math
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -302,6 +304,17 @@ def test_threads_that_draw_at_once_get_numbers_of_their_own(told):
     left = [mask for mask in found if not any(torch.equal(mask, one) for one in expected)]
     assert not left
     assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_process_forked_while_a_thread_draws_can_draw(told):
+    with masks._drawing:
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # else it would wait for ever
+            torch.empty(LEAST).bernoulli_(0.5)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def attention(x):

@@ -113,6 +113,16 @@ static void each(const Sum *table, Vector *a, int a_moves, const Vector *b, cons
     }
 }
 
+/* Of a thread; NULL where there is none, and `failed` says so. */
+static Vector *room(int64_t bytes, int *failed) {
+    Vector *found = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!found) {
+#pragma omp atomic write
+        *failed = 1;
+    }
+    return found;
+}
+
 static int64_t band_of(const Shape *s, int64_t full) {
     int64_t rows = (1 << 18) / (full * sizeof(Vector) * s->stride[0]);
     return rows < 1 ? 1 : rows < s->out_height ? rows : s->out_height;
@@ -128,11 +138,7 @@ int depthwise_weights(const void *x, const void *g, float *out, int64_t groups, 
     int failed = 0;
 #pragma omp parallel num_threads(s->threads)
     {
-        Vector *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        if (!memory) {
-#pragma omp atomic write
-            failed = 1;
-        }
+        Vector *memory = room(bytes, &failed);
         Vector *rows = memory, *gradient = rows + most * full, *sums = gradient + band * s->out_width;
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < groups * blocks; task++) {
@@ -175,11 +181,7 @@ int depthwise_input(const float *weights, const void *g, void *out, const Shape 
     int failed = 0;
 #pragma omp parallel num_threads(s->threads)
     {
-        Vector *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        if (!memory) {
-#pragma omp atomic write
-            failed = 1;
-        }
+        Vector *memory = room(bytes, &failed);
         Vector *row = memory, *gradient = row + full, *taps = gradient + ring * s->out_width;
 #pragma omp for schedule(dynamic, chunk)
         for (int64_t task = 0; task < s->images * blocks; task++) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -30,6 +31,15 @@ _RANGE = 2.0**53  # of the whole numbers that are compared with a probability
 _drawing, _beginning = threading.Lock(), threading.Lock()
 _told: list[Callable[[int], object]] = []  # while it is empty, torch draws
 _exchanged: list[bool] = []
+
+
+def _unlocked() -> None:
+    """In a process that was forked while another thread drew, nobody is left who could unlock it."""
+    global _drawing, _beginning
+    _drawing, _beginning = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlocked)
 
 
 def draw(mask: Tensor, probability: float, generator: torch.Generator) -> None:
