@@ -10,6 +10,7 @@ from torch import nn
 
 from vivace.live.kept import Weights
 from vivace.machine import Machine
+from vivace.mechanisms.strided import mend_strided
 from vivace.plan import Plan
 from vivace.technique import Build, Numerics, Seam, Stage
 from vivace.technique.registry import acting
@@ -59,6 +60,8 @@ class Hosted:
         self.of_call = HostedBuild(has, optimizer=None, own_step=True, **objects)
         self.of_update = HostedBuild(frozenset(), optimizer=optimizer, own_step=False, **objects)
         try:
+            if plan.techniques and has:
+                mend_strided(self.of_call)
             for technique in plan.techniques:
                 build = self.of_update if technique.card.stage == Stage.OPTIMIZER else self.of_call
                 with acting(technique):

@@ -12,6 +12,7 @@ import torch
 
 from vivace.errors import InputError, JobError
 from vivace.job import Batch
+from vivace.mechanisms.strided import mend_strided
 from vivace.plan import Plan
 from vivace.technique import Build, Numerics, Seam
 from vivace.technique.registry import acting
@@ -62,6 +63,8 @@ class Session:
         try:
             if loss is not None:
                 _require_arguments(loss)
+            if plan.techniques:
+                mend_strided(build)
             for technique in plan.techniques:
                 with acting(technique):
                     build.begin(technique)

@@ -100,7 +100,8 @@ class ChannelsLast(Technique):
         return Plain(
             model=("model = model.to(memory_format=torch.channels_last)",),
             note="a parameter of five dimensions has no such order, and this line fails: then move the 2-D "
-            "layers one by one",
+            "layers one by one; on a CPU leave out 1x1 convolutions of fewer than 16 channels at a stride, "
+            "whose gradients oneDNN writes past their memory",
         )
 
     @classmethod

@@ -1,0 +1,129 @@
+"""Narrow 1x1 convolutions at a stride train soundly in channels-last order on a CPU."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vivace.live.hosted import Hosted
+from vivace.mechanisms.strided import BLOCK
+from vivace.plan import Plan
+from vivace.session.opening import attach
+from vivace.technique.registry import find
+from vivace.testing.contract import this_machine
+
+
+class Convolutions(TorchDispatchMode):
+    """Of each convolution of the library: input channels, window, stride, and whether it was NHWC."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, arguments=(), named=None):
+        if operator is torch.ops.aten.convolution.default:
+            image, weight, _, stride = arguments[:4]
+            order = image.stride(1) < image.shape[-1]
+            self.seen.append((weight.shape[1], weight.shape[2], stride[0], order))
+        return operator(*arguments, **(named or {}))
+
+
+def model(**options):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 1, stride=2, **options), nn.ReLU(), nn.Conv2d(8, 16, 1, stride=3)
+    return nn.Sequential(*layers, nn.Conv2d(16, 4, 1, stride=2))
+
+
+def images():
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+def gradients_in_float64():
+    exact = model().double()
+    loss(exact, images().double()).backward()
+    return [parameter.grad for parameter in exact.parameters()]
+
+
+def assert_right(gradients):
+    for gradient, exact in zip(gradients, gradients_in_float64(), strict=True):
+        torch.testing.assert_close(gradient.double(), exact, rtol=1e-4, atol=1e-6)
+
+
+def trained(plan, net, batch):
+    """The convolutions of a session's step, which takes each weight's gradient from it."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with attach(plan, model=net, optimizer=optimizer, loss=loss) as session, Convolutions() as convolutions:
+        session.step(batch)
+    return convolutions.seen
+
+
+def test_in_channels_last_order_they_read_the_pixels_that_they_use():
+    net = model()
+    seen = trained(Plan([find("channels_last")()]), net, images())
+    assert seen == [(3, 1, 1, True), (8, 1, 1, True), (16, 1, 2, True)]  # of a whole block it stays as it is
+    assert_right(before - after for before, after in zip(model().parameters(), net.parameters(), strict=True))
+    assert "forward" not in vars(net[0])
+
+
+def test_in_the_usual_order_and_in_the_job_as_it_is_they_stay_as_they_are():
+    usual = [(3, 1, 2, False), (8, 1, 3, False), (16, 1, 2, False)]
+    assert trained(Plan([find("fused_optimizer")()]), model(), images()) == usual
+    batch = images().to(memory_format=torch.channels_last)
+    assert trained(Plan([]), model(), batch)[0] == (3, 1, 2, True)
+
+
+def test_on_a_loop_that_vivace_does_not_run_too():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    plan = Plan([find("channels_last")(weights=False)])
+    hosted = Hosted(plan, net, optimizer, this_machine())
+    with Convolutions() as convolutions:
+        result = hosted.call(net.forward, (images().to(memory_format=torch.channels_last),), {})
+        result.square().mean().backward()
+    hosted.close()
+    narrow = [stride for channels, _, stride, order in convolutions.seen if order and channels < BLOCK]
+    assert narrow == [1, 1]
+    assert_right(parameter.grad for parameter in net.parameters())
+    assert "forward" not in vars(net[0])
+
+
+@pytest.mark.parametrize("options", [{"padding": 1}, {"groups": 1, "padding_mode": "reflect", "padding": 1}])
+def test_what_pads_is_left_alone(options):
+    seen = trained(Plan([find("channels_last")()]), model(**options), images())
+    assert seen[0][:3] == (3, 1, 2)
+
+
+@pytest.mark.slow
+def test_compiled_steps_do_not_end_the_process():
+    code = """
+        import copy, torch, vivace
+        from torch import nn
+        from vivace.plan import Plan
+        from vivace.technique.registry import find
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 48, 1, stride=2, bias=False), nn.Hardtanh())
+        image, loss = torch.randn(8, 3, 128, 128), lambda model, batch: model(batch).square().mean()
+        doubled = copy.deepcopy(net).double()
+        (exact,) = torch.autograd.grad(loss(doubled, image.double()), [doubled[0].weight])
+        before = net[0].weight.detach().clone()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        with vivace.attach(Plan([find("compile")()]), model=net, optimizer=optimizer, loss=loss) as session:
+            for turn in range(10):
+                with torch.no_grad():
+                    net[0].weight.copy_(before)
+                session.step(image)
+                others = [torch.randn(100 * size + turn) for size in range(50)]
+        print(float((before - net[0].weight - exact).abs().max() / exact.abs().max()))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert float(ended.stdout) < 1e-3
