@@ -1,5 +1,6 @@
 """Narrow 1x1 convolutions at a stride train soundly in channels-last order on a CPU."""
 
+import copy
 import subprocess
 import sys
 import textwrap
@@ -99,6 +100,24 @@ def test_on_a_loop_that_vivace_does_not_run_too():
 def test_what_pads_is_left_alone(options):
     seen = trained(Plan([find("channels_last")()]), model(**options), images())
     assert seen[0][:3] == (3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "names", [["channels_last"], ["channels_last", "conv_gemm"], ["channels_last", "depthwise_gradients"]]
+)
+def test_settings_may_be_one_number_for_rows_and_columns(names):
+    torch.manual_seed(0)
+    narrow, depthwise = nn.Conv2d(3, 8, 1, stride=2), nn.Conv2d(8, 8, 5, padding=2, groups=8)
+    net = nn.Sequential(narrow, depthwise, nn.Conv2d(8, 4, 1))
+    plain = copy.deepcopy(net).double()
+    for model in (net, plain):
+        for layer in model:
+            layer.stride, layer.padding, layer.dilation = layer.stride[0], layer.padding[0], layer.dilation[0]
+    loss(plain, images().double()).backward()
+    before = copy.deepcopy(net)
+    trained(Plan([find(name)() for name in names]), net, images())
+    for old, new, exact in zip(before.parameters(), net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close((old - new).double(), exact.grad, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -47,9 +47,9 @@ def mend_strided(build: Build) -> None:
 def _is_wrong(module: nn.Conv2d) -> bool:
     from torch import nn
 
-    from vivace.tensors.modules import is_product
+    from vivace.tensors.modules import both, is_product
 
-    narrow = module.in_channels < BLOCK and max(module.stride) > 1 and not module.weight.is_complex()
+    narrow = module.in_channels < BLOCK and max(both(module.stride)) > 1 and not module.weight.is_complex()
     return narrow and type(module) is nn.Conv2d and is_product(module)
 
 
@@ -58,10 +58,12 @@ def _convolution(
 ) -> torch.Tensor:
     import torch
 
+    from vivace.tensors.modules import both
+
     if input.dim() != 4 or not torch.is_grad_enabled():
         return own(input)
     usual = input.stride(1) >= input.shape[-1] and module.weight.stride(-1) == 1
     if usual and not torch.compiler.is_compiling():  # which chooses the order itself
         return own(input)
-    down, across = module.stride[0], module.stride[-1]
+    down, across = both(module.stride)
     return torch.nn.functional.conv2d(input[:, :, ::down, ::across], module.weight, module.bias)

@@ -191,22 +191,27 @@ def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> lis
 
 def is_product(module: nn.Conv2d) -> bool:
     """Is a convolution a matrix product of pixels by channels: has it a 1x1 window, one group, no padding?"""
-    return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
+    return module.kernel_size == (1, 1) and module.groups == 1 and padding_of(module) == (0, 0)
 
 
 def is_slow_depthwise(module: nn.Conv2d) -> bool:
     """Is a convolution depthwise and not a plain 3x3? Its gradients are slow in libraries for CPUs."""
-    usual = max(module.kernel_size) <= 3 and max(*module.stride, *module.dilation) == 1
+    usual = max(module.kernel_size) <= 3 and max(both(module.stride) + both(module.dilation)) == 1
     return 1 < module.groups == module.in_channels == module.out_channels and not usual
+
+
+def both(setting: int | tuple[int, ...]) -> tuple[int, int]:
+    """A convolution's setting by rows and columns: who sets it later may give one number for both."""
+    return (setting, setting) if isinstance(setting, int) else (setting[0], setting[-1])
 
 
 def padding_of(module: nn.Conv2d) -> tuple[int, int] | None:
     """Pixels of zeros before and after rows and columns; None where both sides differ."""
     if not isinstance(module.padding, str):
-        return (module.padding[0], module.padding[-1])  # torch takes one number for both, too
+        return both(module.padding)
     if module.padding == "valid":
         return (0, 0)
-    high, wide = (module.dilation[n] * (module.kernel_size[n] - 1) for n in (0, -1))
+    high, wide = (d * (k - 1) for d, k in zip(both(module.dilation), both(module.kernel_size), strict=True))
     return (high // 2, wide // 2) if high % 2 == wide % 2 == 0 else None
 
 

@@ -51,7 +51,7 @@ class ConvGemm(Technique):
         from torch import nn
 
         from vivace.mechanisms.graphs import put_in_place
-        from vivace.tensors.modules import is_product, modules_of, padding_of
+        from vivace.tensors.modules import both, is_product, modules_of, padding_of
 
         build.require(self.window_pixels >= 0, f"window_pixels is {self.window_pixels}; it must be 0 or more")
 
@@ -64,7 +64,7 @@ class ConvGemm(Technique):
             wide = min(module.in_channels, module.out_channels) >= NARROWEST
             # The gradients of a product of columns are written out for real numbers.
             wide = wide and not module.weight.is_complex()
-            return plain and wide and module.dilation == (1, 1) and self.window_pixels > 0
+            return plain and wide and both(module.dilation) == (1, 1) and self.window_pixels > 0
 
         found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if suits(m)]
         wanted = "a 1x1 window" if not self.window_pixels else f"a 1x1 window or {NARROWEST} channels or more"
@@ -107,16 +107,15 @@ def _product(
     from torch.nn.functional import linear
 
     from vivace.techniques.conv_gemm.columns import convolution_by_columns, output_size
-    from vivace.tensors.modules import padding_of
+    from vivace.tensors.modules import both, padding_of
 
-    padding = padding_of(module)
+    padding, stride = padding_of(module), both(module.stride)
     if not module.training or input.dim() != 4 or padding is None:
         return own(input)
     if module.kernel_size == (1, 1):
-        down, across = module.stride
-        kept = input if module.stride == (1, 1) else input[:, :, ::down, ::across]
+        kept = input if stride == (1, 1) else input[:, :, :: stride[0], :: stride[1]]
         return linear(kept.movedim(1, -1), module.weight.flatten(1), module.bias).movedim(-1, 1)
-    high, wide = output_size((input.shape[2], input.shape[3]), module.kernel_size, module.stride, padding)
+    high, wide = output_size((input.shape[2], input.shape[3]), module.kernel_size, stride, padding)
     if high * wide > window_pixels:
         return own(input)
-    return convolution_by_columns(input, module.weight, module.bias, module.stride, padding)
+    return convolution_by_columns(input, module.weight, module.bias, stride, padding)

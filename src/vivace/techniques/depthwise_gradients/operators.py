@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled
-from vivace.tensors.modules import is_slow_depthwise, padding_of
+from vivace.tensors.modules import both, is_slow_depthwise, padding_of
 
 SOURCE = Path(__file__).with_name("kernels.c")
 NUM_TASKS = 64  # into which a gradient of weights is divided, on however many threads: the sums are the same
@@ -62,11 +62,11 @@ def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
         x, weight = x.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
     same = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16)
-    slow = slow_input(x.dtype, module.stride, module.dilation)
-    if not same or not (slow or slow_weights(module.kernel_size, module.dilation)):
+    stride, dilation = both(module.stride), both(module.dilation)
+    slow = slow_input(x.dtype, stride, dilation)
+    if not same or not (slow or slow_weights(module.kernel_size, dilation)):
         return None
-    numbers = (module.stride, padding_of(module) or (0, 0), module.dilation)
-    where = [(one[0], one[-1]) for one in numbers]  # torch takes one number for both, too
+    where = (stride, padding_of(module) or (0, 0), dilation)
     return cast("Tensor", _Depthwise.apply(x, weight, bias, *where))  # type: ignore[no-untyped-call]
 
 
