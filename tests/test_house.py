@@ -181,6 +181,7 @@ WORDS_LIKE_TECHNIQUES = {
         "fused_optimizer",
         "host_allocator",
         "vectorized_dropout",
+        "vectorized_operators",
     },
     "live/loop.py": {"compile"},
     "trainers/huggingface.py": {"fsdp", "tf32"},

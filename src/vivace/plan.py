@@ -143,9 +143,13 @@ class Plan:
         return lines
 
     def adding(self, technique: Technique) -> Plan:
-        """This plan with `technique`, which displaces one of the same name or slot."""
-        slot = technique.slot
+        """This plan with `technique`, which displaces one of the same name or slot, and where it compiles, what
+        acts on uncompiled code alone; such a technique displaces what compiles.
+        """
+        slot, card = technique.slot, technique.card
         kept = [t for t in self.techniques if t.name != technique.name and (slot is None or t.slot != slot)]
+        kept = [t for t in kept if not (t.card.compiles and card.uncompiled)]
+        kept = [t for t in kept if not (t.card.uncompiled and card.compiles)]
         return Plan([*kept, technique])
 
     def without(self, name: str) -> Plan:

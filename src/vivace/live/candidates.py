@@ -18,14 +18,21 @@ UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 FEWEST_FAULTS = 256  # a MiB
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 EACH_COMPILES = "each of its processes would have to compile its model"
+ONE_BY_ONE = {"WhereBackward0", "MaskedFillBackward0", "IndexBackward0", "PreluKernelBackward0"}
+ONE_BY_ONE |= {"MaxPool2DWithIndicesBackward0"}  # what PyTorch computes one by one on a CPU
 OF_CALLS = ("channels_last", "depthwise_gradients", "bf16_autocast", "compile")  # act on the call of a model
 
 
-def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> list[list[Technique]]:
+def additions(
+    root: nn.Module,
+    machine: Machine,
+    own: Collection[str] = (),
+    differentiated: Collection[str] = (),
+) -> list[list[Technique]]:
     """What may be added to the plan that acts, each only if the step is faster by it.
 
     Layout and precision also together: often neither helps alone. `own` names the techniques in whose place
-    the script has its own settings.
+    the script has its own settings, `differentiated` what its call's results come from.
     """
     device = next(p.device.type for p in root.parameters())
     layout = [find("channels_last")(weights=False)] if convolves(root) else []  # type: ignore[call-arg]
@@ -38,6 +45,8 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     found = [[find("host_allocator")()]] if on_processor else []
     if on_processor and drops(root) and not any("Intel" in one.name for one in processors):
         found.append([find("vectorized_dropout")()])
+    if on_processor and not ONE_BY_ONE.isdisjoint(differentiated):
+        found.append([find("vectorized_operators")()])
     both = [*layout, *precision]
     found += [layout, precision, both if layout and precision else []]
     if gradients:  # which in bfloat16 matter most

@@ -194,7 +194,7 @@ class Course:
         """Add what makes it faster, the most promising first."""
         base = Plan()
         done = {base}
-        groups = additions(self.root, self.machine, self.own)
+        groups = additions(self.root, self.machine, self.own, proof.kept.differentiated)
         seconds = (1 + len(groups)) * self.step_seconds  # of a round
         is_long = self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)]
         rounds = 1 if is_long or not self.spending.will_afford(2 * seconds, self.step_seconds) else 2

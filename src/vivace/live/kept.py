@@ -5,7 +5,7 @@ the update alone.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ PROOF_WEIGHTS = (
 )
 ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
 _MOST: dict[torch.device, int] = {}  # see `_reserved_by_script`
+MOST_NODES = 20_000  # of autograd, that are looked at
 NO_ROOM = "the memory does not hold its model a second time"
 
 
@@ -63,6 +64,7 @@ class Kept:
     lacking: CannotKeep | None = None  # why something of the step could not be kept
     method = "__call__"  # by which it is called
     others_draw: frozenset[str] = frozenset()  # random streams from which the step draws nothing
+    differentiated: frozenset[str] = frozenset()  # what the call's results come from, as autograd names it
 
     def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
         self.device = device_of(root)
@@ -124,6 +126,17 @@ class Kept:
         """No longer listen."""
 
 
+def differentiated_in(outputs: Iterable[torch.Tensor]) -> frozenset[str]:
+    """The names that autograd has for what made these tensors, such as ``WhereBackward0``."""
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting and len(seen) < MOST_NODES:
+        new = {node for node, _ in waiting.pop().next_functions if node is not None} - seen
+        seen |= new
+        waiting += new
+    return frozenset(node.name() for node in seen)
+
+
 class KeptCall(Kept):
     """Made just before a call of the root; `returned` after it.
 
@@ -160,6 +173,7 @@ class KeptCall(Kept):
                 "its model uses an open file or writes a large tensor that is no part of it, as a copy would"
             )
         found = list(tensors_of(outputs))
+        self.differentiated = differentiated_in(found)
         self.gradients = [None] * len(found)
         heard = set()
         for index, tensor in enumerate(found):

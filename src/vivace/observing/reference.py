@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import minor_faults, now, observe, profile_step
-from vivace.operators import LEAST_MASK, SMALL_MAP, class_of, seconds_by_class
+from vivace.operators import LEAST_MASK, LEAST_ONE_BY_ONE, ONE_BY_ONE, SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.denormals import Denormals
@@ -115,7 +115,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
         self.slow_depthwise = False
-        self.mask_numbers = 0
+        self.mask_numbers = self.one_by_one = 0
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
@@ -125,6 +125,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         found = super().run_operator(function, arguments, keywords)
         if function is torch.ops.aten.bernoulli_.float and found.numel() >= LEAST_MASK:
             self.mask_numbers += found.numel()
+        self.one_by_one += numbers_one_by_one(name, arguments)
         if name == "convolution" and found.dim() == 4:
             weight, stride, dilation, transposed, groups = (arguments[n] for n in (1, 3, 5, 6, 8))
             number = found.numel() * weight[0].numel()
@@ -137,10 +138,22 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         return found
 
 
+def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
+    """How many numbers an operator is given that a CPU computes one by one; of few, none."""
+    given = [one for one in arguments if isinstance(one, torch.Tensor)]
+    if name not in ONE_BY_ONE or (name.startswith(("index", "_index")) and True not in arguments[3:4]):
+        return 0
+    if name.startswith("max_pool") and given[0].is_contiguous(memory_format=torch.channels_last):
+        return 0  # in this order it is computed in vectors
+    largest = max((one.numel() for one in given), default=0)
+    return largest if largest >= LEAST_ONE_BY_ONE else 0
+
+
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
     convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
-    depthwise and not a plain 3x3; how many numbers large masks have; and the share of denormal numbers.
+    depthwise and not a plain 3x3; how many numbers large masks have, and what is computed one by one; and the
+    share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -157,6 +170,7 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
         "small_convolutions": small,
         "slow_depthwise": kernels.slow_depthwise,
         "mask_numbers": kernels.mask_numbers,
+        "one_by_one": kernels.one_by_one,
         "denormals": kernels.share,
     }
 

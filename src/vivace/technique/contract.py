@@ -79,6 +79,7 @@ class Card:
             ``batch``, one more batch. Where it is empty, a step has to be followed to be told.
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
+        uncompiled: it acts on what is not compiled alone, and makes way for what compiles.
     """
 
     stage: Stage
@@ -101,6 +102,7 @@ class Card:
     step_memory: Literal["", "same", "batch"] = ""
     compiles: bool = False
     captures: bool = False
+    uncompiled: bool = False
 
     def __post_init__(self) -> None:
         coarsest = UNIT_ROUNDOFF["bfloat16"]

@@ -179,6 +179,7 @@ def plain_profile() -> Profile:
             "small_convolutions": 0.5,
             "slow_depthwise": True,
             "mask_numbers": 100_000,
+            "one_by_one": 1_000_000,
             "batch_size": 16,
             "dtype": "float32",
             "optimizer": "Adam",

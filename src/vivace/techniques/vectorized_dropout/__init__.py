@@ -31,6 +31,7 @@ class VectorizedDropout(Technique):
         source="https://doi.org/10.1145/272991.272995",
         devices=("cpu",),
         measured_on=("cpu",),
+        uncompiled=True,
     )
 
     def apply(self, build: Build) -> None:
