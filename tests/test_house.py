@@ -179,6 +179,7 @@ WORDS_LIKE_TECHNIQUES = {
         "depthwise_gradients",
         "flush_denormals",
         "fused_optimizer",
+        "fused_recurrent",
         "host_allocator",
         "vectorized_dropout",
         "vectorized_operators",

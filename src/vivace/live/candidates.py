@@ -20,7 +20,8 @@ PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 EACH_COMPILES = "each of its processes would have to compile its model"
 ONE_BY_ONE = {"WhereBackward0", "MaskedFillBackward0", "IndexBackward0", "PreluKernelBackward0"}
 ONE_BY_ONE |= {"MaxPool2DWithIndicesBackward0"}  # what PyTorch computes one by one on a CPU
-OF_CALLS = ("channels_last", "depthwise_gradients", "bf16_autocast", "compile")  # act on the call of a model
+# What acts on the call of a model.
+OF_CALLS = ("channels_last", "depthwise_gradients", "fused_recurrent", "bf16_autocast", "compile")
 
 
 def additions(
@@ -47,6 +48,8 @@ def additions(
         found.append([find("vectorized_dropout")()])
     if on_processor and not ONE_BY_ONE.isdisjoint(differentiated):
         found.append([find("vectorized_operators")()])
+    if on_processor and any(isinstance(one, (nn.GRU, nn.RNN)) for one in root.modules()):
+        found.append([find("fused_recurrent")()])
     both = [*layout, *precision]
     found += [layout, precision, both if layout and precision else []]
     if gradients:  # which in bfloat16 matter most

@@ -64,6 +64,7 @@ def kinds_of(modules: Iterable[nn.Module]) -> dict[str, bool]:
     kinds: dict[str, tuple[type[nn.Module], ...]] = {
         "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
         "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "stepwise_recurrent": (nn.GRU, nn.RNN),
         "dropout": DROPOUTS,
         "batch_norm": (BatchNorm,),
     }

@@ -175,7 +175,9 @@ def plain_profile() -> Profile:
         parameter_bytes=10_000,
         peak_bytes=1_000_000,
         features={
-            **dict.fromkeys(("batch_norm", "convolution_2d", "recurrent", "dropout"), True),
+            **dict.fromkeys(
+                ("batch_norm", "convolution_2d", "recurrent", "stepwise_recurrent", "dropout"), True
+            ),
             "small_convolutions": 0.5,
             "slow_depthwise": True,
             "mask_numbers": 100_000,

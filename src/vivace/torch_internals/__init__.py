@@ -25,6 +25,7 @@ TOPICS = {
     "loaders": "torch",
     "modules": "torch",
     "numbers": "numpy",
+    "recurrent": "torch",
     "sampling": "optuna",
     "tensors": "torch",
 }

@@ -1,0 +1,101 @@
+"""Recurrent layers on a CPU without an operator for each gate of each step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vivace.errors import Refused
+from vivace.job import Batch
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedRecurrent(Technique):
+    """GRU and plain recurrent layers on a CPU: of each step one matrix product and one pass of C code.
+
+    PyTorch runs some ten operators for the gates of each step and twice as many for their gradients, and adds
+    up the gradient of the weights step by step. Here that is one product over all steps. States are float32
+    within a layer. Acts on `nn.GRU` and `nn.RNN` in training, on sequences of equal length; LSTMs have such
+    code in PyTorch's own library, and packed sequences and cells that are called step by step stay as they
+    are. The C code is compiled once for the machine.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.MODEL,
+        numerics=Numerics.ROUNDING,
+        summary="the gates of GRU and RNN layers in one pass a step",
+        source="https://arxiv.org/abs/1604.01946",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+        devices=("cpu",),
+        measured_on=("cpu",),
+    )
+
+    def apply(self, build: Build) -> None:
+        """Compile the C code where this machine has none yet, and let such layers call it."""
+        from torch import nn
+
+        from vivace.mechanisms.c_code import compiled
+        from vivace.mechanisms.graphs import InPlace, put_in_place
+        from vivace.techniques.fused_recurrent.layers import KINDS, SOURCE, in_place_of
+        from vivace.tensors.modules import modules_of, patched
+
+        every = [m for model in build.models for m in modules_of(model, nn.GRU, nn.RNN)]
+        found = [m for m in every if type(m).forward in (nn.GRU.forward, nn.RNN.forward)]
+        build.require(found, "the model has no GRU and no plain RNN of PyTorch's")
+        try:
+            compiled(SOURCE)
+        except OSError as error:
+            raise Refused(f"its C code could not be compiled: {error}") from error
+        build.notes["layers_over_steps"] = calls = [0]
+
+        def told() -> None:
+            calls[0] += 1
+
+        functions = {kind: in_place_of(kind, told) for kind in KINDS}
+        if not build.own_step:
+            build.on_close(put_in_place(found, _over_steps, functions))
+            return
+        forwards = [InPlace(module, _over_steps, (functions,)) for module in found]
+
+        def run(following: Callable[[Any], Any], batch: Batch) -> Any:
+            with patched(found, "forward", forwards):  # not between steps, as in `channels_last`
+                return following(batch)
+
+        build.wrap(Seam.STEP, run)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """How many layers' calls it ran."""
+        calls = seen.notes["layers_over_steps"][0]
+        if not calls:
+            raise Refused("it changed nothing: no GRU or RNN ran in training on sequences of equal length")
+        return f"{calls} calls of recurrent layers in one pass a step"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Where such layers run on a CPU."""
+        return [cls()] if profile.features.get("stepwise_recurrent") else []
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """Gates take little then, and products over all steps less than those of each."""
+        return (0.95, 3.0) if profile.features.get("stepwise_recurrent") else (1.0, 1.0)
+
+
+def _over_steps(
+    _: nn.Module,
+    own: Callable[..., Any],
+    functions: dict[str, Callable[..., Any]],
+    *inputs: Any,
+    **named: Any,
+) -> Any:
+    from vivace.torch_internals.recurrent import in_place
+
+    with in_place(functions):
+        return own(*inputs, **named)

@@ -1,0 +1,150 @@
+/* One step of a recurrent layer, forward and backward, between the matrix products: all gates of a row in one pass.
+
+   States are float; what products read and write is float or bfloat16. The functions e^x and tanh follow S. Moshier,
+   "Methods and Programs for Mathematical Functions" (Cephes), 1989, and round as float does, to two units in the last
+   place. */
+#include <stdint.h>
+#include <string.h>
+
+static inline float wide(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+static inline uint16_t narrow(float number) { /* to the nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    uint16_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return number != number ? 0x7fc0 : rounded;
+}
+
+static inline float exponential(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x; /* leaves NaN */
+    float rounded = x * 1.44269504f + 12582912.0f, n = rounded - 12582912.0f;
+    float rest = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * rest + 1.3981999507e-3f;
+    p = p * rest + 8.3334519073e-3f;
+    p = p * rest + 4.1665795894e-2f;
+    p = p * rest + 1.6666665459e-1f;
+    p = p * rest + 5.0000001201e-1f;
+    p = p * rest * rest + rest + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &rounded, 4);
+    bits = (bits + 127) << 23; /* 2^n */
+    float power;
+    memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+static inline float tangent(float x) {
+    float size = x < 0 ? -x : x, square = x * x, p = -5.70498872745e-3f;
+    p = p * square + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    float small = p * square * x + x, large = 1.0f - 2.0f / (1.0f + exponential(2.0f * size));
+    large = x < 0 ? -large : large;
+    return size < 0.625f || x != x ? small : large;
+}
+
+enum { GRU, TANH, RELU };
+
+/* `given` and `recurrent` are what inputs and state give to each gate; a GRU keeps r, z, n and the state's part of n,
+   others the new state alone. */
+#define CELLS(TYPE, SUFFIX, WIDE, NARROW)                                                                             \
+    static void gru_row##SUFFIX(const TYPE *restrict given, const TYPE *restrict recurrent, float *restrict state,   \
+                                TYPE *restrict out, TYPE *restrict kept, int64_t width) {                             \
+        for (int64_t n = 0; n < width; n++) {                                                                         \
+            float own = WIDE(recurrent[2 * width + n]);                                                               \
+            float reset = sigmoid(WIDE(given[n]) + WIDE(recurrent[n]));                                               \
+            float update = sigmoid(WIDE(given[width + n]) + WIDE(recurrent[width + n]));                              \
+            float fresh = tangent(WIDE(given[2 * width + n]) + reset * own);                                          \
+            state[n] = fresh + update * (state[n] - fresh);                                                           \
+            out[n] = NARROW(state[n]);                                                                                \
+            kept[n] = NARROW(reset), kept[width + n] = NARROW(update);                                                \
+            kept[2 * width + n] = NARROW(fresh), kept[3 * width + n] = NARROW(own);                                   \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void plain_row##SUFFIX(const TYPE *restrict given, const TYPE *restrict recurrent, float *restrict state, \
+                                  TYPE *restrict out, int64_t width, int kind) {                                      \
+        if (kind == TANH)                                                                                             \
+            for (int64_t n = 0; n < width; n++) state[n] = tangent(WIDE(given[n]) + WIDE(recurrent[n]));              \
+        else                                                                                                          \
+            for (int64_t n = 0; n < width; n++) {                                                                     \
+                float sum = WIDE(given[n]) + WIDE(recurrent[n]);                                                      \
+                state[n] = sum < 0 ? 0 : sum;                                                                         \
+            }                                                                                                         \
+        for (int64_t n = 0; n < width; n++) out[n] = NARROW(state[n]);                                                \
+    }                                                                                                                 \
+    static void gru_back##SUFFIX(const TYPE *restrict gradient, float *restrict state, const TYPE *restrict before,  \
+                                 const TYPE *restrict kept, TYPE *restrict given, TYPE *restrict recurrent,           \
+                                 int64_t width) {                                                                     \
+        for (int64_t n = 0; n < width; n++) {                                                                         \
+            float reset = WIDE(kept[n]), update = WIDE(kept[width + n]), fresh = WIDE(kept[2 * width + n]);           \
+            float all = WIDE(gradient[n]) + state[n], own = WIDE(kept[3 * width + n]);                                \
+            float of_fresh = all * (1.0f - update) * (1.0f - fresh * fresh);                                          \
+            float of_update = all * (WIDE(before[n]) - fresh) * update * (1.0f - update);                             \
+            float of_reset = of_fresh * own * reset * (1.0f - reset);                                                 \
+            state[n] = all * update;                                                                                  \
+            given[n] = recurrent[n] = NARROW(of_reset);                                                               \
+            given[width + n] = recurrent[width + n] = NARROW(of_update);                                              \
+            given[2 * width + n] = NARROW(of_fresh), recurrent[2 * width + n] = NARROW(of_fresh * reset);             \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void plain_back##SUFFIX(const TYPE *restrict gradient, float *restrict state, const TYPE *restrict out,   \
+                                   TYPE *restrict given, int64_t width, int kind) {                                   \
+        for (int64_t n = 0; n < width; n++) {                                                                         \
+            float now = WIDE(out[n]), slope = kind == TANH ? 1.0f - now * now : now > 0;                              \
+            given[n] = NARROW((WIDE(gradient[n]) + state[n]) * slope);                                                \
+            state[n] = 0;                                                                                             \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void forward##SUFFIX(const TYPE *given, const TYPE *recurrent, float *state, TYPE *out, TYPE *kept,        \
+                                int64_t rows, int64_t width, int64_t kind, int64_t threads) {                         \
+        int64_t gates = kind == GRU ? 3 : 1;                                                                          \
+        _Pragma("omp parallel for num_threads(threads) schedule(static)")                                             \
+        for (int64_t row = 0; row < rows; row++) {                                                                    \
+            const TYPE *from = given + row * gates * width, *other = recurrent + row * gates * width;                 \
+            if (kind == GRU)                                                                                          \
+                gru_row##SUFFIX(from, other, state + row * width, out + row * width, kept + row * 4 * width, width);  \
+            else plain_row##SUFFIX(from, other, state + row * width, out + row * width, width, kind);                 \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void backward##SUFFIX(const TYPE *gradient, float *state, const TYPE *back, const TYPE *seen,              \
+                                 const TYPE *kept, TYPE *given, TYPE *recurrent, int64_t rows, int64_t width,         \
+                                 int64_t kind, int64_t threads) {                                                     \
+        _Pragma("omp parallel for num_threads(threads) schedule(static)")                                             \
+        for (int64_t row = 0; row < rows; row++) {                                                                    \
+            int64_t at = row * width, gates = 3 * at;                                                                 \
+            for (int64_t n = 0; n < width; n++) state[at + n] += WIDE(back[at + n]);                                  \
+            if (kind == GRU)                                                                                          \
+                gru_back##SUFFIX(gradient + at, state + at, seen + at, kept + 4 * at, given + gates,                  \
+                                 recurrent + gates, width);                                                           \
+            else plain_back##SUFFIX(gradient + at, state + at, seen + at, given + at, width, kind);                   \
+        }                                                                                                             \
+    }
+#define SAME(x) (x)
+CELLS(float, _float, SAME, SAME)
+CELLS(uint16_t, _half, wide, narrow)
+
+/* `out` gets the new state, which `state` becomes. */
+void forward(const void *given, const void *recurrent, float *state, void *out, void *kept, int64_t rows,
+             int64_t width, int64_t kind, int64_t half, int64_t threads) {
+    if (half) forward_half(given, recurrent, state, out, kept, rows, width, kind, threads);
+    else forward_float(given, recurrent, state, out, kept, rows, width, kind, threads);
+}
+
+/* `state` is the gradient of the state behind this step, and becomes what comes to the one before it without a
+   product; `back` is what the product of the step behind it gave. `seen` is the state before a GRU's step, or what
+   another cell gave. */
+void backward(const void *gradient, float *state, const void *back, const void *seen, const void *kept, void *given,
+              void *recurrent, int64_t rows, int64_t width, int64_t kind, int64_t half, int64_t threads) {
+    if (half) backward_half(gradient, state, back, seen, kept, given, recurrent, rows, width, kind, threads);
+    else backward_float(gradient, state, back, seen, kept, given, recurrent, rows, width, kind, threads);
+}
