@@ -120,6 +120,54 @@ def test_settings_may_be_one_number_for_rows_and_columns(names):
         torch.testing.assert_close((old - new).double(), exact.grad, rtol=1e-3, atol=1e-6)
 
 
+class Named(nn.Conv2d):
+    """A convolution of a person's own, which does what torch's does."""
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "subclass", "one's own"])
+def test_computed_weights_and_subclasses_too_unless_they_convolve_otherwise(name):
+    class Own(nn.Conv2d):
+        def _conv_forward(self, input, weight, bias):
+            return super()._conv_forward(input, weight - 1, bias)
+
+    torch.manual_seed(0)
+    kind = {"subclass": Named, "one's own": Own}.get(name, nn.Conv2d)
+    layer = kind(3, 8, 1, stride=2)
+    if name.endswith("norm"):
+        layer = getattr(nn.utils.parametrizations, name)(layer)
+    net, batch = nn.Sequential(layer), images()[..., :31, :31]  # of this size oneDNN writes nothing past it
+    exact = copy.deepcopy(net).double()
+    before = copy.deepcopy(net)
+    loss(exact, batch.double()).backward()
+    seen = trained(Plan([find("channels_last")()]), net, batch)
+    assert [one[2] for one in seen] == ([2] if name == "one's own" else [1])
+    for old, new, truth in zip(before.parameters(), net.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close((old - new).double(), truth.grad, rtol=1e-3, atol=1e-6)
+    for one, other in zip(net.buffers(), exact.buffers(), strict=True):  # of the norm, which moves in a call
+        torch.testing.assert_close(one.double(), other)
+    assert "forward" not in vars(layer)
+
+
+@pytest.mark.parametrize("weight", ["plain", "weight_norm"])
+@pytest.mark.parametrize(
+    ("image", "stride"),
+    [
+        (images(), 2),
+        (torch.randn(2, 3, 32, 1), 2),
+        (images().to(memory_format=torch.channels_last), 1),
+        (torch.randn(2, 192, 32, 32).to(memory_format=torch.channels_last)[:, ::64], 1),
+        (torch.randn(2, 32, 1, 3).permute(0, 3, 1, 2), 1),  # NHWC maps of one pixel's width
+    ],
+    ids=["NCHW", "narrow NCHW", "NHWC", "part of NHWC", "narrow NHWC"],
+)
+def test_they_stay_as_they_are_only_where_the_order_is_surely_the_usual(image, stride, weight):
+    layer = nn.Conv2d(3, 8, 1, stride=2)
+    if weight == "weight_norm":
+        layer = nn.utils.parametrizations.weight_norm(layer)
+    seen = trained(Plan([find("fused_optimizer")()]), nn.Sequential(layer), image)
+    assert [one[2] for one in seen] == [stride]
+
+
 @pytest.mark.slow
 def test_compiled_steps_do_not_end_the_process():
     code = """

@@ -59,13 +59,18 @@ def opened(model, window_pixels=0):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("options", [{}, {"stride": 2}, {"stride": (1, 2)}])
-def test_values_gradients_and_memory_order_are_the_convolutions(bias, order, options):
-    model = nn.Sequential(nn.Conv2d(6, 5, 1, bias=bias, **options), nn.Conv2d(5, 4, 1)).double()
+@pytest.mark.parametrize("window", [1, 3])
+def test_values_gradients_and_memory_order_are_the_convolutions(bias, order, options, window):
+    options = {"bias": bias, "padding": window // 2, **options}
+    model = nn.Sequential(nn.Conv2d(16, 17, window, **options), nn.Conv2d(17, 4, 1)).double()
     plain = copy.deepcopy(model)
-    x = torch.randn(2, 6, 4, 3, dtype=torch.float64).contiguous(memory_format=order)
-    with opened(model):
-        inner = model[0](x)
-        assert inner.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 4, 3, dtype=torch.float64).to(memory_format=order)
+    with opened(model, window_pixels=100):
+        with torch.profiler.profile() as profiler:
+            inner = model[0](x)
+        ran = {row.key for row in profiler.key_averages()}
+        assert ("aten::convolution" in ran) == (window == 1 and order == torch.contiguous_format)
+        assert inner.is_contiguous(memory_format=order)
         torch.testing.assert_close(inner, plain[0](x))
         model(x).square().sum().backward()
         plain(x).square().sum().backward()
@@ -110,6 +115,79 @@ def test_a_gradient_of_gradients_is_the_convolutions():
 
         assert torch.autograd.gradcheck(convolved, (x, weight))
         assert torch.autograd.gradgradcheck(convolved, (x, weight))
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_result_may_be_changed_in_place_or_viewed(window, order):
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(16, 16, window, padding="same", bias=False)
+            self.second = copy.deepcopy(self.first)
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            out = self.second(self.relu(self.first(x)))
+            out += x
+            return out.view(len(x), -1) if order == torch.contiguous_format else out
+
+    model, x = Residual().double(), torch.randn(2, 16, 4, 4, dtype=torch.float64).to(memory_format=order)
+    plain = copy.deepcopy(model)
+    with opened(model, window_pixels=100):
+        found, expected = (one(x) for one in (model, plain))
+        torch.testing.assert_close(found, expected)
+        shape = torch.randn_like(expected)
+        (found * shape).sum().backward()
+        (expected * shape).sum().backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # in make_dual
+@pytest.mark.parametrize("window", [1, 3])
+def test_transforms_of_functions_and_derivatives_forward_are_the_convolutions(window):
+    layer = nn.Conv2d(16, 16, window, padding=window // 2)
+    x = torch.randn(3, 16, 4, 4).to(memory_format=torch.channels_last)
+    weights = {name: one.detach() for name, one in layer.named_parameters()}
+
+    def loss(weights, image):
+        return torch.func.functional_call(layer, weights, (image.unsqueeze(0),)).square().sum()
+
+    def forward():
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            return torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent
+
+    def every():
+        gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+        return [*gradients.values(), forward()]
+
+    expected = every()
+    with opened(nn.Sequential(layer), window_pixels=100):
+        for mine, theirs in zip(every(), expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("window", "later"),
+    [
+        (1, {"padding": (1, 1)}),
+        (1, {"groups": 2}),
+        (3, {"dilation": (2, 2)}),
+        (3, {"groups": 2}),
+        (3, {"padding_mode": "reflect"}),
+    ],
+)
+def test_settings_may_change_later(window, later):
+    layer = nn.Conv2d(16, 16, window, padding=window // 2)
+    x = torch.randn(1, 16, 6, 6).to(memory_format=torch.channels_last)
+    with opened(nn.Sequential(layer), window_pixels=100):
+        if "groups" in later:
+            layer.weight = nn.Parameter(layer.weight[:, :8].detach().clone())
+        for name, value in later.items():
+            setattr(layer, name, value)
+        torch.testing.assert_close(layer(x), nn.Conv2d.forward(layer, x))
 
 
 def test_autocast_rounds_windows_as_it_rounds_convolutions():

@@ -293,6 +293,50 @@ def test_second_derivatives_are_the_convolutions(bias):
             torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # in make_dual
+def test_transforms_of_functions_and_derivatives_forward_are_the_convolutions():
+    layer, x = depthwise_layer(4, 5), torch.randn(3, 4, 8, 8)
+    weights = {name: one.detach() for name, one in layer.named_parameters()}
+
+    def loss(weights, image):
+        return torch.func.functional_call(layer, weights, (image.unsqueeze(0),)).square().sum()
+
+    def forward():
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            return torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent
+
+    def every():
+        gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+        return [*gradients.values(), forward()]
+
+    expected = every()
+    with opened(layer):
+        for mine, theirs in zip(every(), expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_complex_numbers_stay_complex_under_autocast():
+    layer, other = depthwise_layer(4, 5, dtype=torch.complex64), depthwise_layer(4, 5)
+    x = torch.randn(1, 4, 8, 8, dtype=torch.complex64)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x)
+        with opened(nn.Sequential(layer, other)):
+            torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("later", [{"padding_mode": "reflect"}, {"padding": "same", "kernel_size": (4, 4)}])
+def test_settings_may_change_later(later):
+    layer, x = depthwise_layer(4, 5, padding=2), torch.randn(1, 4, 8, 8)
+    with opened(layer):
+        if "kernel_size" in later:
+            layer.weight = nn.Parameter(layer.weight[..., :4, :4].detach().clone())
+        for name, value in later.items():
+            setattr(layer, name, value)
+        torch.testing.assert_close(layer(x), nn.Conv2d.forward(layer, x))
+
+
 # What it says of a step
 
 

@@ -1,3 +1,6 @@
+import os
+import signal
+
 import pytest
 import torch
 
@@ -46,6 +49,22 @@ def test_a_thread_that_was_not_reached_is_a_refusal(two_threads, monkeypatch):
     monkeypatch.setattr(denormals, "_openmp", list)
     with pytest.raises(Refused, match="flush_denormals: not every thread"):
         start(TINY_JOBS["mlp"](), PLAN, inspect())
+    assert halves().all()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_process_forked_after_threads_have_begun_does_not_wait_for_them(two_threads):
+    assert halves().all()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not that of the tests
+        signal.alarm(20)
+        torch.set_num_threads(1)
+        denormals.flush(True)
+        flushed = denormals.are_flushed()
+        denormals.flush(False)
+        os._exit(0 if flushed and not denormals.are_flushed() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert halves().all()
 
 

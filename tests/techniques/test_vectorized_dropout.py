@@ -317,6 +317,31 @@ def test_a_process_forked_while_a_thread_draws_can_draw(told):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_handler_that_draws_while_its_thread_does_gets_numbers_of_its_own(told, monkeypatch):
+    torch.manual_seed(3)
+    expected = [torch.empty(LEAST).bernoulli_(0.5) for _ in range(2)]
+    after, found = torch.get_rng_state(), []
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not that of the tests
+        signal.alarm(60)  # else it would wait for ever
+        signal.signal(signal.SIGUSR1, lambda *_: found.append(torch.empty(LEAST).bernoulli_(0.5)))
+        bytes_of, calls = masks._bytes_of, []
+
+        def interrupted(state):
+            calls.append(state)
+            if len(calls) == 1:
+                signal.raise_signal(signal.SIGUSR1)
+            return bytes_of(state)
+
+        monkeypatch.setattr(masks, "_bytes_of", interrupted)
+        torch.manual_seed(3)
+        found.append(torch.empty(LEAST).bernoulli_(0.5))
+        os._exit(0 if same(found, expected) and torch.equal(torch.get_rng_state(), after) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def attention(x):
     return functional.scaled_dot_product_attention(x, x.flip(-1), x, dropout_p=0.2)
 

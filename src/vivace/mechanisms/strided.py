@@ -48,9 +48,23 @@ def _is_wrong(module: nn.Conv2d) -> bool:
     from torch import nn
 
     from vivace.tensors.modules import both, is_product
+    from vivace.torch_internals.modules import convolves_as
 
-    narrow = module.in_channels < BLOCK and max(both(module.stride)) > 1 and not module.weight.is_complex()
-    return narrow and type(module) is nn.Conv2d and is_product(module)
+    narrow = module.in_channels < BLOCK and max(both(module.stride)) > 1 and is_product(module)
+    # Not by the weight: one that is computed may change what it is computed from.
+    return narrow and convolves_as(module, nn.Conv2d) and not any(p.is_complex() for p in module.parameters())
+
+
+def _is_usual(module: nn.Conv2d, input: torch.Tensor) -> bool:
+    """Is it sure that neither the input nor the weight lies in channels-last order? Strides of one pixel, or
+    one channel, do not tell.
+    """
+    from torch.nn.utils.parametrize import is_parametrized
+
+    # A computed weight lies as what it is computed from.
+    weights = module.parameters() if is_parametrized(module, "weight") else [module.weight]
+    usual = all(weight.stride(-1) == 1 for weight in weights if weight.dim() == 4)
+    return usual and input.is_contiguous() and input.stride(1) > 1
 
 
 def _convolution(
@@ -62,8 +76,7 @@ def _convolution(
 
     if input.dim() != 4 or not torch.is_grad_enabled():
         return own(input)
-    usual = input.stride(1) >= input.shape[-1] and module.weight.stride(-1) == 1
-    if usual and not torch.compiler.is_compiling():  # which chooses the order itself
+    if not torch.compiler.is_compiling() and _is_usual(module, input):  # it chooses the order itself
         return own(input)
     down, across = both(module.stride)
     return torch.nn.functional.conv2d(input[:, :, ::down, ::across], module.weight, module.bias)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
+import os
 import statistics
 from collections import deque
 from pathlib import Path
@@ -26,6 +28,7 @@ LEAST_SHARE = 1e-4  # of the numbers of a backward pass
 LOOKS = 11  # at the time of a sample: so many in the beginning, and the newest ones
 LOOKED_AT = 2**18  # numbers of a tensor among which they are counted, about
 PAUSED_HARD = 2  # omp_pause_hard of OpenMP 5.0, section 3.2.44: the threads end
+_IMPORTED_BY = os.getpid()
 
 
 def are_flushed() -> bool:
@@ -39,6 +42,8 @@ def flush(on: bool) -> None:
     nothing is: ask `are_flushed`.
     """
     torch.set_flush_denormal(on)
+    if torch.get_num_threads() == 1 and _is_forked():
+        return  # it would wait for ever for threads that were left behind
     for path in _openmp():
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(path).omp_pause_resource_all(PAUSED_HARD)  # new threads take the mode over
@@ -54,6 +59,11 @@ def denormals(tensor: torch.Tensor, most: int) -> tuple[int, int]:
         tensor = tensor.narrow(0, 0, max(1, len(tensor) * most // tensor.numel()))
     bits = tensor.detach().view(torch.int32) & 0x7FFFFFFF
     return tensor.numel(), int(((bits > 0) & (bits < 0x00800000)).sum())
+
+
+def _is_forked() -> bool:
+    """May the threads that this one shared its operators with be in another process?"""
+    return os.getpid() != _IMPORTED_BY or multiprocessing.parent_process() is not None
 
 
 def _openmp() -> list[str]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from vivace.torch_internals import attribute, named
@@ -108,6 +109,15 @@ schema_of: Callable[[Operator], torch.FunctionSchema] = attribute(
 )
 """The schema of an operator that reaches a dispatch mode: its name, arguments, returns and what it writes."""
 
+_transforms: Callable[[], bool] = named(
+    "torch._C._are_functorch_transforms_active",
+    lost="operators of one's own do not give way to transforms of torch.func",
+)
+named(
+    "torch.autograd.forward_ad._current_level",
+    lost="operators of one's own do not give way to differentiation forwards",
+)
+
 _graph_task: Callable[[], int] = named(
     "torch._C._current_graph_task_id", lost="forward and backward cannot be told apart"
 )
@@ -205,6 +215,13 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 def storage_ids(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Those of the tensors' storages; a sparse tensor has none."""
     return {storage_id(one.untyped_storage()) for one in tensors if one.layout == torch.strided}
+
+
+def is_transformed() -> bool:
+    """Is a transform of torch.func entered, or differentiation forwards? Gradients that are written out by an
+    autograd.Function know neither.
+    """
+    return _transforms() or forward_ad._current_level >= 0
 
 
 def in_backward() -> bool:

@@ -24,11 +24,11 @@ class ConvGemm(Technique):
     """Ungrouped convolutions call the matrix library instead of the convolution library.
 
     With a 1x1 window a feature map in channels-last order is a matrix of pixels by channels, and nothing is
-    copied but what a stride leaves out; in another order all of it would be, so it goes with channels_last. A
-    larger window's input is first laid out in columns, which pays where the map is small: there oneDNN's
-    gradients of weights in bfloat16 take up to six times as long as its products. With compile, the compiler
-    fuses what follows with the products. What it brings by itself has not been
-    measured on a GPU yet.
+    copied but what a stride leaves out; in another order all of it would be, so there such convolutions stay
+    as they are: it goes with channels_last. A larger window's input is first laid out in columns, which pays
+    where the map is small: there oneDNN's gradients of weights in bfloat16 take up to six times as long as
+    its products. With compile, the compiler fuses what follows with the products, in any order. What it
+    brings by itself has not been measured on a GPU yet.
 
     Args:
         window_pixels: the largest output, in pixels an image, of a convolution with a larger window than 1x1
@@ -104,18 +104,27 @@ class ConvGemm(Technique):
 def _product(
     module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], window_pixels: int, input: torch.Tensor
 ) -> torch.Tensor:
+    import torch
     from torch.nn.functional import linear
 
     from vivace.techniques.conv_gemm.columns import convolution_by_columns, output_size
-    from vivace.tensors.modules import both, padding_of
+    from vivace.tensors.modules import both, is_product, padding_of
+    from vivace.torch_internals.tensors import is_transformed
 
     padding, stride = padding_of(module), both(module.stride)
-    if not module.training or input.dim() != 4 or padding is None:
+    plain = module.groups == 1 and module.padding_mode == "zeros"  # still
+    if not plain or padding is None or not module.training or input.dim() != 4 or is_transformed():
         return own(input)
+    # What the model does next, such as a view, may need a result in the input's order. One pixel is in both.
+    in_order = input.stride(1) == 1 and input.stride(2) >= input.stride(3)
     if module.kernel_size == (1, 1):
+        if not is_product(module) or not (in_order or torch.compiler.is_compiling()):
+            return own(input)
         kept = input if stride == (1, 1) else input[:, :, :: stride[0], :: stride[1]]
         return linear(kept.movedim(1, -1), module.weight.flatten(1), module.bias).movedim(-1, 1)
     high, wide = output_size((input.shape[2], input.shape[3]), module.kernel_size, stride, padding)
-    if high * wide > window_pixels:
+    real = input.is_floating_point() and module.weight.is_floating_point()
+    if not real or both(module.dilation) != (1, 1) or high * wide > window_pixels:
         return own(input)
-    return convolution_by_columns(input, module.weight, module.bias, stride, padding)
+    found = convolution_by_columns(input, module.weight, module.bias, stride, padding)
+    return found if in_order else found.contiguous()

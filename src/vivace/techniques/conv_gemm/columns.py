@@ -45,32 +45,37 @@ def convolution_by_columns(
         dtype = torch.get_autocast_dtype(kind)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
-    found: Tensor = _ByColumns.apply(x, weight, cast("Pair", tuple(stride)), padding)  # type: ignore[no-untyped-call]
+    product: Tensor = _ByColumns.apply(x, weight, cast("Pair", tuple(stride)), padding)  # type: ignore[no-untyped-call]
+    high, wide = output_size((x.shape[2], x.shape[3]), tuple(weight.shape[2:]), stride, padding)
+    # Not in the function: of a view made there nothing may be changed in place.
+    found = product.view(x.shape[0], high, wide, weight.shape[0]).movedim(-1, 1)
     return found if bias is None else found + bias[:, None, None]
 
 
 class _ByColumns(torch.autograd.Function):
+    """The matrix (N * windows, outputs)."""
+
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
         context.save_for_backward(x, weight)
         context.stride, context.padding = stride, padding
         outputs, _, *window = weight.shape
-        high, wide = output_size((x.shape[2], x.shape[3]), tuple(window), stride, padding)
         rows = columns(x.movedim(1, -1), (window[0], window[1]), stride, padding)
-        product = rows @ weight.permute(0, 2, 3, 1).reshape(outputs, -1).t()
-        return product.view(x.shape[0], high, wide, outputs).movedim(-1, 1)
+        return rows @ weight.permute(0, 2, 3, 1).reshape(outputs, -1).t()
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
         x, weight = context.saved_tensors
         outputs, inputs, *sizes = weight.shape
-        window, last = (sizes[0], sizes[1]), gradient.movedim(1, -1)
+        window = (sizes[0], sizes[1])
         of_input = of_weight = None
         if context.needs_input_grad[0]:
-            of_input = _of_input(gradient, x, weight, context.stride, context.padding)
+            high, wide = output_size((x.shape[2], x.shape[3]), window, context.stride, context.padding)
+            image = gradient.reshape(x.shape[0], high, wide, outputs).movedim(-1, 1)
+            of_input = _of_input(image, x, weight, context.stride, context.padding)
         if context.needs_input_grad[1]:
             rows = columns(x.movedim(1, -1), window, context.stride, context.padding)
-            product = last.reshape(-1, outputs).t() @ rows
+            product = gradient.t() @ rows
             of_weight = product.view(outputs, *window, inputs).movedim(-1, 1)
         return of_input, of_weight, None, None
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled
 from vivace.tensors.modules import both, is_slow_depthwise, padding_of
+from vivace.torch_internals.tensors import is_transformed
 
 SOURCE = Path(__file__).with_name("kernels.c")
 NUM_TASKS = 64  # into which a gradient of weights is divided, on however many threads: the sums are the same
@@ -54,8 +55,11 @@ def may_gain(module: nn.Conv2d) -> bool:
 
 def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     """What the module gives for a batch of images, cast as autocast casts; None where nothing would gain."""
-    weight, bias = module.weight, module.bias
+    weight, bias, padding = module.weight, module.bias, padding_of(module)
     if x.device.type != "cpu" or torch.float64 in (x.dtype, weight.dtype):  # autocast leaves float64
+        return None
+    real = x.is_floating_point() and weight.is_floating_point()
+    if not real or padding is None or module.padding_mode != "zeros" or is_transformed():
         return None
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -66,8 +70,7 @@ def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     slow = slow_input(x.dtype, stride, dilation)
     if not same or not (slow or slow_weights(module.kernel_size, dilation)):
         return None
-    where = (stride, padding_of(module) or (0, 0), dilation)
-    return cast("Tensor", _Depthwise.apply(x, weight, bias, *where))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _Depthwise.apply(x, weight, bias, stride, padding, dilation))  # type: ignore[no-untyped-call]
 
 
 class _Depthwise(torch.autograd.Function):

@@ -28,7 +28,8 @@ ONES = {
     torch.float64: 0x3FF0_0000_0000_0000,
 }
 _RANGE = 2.0**53  # of the whole numbers that are compared with a probability
-_drawing, _beginning = threading.Lock(), threading.Lock()
+# A signal's handler may draw while its own thread does.
+_drawing, _beginning = threading.RLock(), threading.Lock()
 _told: list[Callable[[int], object]] = []  # while it is empty, torch draws
 _exchanged: list[bool] = []
 
@@ -36,7 +37,7 @@ _exchanged: list[bool] = []
 def _unlocked() -> None:
     """In a process that was forked while another thread drew, nobody is left who could unlock it."""
     global _drawing, _beginning
-    _drawing, _beginning = threading.Lock(), threading.Lock()
+    _drawing, _beginning = threading.RLock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_unlocked)
@@ -46,8 +47,8 @@ def draw(mask: Tensor, probability: float, generator: torch.Generator) -> None:
     """Fill a dense tensor with ones and zeros, as ``mask.bernoulli_(probability, generator=generator)``.
 
     The mask is of a dtype in `ONES`, the probability from 0 to 1, the generator of the CPU. Several threads
-    may draw from one generator: where another has drawn from it meanwhile, the mask is drawn anew. Raises
-    OSError where the code cannot be compiled.
+    may draw from one generator, and handlers of signals: where another has drawn from it meanwhile, the mask
+    is drawn anew. Raises OSError where the code cannot be compiled.
     """
     kernel = compiled(SOURCE).draw
     with _drawing:
