@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from vivace.torch_internals import named
 
+Argument: TypeAlias = Tensor | list[Tensor] | bool | float
 _LOST = "recurrent layers cannot be run in another way"
 _functions = named("torch._VF", lost=_LOST)
 OVER_STEPS: dict[str, Callable[..., Any]] = {
@@ -33,7 +36,7 @@ def in_place(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 def _chosen(name: str) -> Callable[..., Any]:
     own = OVER_STEPS[name]
 
-    def function(*arguments: Any) -> Any:
+    def function(*arguments: Argument) -> Any:
         return getattr(_acting, "functions", {}).get(name, own)(*arguments)
 
     return function

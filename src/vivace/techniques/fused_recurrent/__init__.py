@@ -13,7 +13,7 @@ from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +90,11 @@ class FusedRecurrent(Technique):
 
 def _over_steps(
     _: nn.Module,
-    own: Callable[..., Any],
+    own: Callable[..., tuple[Tensor, Tensor]],
     functions: dict[str, Callable[..., Any]],
-    *inputs: Any,
-    **named: Any,
-) -> Any:
+    *inputs: Tensor,
+    **named: Tensor,
+) -> tuple[Tensor, Tensor]:
     from vivace.torch_internals.recurrent import in_place
 
     with in_place(functions):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from vivace.mechanisms.c_code import compiled
-from vivace.torch_internals.recurrent import OVER_STEPS
+from vivace.torch_internals.recurrent import OVER_STEPS, Argument
 
 SOURCE = Path(__file__).with_name("cells.c")
 KINDS = {"gru": 0, "rnn_tanh": 1, "rnn_relu": 2}  # as in C
@@ -175,10 +175,10 @@ def in_place_of(kind: str, told: Callable[[], object]) -> Callable[..., Any]:
     """What stands in the place of PyTorch's function for a kind of layers, while a module of it runs."""
     own = OVER_STEPS[kind]
 
-    def function(*arguments: Any) -> Any:
+    def function(*arguments: Argument) -> Any:
         # With the numbers of sequences of each step behind the data it is a packed batch.
         packed = len(arguments) > 1 and not isinstance(arguments[3], bool)
-        found = None if packed else over_steps(kind, told, *arguments)
+        found = None if packed else over_steps(kind, told, *cast("Any", arguments))
         return own(*arguments) if found is None else found
 
     return function

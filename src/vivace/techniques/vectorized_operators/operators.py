@@ -117,7 +117,7 @@ def _fits(size: int, wanted: int) -> bool:
 
 
 def _masked_fill(own: Callable[..., Any]) -> Callable[..., Any]:
-    def masked_fill(self: Tensor, mask: Tensor, value: Any) -> Any:
+    def masked_fill(self: Tensor, mask: Tensor, value: Tensor | float) -> Any:
         suits = _suits("masked_fill", self.numel()) and self.dtype in CHOSEN and mask.dtype == torch.bool
         suits = suits and self.is_contiguous() and not _elsewhere(self, mask)
         suits = suits and _broadcasts(mask, self)
