@@ -148,12 +148,19 @@ class Runner:
         return next(filter(None, self.ranks.gather(fault)), "")
 
     def _course_of_lives(self) -> Course:
-        """What lives bring, as far as time allows; the same on all ranks."""
+        """What lives bring, as far as time allows; the same on all ranks. Raises JobError where a pass over
+        the data holds nothing.
+        """
 
         def agreed(reached: bool) -> bool:
             return all(self.ranks.gather(reached))
 
-        return course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
+        course = course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
+        if any(read.whole and not read.batches for read in course.read):
+            raise JobError(
+                "the Job's data() gave no batch when it was read again: let it make its batches anew"
+            )
+        return course
 
     def _foretold(self) -> dict[str, float]:
         """About how many seconds a plan takes: with its shadows, an exact one without, and more where a
