@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.optim import SGD
 
 import vivace
 from vivace.errors import InputError
@@ -228,3 +229,10 @@ def test_a_metric_that_fails_where_the_original_s_does_not_is_told(original_fail
     if not original_fails:
         assert verdict.reason == "its metric fails on batches on which it does not in the original"
         assert verdict.first == {"quantity": "metric of the same weights", "layer": None, "step": 0}
+
+
+def test_trainings_that_move_no_weight_are_not_judged():
+    still = dataclasses.replace(jobs.mlp(), optimizer=lambda model: SGD(model.parameters(), lr=0.0))
+    verdict = vivace.verify(still, against=still, budget=20)
+    assert verdict.kept is None
+    assert verdict.reason.startswith("the job's own steps left every weight where it was")

@@ -276,7 +276,7 @@ class Original(Side):
         if not begun and ran.same_streams and self._is_identical(ran):
             if self._is_measured(found) and (text := other(found.measured, self.measured, WHOSE)):
                 return document | _fault(text, Quantity.METRIC, None)
-            return document | self._gone_on_with(ran)
+            return document | self._if_moved(self._gone_on_with(ran))
         count = self._num_pairs(ran)
         if count and self.pairs is None:
             return {"ask": "gradients", "count": count, "apart": found.means}
@@ -285,7 +285,7 @@ class Original(Side):
         document["bias"] = {"pairs": ran.num_pairs, "not_tested": self._why_no_bias(ran)}
         begun += self._metric_checks(found, max(roundoff, FINEST_ROUNDOFF))
         self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
-        return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
+        return document | self._if_moved(self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun))
 
     def _is_measured(self, found: Answer) -> bool:
         """Do both have a metric, and does the original's depend on nothing but weights and batches?"""
