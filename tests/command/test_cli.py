@@ -362,6 +362,14 @@ def test_an_empty_plan_is_verified_without_a_step(vivace, plans):
     assert "0 checks" not in told
 
 
+def test_a_plan_that_changes_nothing_is_no_kept_promise(vivace, tmp_path):
+    (tmp_path / "idle.toml").write_text("format = 1\n[techniques.planted_idle]\n")
+    done = vivace("verify", f"{SCENES / 'idle.py'}:job", "--plan", "idle.toml", "--json")
+    assert done.code == 2
+    assert done.sentence == "planted_idle: it changed nothing: every step is as before"
+    assert done.document["error"] == {"kind": "Refused", "message": done.sentence}
+
+
 @pytest.mark.parametrize("verb", ["compress", "export"])
 def test_a_gpu_that_is_here_is_refused_where_none_is_served(verb):
     with pytest.raises(InputError, match=f"{verb} is for the processor, and not for cuda:1"):

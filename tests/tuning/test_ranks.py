@@ -22,10 +22,10 @@ from vivace.reporting.answering import answer
 from vivace.reporting.content import Content
 from vivace.technique import Numerics
 from vivace.technique.registry import find
-from vivace.training.crew import GRACE_SECONDS
+from vivace.training.crew import GRACE_SECONDS, needed_by
 from vivace.tuning.candidates import Candidate, candidates
 from vivace.tuning.objective import ONE
-from vivace.tuning.ranks import needed_by, of_ranks, require_allowed, require_searchable
+from vivace.tuning.ranks import of_ranks, require_allowed, require_searchable
 from vivace.tuning.requests import Confirm, LeaveOut, Measure, Verify
 from vivace.tuning.result import Result, prefixes
 from vivace.tuning.search import Search

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.optim import SGD
 
 import vivace
 from vivace.errors import InputError
@@ -216,3 +217,22 @@ def test_an_edit_that_leaves_out_an_evaluation_is_told(gone):
     verdict = vivace.verify(dataclasses.replace(whole, **{gone: None}), against=whole, budget=20)
     assert verdict.kept is False
     assert verdict.reason.startswith(f"it has no {gone}, and the original has")
+
+
+@pytest.mark.parametrize("original_fails", [False, True])
+def test_a_metric_that_fails_where_the_original_s_does_not_is_told(original_fails):
+    failing, half = (lambda model, batches: 1 / 0), (lambda model, batches: 0.5)
+    whole = dataclasses.replace(jobs.mlp(), metric=failing, validation=jobs.mlp().data)
+    original = whole if original_fails else dataclasses.replace(whole, metric=half)
+    verdict = vivace.verify(whole, against=original, budget=20)
+    assert verdict.kept is original_fails, verdict.reason
+    if not original_fails:
+        assert verdict.reason == "its metric fails on batches on which it does not in the original"
+        assert verdict.first == {"quantity": "metric of the same weights", "layer": None, "step": 0}
+
+
+def test_trainings_that_move_no_weight_are_not_judged():
+    still = dataclasses.replace(jobs.mlp(), optimizer=lambda model: SGD(model.parameters(), lr=0.0))
+    verdict = vivace.verify(still, against=still, budget=20)
+    assert verdict.kept is None
+    assert verdict.reason.startswith("the job's own steps left every weight where it was")

@@ -370,6 +370,13 @@ def test_a_life_goes_through_the_true_last_batches_of_a_stream():
     assert life.unseen(course) == life.Unseen()
 
 
+def test_data_that_come_once_only_are_no_data_of_three_epochs():
+    once = iter([*jobs.mlp().data()] * 20)
+    ruler = Ruler(dataclasses.replace(jobs.mlp(), data=lambda: once), MACHINE)
+    with pytest.raises(vivace.JobError, match="no batch when it was read again: let it make its batches"):
+        ruler.prepare(seconds=2.0)
+
+
 def test_what_the_time_was_too_short_for_is_told():
     loaders = Loaders(dataclasses.replace(job(), data=odd_at_the_end))
     course = life.course_of(loaders, [], 0.0)

@@ -297,3 +297,25 @@ def test_a_plan_that_feeds_another_number_beside_the_tensors_is_broken(planted):
     verdict = ruler.judge(planted(heavier, Stage.DATA, Numerics.EXACT))
     assert verdict["kept"] is False
     assert "feeds other batches" in verdict["reason"]
+
+
+def never_updating(model, optimizer, batch):
+    loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_where_the_job_itself_moves_no_weight_nothing_is_known(own_step, claim):
+    plain = jobs.mlp()
+    own = {"loss": None, "step": never_updating} if own_step else {}
+    rate = 0.1 if own_step else 0.0
+    optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=rate)  # noqa: E731
+    ruler = Ruler(dataclasses.replace(plain, optimizer=optimizer, **own), MACHINE)
+    ruler.prepare(seconds=2.0)
+    for plan in ({"bf16_autocast": {}}, claim(nothing, Numerics.EXACT)):
+        verdict = ruler.judge(plan)
+        assert verdict["kept"] is None
+        assert verdict["reason"].startswith("the job's own steps left every weight where it was")
+    if not own_step:
+        assert ruler.judge(claim(shift_a_weight))["kept"] is False

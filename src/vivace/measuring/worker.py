@@ -376,8 +376,9 @@ class Worker:
 
     def _observed(self, evaluated: bool) -> Observation:
         assert self.session is not None
-        batches = [next(self._stream) for _ in range(2)] + self._largest_batch()
-        seen = observe(self.session, batches)
+        last = self._largest_batch() or [next(self._stream)]
+        # One for each step, as a step may write into its batch.
+        seen = observe(self.session, [next(self._stream) for _ in range(1 + COUNTED_STEPS)] + last)
         counted = len(self._faults) - 1
         if counted > COUNTED_STEPS:  # in some processes most steps take no memory anew, and a few take much
             seen = dataclasses.replace(seen, page_faults=(self._faults[-1] - self._faults[0]) / counted)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import RankLost, TimedOut, VivaceError
+from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, preload
 from vivace.processes.waiting import crowded
 
@@ -45,6 +46,15 @@ def num_ranks() -> int:
 def num_ranks_here() -> int:
     """How many of them share this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE") or num_ranks())
+
+
+def needed_by(num_ranks: int) -> Plan:
+    """What every plan for so many ranks holds, with these or other settings; nothing for one."""
+    if num_ranks == 1:
+        return Plan()
+    from vivace.training.ranks import for_so_many  # imports torch, which one process does without
+
+    return for_so_many(Plan(), num_ranks)
 
 
 class Company:

@@ -31,9 +31,9 @@ from vivace.processes.launch import Source, preload
 from vivace.profiling.together import ENTRY as LAW
 from vivace.profiling.together import TIMEOUT_SECONDS as LAW_TIMEOUT
 from vivace.technique import Numerics, registry
-from vivace.training.crew import ALONE, Company, num_ranks_here
+from vivace.training.crew import ALONE, Company, needed_by, num_ranks_here
 from vivace.tuning.budget import smaller_plans
-from vivace.tuning.ranks import here, joined, needed_by, of_ranks, require_allowed
+from vivace.tuning.ranks import here, joined, of_ranks, require_allowed
 
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 MOST_LATE_ROUNDS = 8  # of a confirmation that was undecided when its time was over

@@ -9,15 +9,7 @@ from vivace.errors import InputError
 from vivace.ledger import Profile
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
-
-
-def needed_by(num_ranks: int) -> Plan:
-    """What every plan for so many ranks holds, with these or other settings; nothing for one."""
-    if num_ranks == 1:
-        return Plan()
-    from vivace.training.ranks import for_so_many  # imports torch, which one process does without
-
-    return for_so_many(Plan(), num_ranks)
+from vivace.training.crew import needed_by
 
 
 def joined(plan: Plan, other: Plan) -> Plan:

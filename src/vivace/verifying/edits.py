@@ -29,7 +29,7 @@ from vivace.verifying.digests import Pass, compared, first_other, in_one_order, 
 from vivace.verifying.displacement import State, Tensors, different_states, identical
 from vivace.verifying.effort import Effort
 from vivace.verifying.evaluation import Evaluation
-from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference
+from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference, known_to
 from vivace.verifying.feeding import LAST_BATCHES, Loaders, Reach, limit_of, unread
 from vivace.verifying.figures import Quantity
 from vivace.verifying.ground import Ran
@@ -276,7 +276,7 @@ class Original(Side):
         if not begun and ran.same_streams and self._is_identical(ran):
             if self._is_measured(found) and (text := other(found.measured, self.measured, WHOSE)):
                 return document | _fault(text, Quantity.METRIC, None)
-            return document | self._gone_on_with(ran)
+            return document | self._if_moved(self._gone_on_with(ran))
         count = self._num_pairs(ran)
         if count and self.pairs is None:
             return {"ask": "gradients", "count": count, "apart": found.means}
@@ -285,7 +285,7 @@ class Original(Side):
         document["bias"] = {"pairs": ran.num_pairs, "not_tested": self._why_no_bias(ran)}
         begun += self._metric_checks(found, max(roundoff, FINEST_ROUNDOFF))
         self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
-        return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
+        return document | self._if_moved(self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun))
 
     def _is_measured(self, found: Answer) -> bool:
         """Do both have a metric, and does the original's depend on nothing but weights and batches?"""
@@ -310,7 +310,7 @@ class Original(Side):
     def _plain_fault(self, found: Answer) -> dict[str, Any]:
         """What is plainly otherwise, and needs no envelope, as a verdict's fields."""
         for mine, theirs, only_shared in (
-            (found.facts, _known_to(found.facts, self.facts | facts_of_job(self.job)), False),
+            (found.facts, known_to(found.facts, self.facts | facts_of_job(self.job)), False),
             (found.modules, self.modules or {}, True),
         ):
             name = first_difference(mine, theirs, only_shared=only_shared)
@@ -339,6 +339,9 @@ class Original(Side):
         if found.resumes_otherwise and not self._resumes_otherwise(self._live(self.session)):
             text = f"gone on from a checkpoint it trains on otherwise, as {WHOSE} does not"
             return _fault(f"{text}: {found.resumes_otherwise}", "resume", None)
+        if self.measured is not None and found.measured is None:
+            text = f"its metric fails on batches on which it does not in {WHOSE}"
+            return _fault(text, Quantity.METRIC, None)
         return unknown(found.kept_otherwise) if found.kept_otherwise else {}
 
     def _has_same_streams(self, found: Answer) -> bool:
@@ -501,14 +504,6 @@ class Edited(Side):
         with noted:
             self._step(self.session, 0)
         return noted.places()
-
-
-def _known_to(mine: Facts, theirs: Facts) -> Facts:
-    """Those of `theirs` of which anything of `mine` speaks: an optimizer of another class may have no
-    `amsgrad` at all. What its updates are shows in the rehearsal and in steps.
-    """
-    known = {name.partition(" of ")[0] for name in mine}
-    return {name: value for name, value in theirs.items() if name.partition(" of ")[0] in known}
 
 
 def facts_of_job(job: Job) -> Facts:

@@ -85,6 +85,14 @@ def first_difference(mine: Facts, theirs: Facts, *, only_shared: bool) -> str:
     return next((name for name in shared if not _same(mine[name], theirs[name])), "")
 
 
+def known_to(mine: Facts, theirs: Facts) -> Facts:
+    """Those of `theirs` of which anything of `mine` speaks: an optimizer of another class may have no
+    `amsgrad` at all. What its updates are shows in the rehearsal and in steps.
+    """
+    known = {name.partition(" of ")[0] for name in mine}
+    return {name: value for name, value in theirs.items() if name.partition(" of ")[0] in known}
+
+
 def _plain(value: object) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 

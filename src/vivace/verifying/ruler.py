@@ -208,7 +208,7 @@ class Ruler(Runner):
             outcome.outputs = (
                 outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
             )
-        found = self._judge(ran, session)
+        found = self._if_moved(self._judge(ran, session))
         if session.promise == Numerics.ROUNDING:
             document["bias"] = {"pairs": ran.num_pairs, "not_tested": self._why_no_bias(ran)}
         reason = "; ".join(filter(None, (found["reason"], *ran.notes)))

@@ -21,6 +21,7 @@ from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, readable, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics
+from vivace.tensors.modules import named_parameters
 from vivace.tensors.randomness import derive, host_state, same_host_state
 from vivace.tensors.trees import batch_size, bytes_of, digest, split, tensors
 from vivace.training.ranks import Ranks, met_under
@@ -31,7 +32,8 @@ from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
 from vivace.verifying.figures import Measure, Quantity
-from vivace.verifying.judgement import LIMIT
+from vivace.verifying.ground import Standing
+from vivace.verifying.judgement import LIMIT, unknown
 from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
 from vivace.verifying.masks import Counted, Handed, Kept, Unlike, fault_of, shared_by_samples
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
@@ -49,6 +51,10 @@ STREAM_SECONDS, STREAM_SHARE = (
 MOST_BATCH_BYTES = 2**28
 MOST_LONG = 512  # steps
 SETTLING_STEPS = 8  # a loss scale halves until it fits, and skips steps meanwhile
+UNMOVED = (
+    "the job's own steps left every weight where it was, so no update could be compared: its learning rate "
+    "may be 0, or its step updates more rarely"
+)
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
 AGAIN_STREAM = 1300  # and of a plan's second ones
@@ -65,6 +71,7 @@ class Runner:
     session: Session
     evaluation: Evaluation
     snapshots: list[Snapshot]
+    standing: Standing
 
     def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "", threads: int = 0) -> None:
         self.job = job
@@ -148,12 +155,19 @@ class Runner:
         return next(filter(None, self.ranks.gather(fault)), "")
 
     def _course_of_lives(self) -> Course:
-        """What lives bring, as far as time allows; the same on all ranks."""
+        """What lives bring, as far as time allows; the same on all ranks. Raises JobError where a pass over
+        the data holds nothing.
+        """
 
         def agreed(reached: bool) -> bool:
             return all(self.ranks.gather(reached))
 
-        return course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
+        course = course_of(Loaders(self.job), self.batches, self.feeding_seconds, agreed)
+        if any(read.whole and not read.batches for read in course.read):
+            raise JobError(
+                "the Job's data() gave no batch when it was read again: let it make its batches anew"
+            )
+        return course
 
     def _foretold(self) -> dict[str, float]:
         """About how many seconds a plan takes: with its shadows, an exact one without, and more where a
@@ -454,6 +468,15 @@ class Runner:
         runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
         curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
         return curve, State.mean([run[1] for run in runs])
+
+    def _if_moved(self, found: dict[str, Any]) -> dict[str, Any]:
+        """A verdict's fields; where it says kept and the job itself moved no weight, nothing is known."""
+        begin, life = self.snapshots[0].state.parameters, self.standing.life
+        ends = [self.standing.end.parameters, *([life.outcome.after.parameters] if life else [])]
+        models = self.session.build.models
+        trained = [name for name, parameter in named_parameters(models) if parameter.requires_grad]
+        moved = any(not torch.equal(end[name], begin[name]) for end in ends for name in trained)
+        return unknown(UNMOVED) if found["kept"] and trained and not moved else found
 
     def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
         return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import ChildFailed, InputError, JobError
+from vivace.errors import ChildFailed, InputError
 from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
@@ -18,6 +18,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source, enough_memory_to, plan_of
 from vivace.technique import UNIT_ROUNDOFF, Numerics
 from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
+from vivace.verifying.acting import evidence_of, of_the_job
 from vivace.verifying.against import judge_edit
 from vivace.verifying.equivalence import judge_by_metric, require_metric
 from vivace.verifying.verdict import Verdict
@@ -47,7 +48,7 @@ def verify(
     on_event: OnEvent | None = None,
 ) -> Verdict:
     """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
-    by metric.
+    by metric. Before that each of its techniques has to prove that it acts.
 
     With `against` in the plan's place: is this job, an edited training, still the same model as that job? It
     may round as coarsely as `precision` says.
@@ -63,8 +64,9 @@ def verify(
     Started by torchrun, all ranks together train under the plan, each with its share of every batch, and are
     held against one process with the whole batch; every rank returns the verdict.
 
-    Raises JobError, PlanError or Refused where the job or the plan cannot run, InputError where the arguments
-    or the two jobs do not fit together, ChildFailed where a process crashes.
+    Raises JobError, PlanError or Refused where the job or the plan cannot run, Refused too where a technique
+    changes nothing, InputError where the arguments or the two jobs do not fit together, ChildFailed where a
+    process crashes.
     """
     require_torch()
     require_job(job)
@@ -138,8 +140,13 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
         threads = company.few_threads(machine.device.kind)
         if threads:
             tell("notice", {"text": CROWDED})
+        acting = evidence_of(plan, company, machine, threads=threads, seconds=seconds)
+        left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begin))
         with Verifier(source, machine, on_event=on_event, company=company, threads=threads) as verifier:
-            verdict = dataclasses.replace(_judged(verifier, plan, seconds), ranks=company.world_size)
+            verdict = _judged(verifier, plan, left)
+        told = [f"{name} acts: {text}" for name, text in acting.items()]
+        details = (*told, *verdict.details)
+        verdict = dataclasses.replace(verdict, details=details, ranks=company.world_size)
     if asked.metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
         return judge_by_metric(
@@ -159,9 +166,9 @@ def _judged(verifier: Verifier, plan: Plan, seconds: float | None) -> Verdict:
     try:
         return verifier.judge(plan, seconds=seconds)
     except ChildFailed as failed:
-        if verifier.prepared or failed.code:
+        if verifier.prepared:
             raise
-        raise JobError(f"the job cannot run as it is, before any plan: {failed}") from None
+        raise of_the_job(failed) from None
 
 
 def _require_plan_of_ranks(plan: Plan, world_size: int, is_edit: bool) -> None:
