@@ -2,8 +2,8 @@
 
     scripts/bench own_kernels [NETWORK ...] [--pairs 3]
 
-Networks with depthwise convolutions under `depthwise_gradients`, and encoders with dropout under
-`vectorized_dropout`, in bfloat16 or in strict fp32, beside the fastest of PyTorch's layouts and precisions.
+Networks of the kinds that each technique with such code is for, in bfloat16 or in strict fp32, beside the
+fastest of PyTorch's layouts and precisions.
 Which that is, is measured first; then both take turns in fresh processes, pair by pair. Ratios are medians
 with their 95 % intervals. Writes a record; the day's other networks stay in it.
 """
@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 
 import _record
-import torchvision
-from jobs import NUM_CLASSES, adamw, sgd
-from peer_jobs import bert, bert_padded, convnext_tiny, image_job, mobilenet_v3_small
+from _own_jobs import (
+    efficientnet_b0,
+    enlarger,
+    graph_network,
+    gru,
+    mnasnet,
+    mobilenet_v2,
+    shufflenet_v2,
+    sound,
+)
+from peer_jobs import bert, bert_padded, convnext_tiny, mobilenet_v3_small
 
 import vivace
 from vivace.ledger import Ratio
@@ -25,29 +34,13 @@ from vivace.measuring.paired import Contestant, across, compare
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 
-__all__ = ["bert", "bert_padded", "convnext_tiny", "mobilenet_v3_small"]  # jobs, beside those below
+__all__ = ["bert", "bert_padded", "convnext_tiny", "efficientnet_b0", "enlarger", "graph_network", "gru"]
+__all__ += ["mnasnet", "mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2", "sound"]  # jobs, by name
 
 CHOOSING_SECONDS, COMPARING_SECONDS = 4.0, 8.0
 LAYOUT, PRECISION = ("channels_last",), ("bf16_autocast",)
 OF_IMAGES = ((), LAYOUT, PRECISION, (*LAYOUT, *PRECISION))
-OF_TEXT = ((), PRECISION)
-
-mobilenet_v2 = image_job(
-    lambda: torchvision.models.mobilenet_v2(num_classes=NUM_CLASSES), sgd(0.02), size=112, batch_size=16
-)
-mnasnet = image_job(
-    lambda: torchvision.models.mnasnet1_0(num_classes=NUM_CLASSES), sgd(0.02), size=112, batch_size=16
-)
-shufflenet_v2 = image_job(
-    lambda: torchvision.models.shufflenet_v2_x1_0(num_classes=NUM_CLASSES), sgd(0.02), size=112, batch_size=32
-)
-efficientnet_b0 = image_job(
-    lambda: torchvision.models.efficientnet_b0(num_classes=NUM_CLASSES),
-    adamw(1e-3),
-    size=112,
-    batch_size=16,
-)
-
+OF_OTHERS = ((), PRECISION)
 DEPTHWISE = (
     "mobilenet_v2",
     "mobilenet_v3_small",
@@ -56,22 +49,28 @@ DEPTHWISE = (
     "shufflenet_v2",
     "convnext_tiny",
 )
-DROPOUT = ("bert", "bert_padded")
+TECHNIQUES = {  # and networks
+    "depthwise_gradients": DEPTHWISE,
+    "vectorized_dropout": ("bert", "bert_padded"),
+    "vectorized_operators": ("graph_network", "sound", "enlarger"),
+    "fused_recurrent": ("gru",),
+}
+NETWORKS = tuple(itertools.chain.from_iterable(TECHNIQUES.values()))
 
 
 def main() -> None:
     """Measure the named networks, or all, and write the record after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join((*DEPTHWISE, *DROPOUT)))
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--pairs", type=int, default=3, help="of processes")
     arguments = parser.parse_args()
     machine = vivace.inspect()
     record = _record.opened("own_kernels", "scripts/bench own_kernels", machine)
     record["conditions"] = {"pairs": arguments.pairs}
     record = _record.of_today(record, ("machine", "versions", "vivace", "conditions")) or record
-    for technique, names in (("depthwise_gradients", DEPTHWISE), ("vectorized_dropout", DROPOUT)):
+    for technique, names in TECHNIQUES.items():
         rows = record.setdefault(technique, {})
-        for name in _record.named_jobs(parser, arguments.networks, (*DEPTHWISE, *DROPOUT)):
+        for name in _record.named_jobs(parser, arguments.networks, NETWORKS):
             if name not in names:
                 continue
             rows[name] = found = measure(name, technique, machine, arguments.pairs)
@@ -84,7 +83,7 @@ def main() -> None:
 def measure(name: str, technique: str, machine: Machine, pairs: int) -> dict:
     """The fastest way without the technique, the fastest with it, and how they compare."""
     source = Source(f"{__file__}:{name}")
-    ways = OF_IMAGES if name in DEPTHWISE else OF_TEXT
+    ways = OF_IMAGES if name in (*DEPTHWISE, "enlarger") else OF_OTHERS
     usual = fastest(source, [plan_of(way) for way in ways], machine)
     with_it = [plan_of((*way, technique)) for way in ways]
     own = fastest(source, with_it, machine)
