@@ -74,8 +74,8 @@ WORDS = {
         "`depthwise_gradients` over the fastest of PyTorch's own layouts and precisions",
         "vectorized_dropout": "Encoders with dropout on a CPU: a step with `vectorized_dropout` over the "
         "faster of fp32 and bfloat16 without",
-        "vectorized_operators": "A graph network, sound with max pooling and images with PReLU on a CPU: a step "
-        "with `vectorized_operators` over the fastest of PyTorch's own layouts and precisions",
+        "vectorized_operators": "A graph network, sound with max pooling and images with PReLU on a CPU: a "
+        "step with `vectorized_operators` over the fastest of PyTorch's own layouts and precisions",
         "fused_recurrent": "A text model of two GRU layers on a CPU: a step with `fused_recurrent` over the "
         "faster of fp32 and bfloat16 without",
         "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",

@@ -1,4 +1,4 @@
-"""Jobs of kinds for which Vivace has C code of its own on processors, beside those that other benchmarks train."""
+"""Jobs of the kinds that Vivace has C code of its own for, beside those that other benchmarks train."""
 
 from __future__ import annotations
 
