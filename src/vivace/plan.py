@@ -143,8 +143,9 @@ class Plan:
         return lines
 
     def adding(self, technique: Technique) -> Plan:
-        """This plan with `technique`, which displaces one of the same name or slot, and where it compiles, what
-        acts on uncompiled code alone; such a technique displaces what compiles.
+        """This plan with `technique`, which displaces one of the same name or slot.
+
+        What compiles and what acts on uncompiled code alone displace each other, too.
         """
         slot, card = technique.slot, technique.card
         kept = [t for t in self.techniques if t.name != technique.name and (slot is None or t.slot != slot)]
