@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from vivace.errors import Refused
@@ -688,6 +690,55 @@ def test_rows_are_added_in_their_order_on_several_threads(threads):
     with acting() as told:
         assert torch.equal(torch.zeros(5, 8).index_put_((rows,), values, accumulate=True), expected)
     assert told == [("index_put", 48_000)]
+
+
+class Seen(TorchDispatchMode):
+    """The operators that run."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.names = [*getattr(self, "names", []), str(function)]
+        return function(*arguments, **(keywords or {}))
+
+
+class Functions(TorchFunctionMode):
+    """The functions that are called."""
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        self.names = [*getattr(self, "names", []), getattr(function, "__name__", str(function))]
+        return function(*arguments, **(keywords or {}))
+
+
+@needs_gcc
+@pytest.mark.parametrize("name", USED)
+def test_who_looks_on_sees_the_same_operators(name):
+    x = torch.randn(8, 8, 32, 32, generator=torch.Generator().manual_seed(0))
+
+    def seen():
+        with Seen() as outer, Seen() as inner, Functions() as functions:
+            called(CALLS[name], x)
+        return outer.names, inner.names, functions.names
+
+    expected = seen()
+    with acting() as told:
+        assert seen() == expected
+    assert told
+
+
+@needs_gcc
+def test_derivatives_forward_and_inference_are_the_same_bits():
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def function(x):
+        return functional.max_pool2d(torch.where(x > 0, x, 0.1), 2).masked_fill(x[..., ::2, ::2] > 1, 0.0)
+
+    def inferred():
+        with torch.inference_mode():
+            found = function(x)
+        assert found.is_inference()
+        return found.clone()
+
+    assert is_same(inferred)
+    assert is_same(lambda: torch.func.jvp(function, (x,), (x * 2,)))
 
 
 AROUND = {
