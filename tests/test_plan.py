@@ -67,6 +67,22 @@ def test_a_technique_of_the_same_slot_is_displaced():
     assert plan.names == ("fp16_autocast",)
 
 
+@pytest.mark.parametrize("name", ["vectorized_dropout", "vectorized_operators"])
+def test_what_acts_on_uncompiled_code_and_what_compiles_displace_each_other(name):
+    others = _plan([registry.find("bf16_autocast")(), registry.find("host_allocator")()])
+    uncompiled, compiled = registry.find(name)(), registry.find("compile")()
+    assert others.adding(uncompiled).adding(compiled) == others.adding(compiled)
+    assert others.adding(compiled).adding(uncompiled) == others.adding(uncompiled)
+    both = _plan([registry.find("vectorized_dropout")(), registry.find("vectorized_operators")()])
+    assert len(both) == 2
+    assert both.adding(compiled).names == ("compile",)
+
+
+def test_a_plan_file_may_have_both():
+    text = "format = 1\n[techniques.vectorized_operators]\n[techniques.compile]\n"
+    assert Plan.loads(text).names == ("vectorized_operators", "compile")
+
+
 def test_two_techniques_of_one_slot_are_refused():
     with pytest.raises(PlanError, match=r"'fp16_autocast' and 'bf16_autocast' exclude each other"):
         Plan.loads("format = 1\n[techniques.bf16_autocast]\n[techniques.fp16_autocast]\n")

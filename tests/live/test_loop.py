@@ -980,9 +980,9 @@ def test_units_for_bfloat16_are_those_of_the_models_device():
         assert any(one.name == "bf16_autocast" for group in groups for one in group) == tried
 
 
-def names_of(root, *processors):
+def names_of(root, *processors, differentiated=()):
     devices = tuple(Device("cpu", name, 1, features) for name, features in processors)
-    groups = candidates.additions(root, Machine(devices, 2, {}, {}))
+    groups = candidates.additions(root, Machine(devices, 2, {}, {}), differentiated=differentiated)
     return [[one.name for one in group] for group in groups]
 
 
@@ -1017,3 +1017,59 @@ def test_depthwise_gradients_are_tried_alone_and_beside_what_is_tried_without_th
 def test_masks_are_drawn_in_blocks_where_a_layer_drops_on_no_processor_of_intels(root, tried):
     assert (["vectorized_dropout"] in names_of(root, ("AMD EPYC", ()))) == tried
     assert ["vectorized_dropout"] not in names_of(root, ("Intel(R) Xeon(R)", ()))
+
+
+@pytest.mark.parametrize("name", sorted(candidates.ONE_BY_ONE))
+def test_operators_are_computed_in_vectors_where_results_come_from_them_on_a_processor(name):
+    root, processor = nn.Linear(2, 2), ("a processor", ())
+    assert ["vectorized_operators"] in names_of(root, processor, differentiated={"AddmmBackward0", name})
+    assert ["vectorized_operators"] not in names_of(root, processor, differentiated={"AddmmBackward0"})
+    assert ["vectorized_operators"] not in names_of(root, processor)
+    elsewhere = nn.Linear(2, 2, device="meta")
+    assert ["vectorized_operators"] not in names_of(elsewhere, processor, differentiated={name})
+
+
+OF_ONE_BY_ONE = {
+    "WhereBackward0": lambda x: torch.where(x > 0, x, 0.0),
+    "MaskedFillBackward0": lambda x: x.masked_fill(x > 0, 0.0),
+    "IndexBackward0": lambda x: x[torch.tensor([0, 1, 0])],
+    "PreluKernelBackward0": lambda x: F.prelu(x, torch.tensor([0.1])),
+    "MaxPool2DWithIndicesBackward0": lambda x: F.max_pool2d(x[None, None], 2).sum() + x,
+}
+
+
+@pytest.mark.parametrize("name", sorted(candidates.ONE_BY_ONE))
+def test_what_results_come_from_is_found_behind_other_operators(name):
+    weight = nn.Parameter(torch.ones(2, 2))
+    outputs = [(OF_ONE_BY_ONE[name](weight * 2) + 1).exp(), torch.ones(2)]
+    found = kept.differentiated_in(outputs)
+    assert found & candidates.ONE_BY_ONE == {name}
+    assert found >= {"ExpBackward0", "MulBackward0"}
+
+
+def test_of_results_without_gradients_nothing_is_found():
+    assert kept.differentiated_in([]) == kept.differentiated_in([torch.ones(2)]) == frozenset()
+
+
+def test_no_more_than_some_of_a_graph_is_looked_at(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_NODES", 50)
+    weight = nn.Parameter(torch.ones(2))
+
+    def behind(number):
+        found = torch.where(weight > 0, weight, 0.0)
+        for _ in range(number):
+            found = found.exp()
+        return kept.differentiated_in([found])
+
+    assert "WhereBackward0" in behind(48)
+    assert behind(60) == {"ExpBackward0"}
+
+
+def test_a_call_that_is_kept_says_what_its_results_come_from():
+    model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    call = KeptCall(model, [optimizer], (torch.ones(3, 2),), {})
+    assert call.differentiated == frozenset()
+    call.returned({"logits": model(torch.ones(3, 2))})
+    call.end()
+    assert call.differentiated >= {"PreluKernelBackward0", "AddmmBackward0"}

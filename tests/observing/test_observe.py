@@ -5,12 +5,14 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import vivace
 from vivace.inspection import inspect
 from vivace.observing.observe import kept_by_graphs, live_bytes, observe
 from vivace.observing.reference import PARTS, profile_reference
+from vivace.operators import LEAST_ONE_BY_ONE as MANY
 from vivace.plan import Plan
 from vivace.session.opening import attach, start
 from vivace.testing import TINY_JOBS
@@ -94,6 +96,55 @@ def test_a_profile_says_how_many_numbers_large_masks_have():
         without = profile_reference(session, job, job.data())
     assert profile.features["mask_numbers"] == 16 * 300 + 16 * 256
     assert without.features["mask_numbers"] == 0
+
+
+class Doing(nn.Module):
+    """A function of its input and of a weight for each of its numbers."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.ones(shape))
+
+    def forward(self, x):
+        return self.function(x * self.weight)
+
+
+def put(x, accumulate):
+    return x.index_put((torch.arange(MANY) % 9,), torch.ones(MANY), accumulate=accumulate)
+
+
+ONE_BY_ONE = {  # how many times the numbers of its input
+    "where": (lambda x: torch.where(x > 2, x, x * 3), 3),  # and of each of two gradients
+    "masked_fill": (lambda x: x.masked_fill(x > 2, 0.0), 2),
+    "masked_fill_": (lambda x: (x * 3).masked_fill_(x > 2, 0.0), 2),
+    "max_pool2d": (lambda x: functional.max_pool2d(x, (1, 2)), 1),
+    "max_pool1d": (lambda x: functional.max_pool1d(x[0], 2), 1),
+    "rows": (lambda x: x.flatten()[torch.arange(MANY)], 1),
+    "few rows": (lambda x: x.flatten()[torch.arange(MANY - 1)], 0),
+    "rows that are added": (lambda x: put(x.flatten(), accumulate=True), 1),
+    "rows that are put": (lambda x: put(x.flatten(), accumulate=False), 0),
+    "prelu": (lambda x: functional.prelu(x, torch.tensor([0.1])), 1),
+    "relu": (functional.relu, 0),
+    "max_pool2d in channels-last order": (
+        lambda x: functional.max_pool2d(x.to(memory_format=torch.channels_last), (1, 2)),
+        0,
+    ),
+}
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_a_profile_says_how_many_numbers_are_computed_one_by_one(name):
+    function, times = ONE_BY_ONE[name]
+    shape = (1, 4, 8, MANY // 32)
+    assert features_of(Doing(function, *shape), torch.ones(shape))["one_by_one"] == times * MANY
+
+
+@on_cpu
+@pytest.mark.parametrize("name", [name for name in ONE_BY_ONE if "rows" not in name])
+def test_of_few_numbers_a_profile_counts_none(name):
+    shape = (1, 4, 8, MANY // 32 - 1)
+    assert features_of(Doing(ONE_BY_ONE[name][0], *shape), torch.ones(shape))["one_by_one"] == 0
 
 
 @on_cpu

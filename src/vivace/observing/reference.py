@@ -141,8 +141,10 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
 def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
     """How many numbers an operator is given that a CPU computes one by one; of few, none."""
     given = [one for one in arguments if isinstance(one, torch.Tensor)]
-    if name not in ONE_BY_ONE or (name.startswith(("index", "_index")) and True not in arguments[3:4]):
+    if name not in ONE_BY_ONE:
         return 0
+    if name.startswith(("index", "_index")):  # of what is added, not of what it is added to
+        given = given[1:] if True in arguments[3:4] else []
     if name.startswith("max_pool") and given[0].is_contiguous(memory_format=torch.channels_last):
         return 0  # in this order it is computed in vectors
     largest = max((one.numel() for one in given), default=0)

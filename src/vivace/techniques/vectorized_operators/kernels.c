@@ -11,12 +11,6 @@ static inline float wide(uint16_t half) {
     return number;
 }
 
-static inline uint16_t upper(float number) {
-    uint32_t bits;
-    memcpy(&bits, &number, 4);
-    return bits >> 16;
-}
-
 static inline uint16_t narrow(float number) { /* to the nearest, ties to even */
     uint32_t bits;
     memcpy(&bits, &number, 4);
@@ -143,7 +137,7 @@ int pool(const char *in, char *out, int64_t *indices, const Pool *p) {
                 pool_row(in + plane * p->height * p->width * (p->half ? 2 : 4), output, p, best, places, line);
                 for (int64_t n = 0; n < p->out_width; n++) indices[to + n] = places[n];
                 if (p->half)
-                    for (int64_t n = 0; n < p->out_width; n++) ((uint16_t *)out)[to + n] = upper(best[n]);
+                    for (int64_t n = 0; n < p->out_width; n++) ((uint16_t *)out)[to + n] = narrow(best[n]);
                 else memcpy((float *)out + to, best, p->out_width * sizeof *best);
             }
         free(best), free(line), free(places);

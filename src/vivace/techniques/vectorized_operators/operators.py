@@ -20,6 +20,7 @@ from vivace.torch_internals.kernels import exchange
 
 SOURCE = Path(__file__).with_name("kernels.c")
 SUMMED = (torch.float32, torch.bfloat16)
+WHOLE = 2**53  # numbers up to it are exact in double precision
 MOST_PIXELS = 2**31  # of a feature map: places in it are counted in 32 bits
 CHOSEN = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 Told = Callable[[str, int], object]
@@ -90,12 +91,13 @@ def _merged(sizes: Sequence[int], steps: Sequence[int]) -> tuple[list[int], list
 def _where(own: Callable[..., Any]) -> Callable[..., Any]:
     def where(condition: Tensor, self: Tensor, other: Tensor) -> Any:
         whole = self if self.dim() else other
-        if not _suits("where", whole.numel()) or condition.dtype != torch.bool or whole.dtype not in CHOSEN:
+        suits = _suits("where", whole.numel()) and condition.dtype == torch.bool and whole.dtype in CHOSEN
+        if not suits or torch.result_type(self, other) != whole.dtype:
             return own(condition, self, other)
         a, b = (one if one.dim() else one.to(whole.dtype) for one in (self, other))
         dense = [one.shape == whole.shape and one.is_contiguous() for one in (a, b) if one.dim()]
-        suits = all(dense) and a.dtype == b.dtype and torch.result_type(self, other) == whole.dtype
-        if not suits or not _broadcasts(condition, whole) or _elsewhere(condition, a, b):
+        suits = all(dense) and a.dtype == b.dtype and _broadcasts(condition, whole)
+        if not suits or not _in_order(condition, whole) or _elsewhere(condition, a, b):
             return own(condition, self, other)
         out = torch.empty_like(whole, memory_format=torch.contiguous_format)
         if not choose(condition, a, b, out):
@@ -116,16 +118,25 @@ def _fits(size: int, wanted: int) -> bool:
     return size in (1, wanted)
 
 
+def _in_order(mask: Tensor, whole: Tensor) -> bool:
+    """Do its axes follow each other in memory as those of `whole`? Else torch's output follows the mask."""
+    spread = mask.expand(whole.shape)
+    axes = [axis for axis in zip(spread.stride(), spread.shape, strict=True) if axis[0]]
+    return axes == sorted(axes, reverse=True)
+
+
 def _masked_fill(own: Callable[..., Any]) -> Callable[..., Any]:
     def masked_fill(self: Tensor, mask: Tensor, value: Tensor | float) -> Any:
         suits = _suits("masked_fill", self.numel()) and self.dtype in CHOSEN and mask.dtype == torch.bool
-        suits = suits and self.is_contiguous() and not _elsewhere(self, mask)
+        suits = suits and self.is_contiguous() and not _elsewhere(self, mask) and not _overlap(self, mask)
         suits = suits and _broadcasts(mask, self)
         if isinstance(value, Tensor):
-            suits = suits and not value.dim() and value.device.type == "cpu" and not value.is_complex()
-        if suits:
-            number = float(value)
-            suits = not math.isfinite(number) or abs(number) <= torch.finfo(self.dtype).max
+            suits = suits and not value.dim() and value.device.type == "cpu"
+        number = value.item() if suits and isinstance(value, Tensor) else value
+        whole = isinstance(number, int) and abs(number) <= WHOLE
+        suits = suits and (whole or isinstance(number, float))
+        if suits and math.isfinite(number):
+            suits = abs(number) <= torch.finfo(self.dtype).max
         if not suits or not choose(mask, torch.tensor(number, dtype=self.dtype, device="cpu"), self, self):
             own(self, mask, value)
         else:
@@ -147,6 +158,7 @@ def _max_pool(own: Callable[..., Any]) -> Callable[..., Any]:
         given = (kernel_size, stride, padding, dilation)
         suits = _suits("max_pool", self.numel()) and self.dtype in SUMMED and self.dim() in (3, 4)
         suits = suits and self.is_contiguous() and not _elsewhere(self)
+        suits = suits and all(1 <= len(one) <= 2 for one in (kernel_size, stride or [1], padding, dilation))
         if not suits or (self.dim() == 4 and self.is_contiguous(memory_format=torch.channels_last)):
             return own(self, *map(list, given), ceil_mode)
         window, steps, around, apart = (
@@ -154,7 +166,8 @@ def _max_pool(own: Callable[..., Any]) -> Callable[..., Any]:
         )
         sizes = (self.shape[-2], self.shape[-1])
         outputs = [_outputs(*one, ceil_mode) for one in zip(sizes, window, steps, around, apart, strict=True)]
-        odd = any(2 * p > k for p, k in zip(around, window, strict=True)) or min(steps + apart) < 1
+        odd = any(not 0 <= 2 * p <= k for p, k in zip(around, window, strict=True))
+        odd = odd or min(window + steps + apart) < 1
         if odd or min(outputs) < 1 or sizes[0] * sizes[1] >= MOST_PIXELS:
             return own(self, *map(list, given), ceil_mode)
         found = self.new_empty((*self.shape[:-2], *outputs))
@@ -200,7 +213,9 @@ def _index_put(own: Callable[..., Any]) -> Callable[..., Any]:
             own(self, indices, values, accumulate, unsafe)
             return self
         fits = values.shape == (*rows.shape, *self.shape[1:]) and self.numel() > 0
-        if not fits or _elsewhere(self, rows, values) or _overlap(self, values):
+        # By several axes torch goes in the order in which they lie in memory.
+        fits = fits and (rows.dim() <= 1 or (rows.is_contiguous() and values.is_contiguous()))
+        if not fits or _elsewhere(self, rows, values) or _overlap(self, values) or _overlap(self, rows):
             own(self, indices, values, accumulate, unsafe)
             return self
         rows, values = rows.contiguous(), values.contiguous()
@@ -232,12 +247,14 @@ def _prelu_backward(own: Callable[..., Any]) -> Callable[..., Any]:
         order = _order(self) if suits else None
         if order is None or _elsewhere(grad_output, self, weight):
             return own(grad_output, self, weight)
+        found = torch.empty_like(self, memory_format=order), torch.empty_like(self, memory_format=order)
+        if 1 in self.shape and not grad_output.stride() == self.stride() == found[0].stride():
+            return own(grad_output, self, weight)  # which then gives such an axis another stride
         grad_output = grad_output.contiguous(memory_format=order)
         pixels = self[0, 0].numel()
         sizes = (len(self), channels, self.numel() // (len(self) * channels))
         if channels > 1 and order != torch.contiguous_format:
             sizes = (len(self) * pixels, channels, 1)
-        found = torch.empty_like(self), torch.empty_like(self)
         half, threads = int(self.dtype == torch.bfloat16), torch.get_num_threads()
         compiled(SOURCE).prelu_backward(
             *map(_place, (grad_output, self, weight, *found)), *map(ctypes.c_int64, (*sizes, half, threads))
