@@ -132,10 +132,10 @@ def _masked_fill(own: Callable[..., Any]) -> Callable[..., Any]:
         suits = suits and _broadcasts(mask, self)
         if isinstance(value, Tensor):
             suits = suits and not value.dim() and value.device.type == "cpu"
-        number = value.item() if suits and isinstance(value, Tensor) else value
+        number: object = value.item() if suits and isinstance(value, Tensor) else value
         whole = isinstance(number, int) and abs(number) <= WHOLE
         suits = suits and (whole or isinstance(number, float))
-        if suits and math.isfinite(number):
+        if suits and isinstance(number, (int, float)) and math.isfinite(number):
             suits = abs(number) <= torch.finfo(self.dtype).max
         if not suits or not choose(mask, torch.tensor(number, dtype=self.dtype, device="cpu"), self, self):
             own(self, mask, value)
