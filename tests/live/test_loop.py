@@ -1007,6 +1007,22 @@ def test_depthwise_gradients_are_tried_alone_and_beside_what_is_tried_without_th
 @pytest.mark.parametrize(
     ("root", "tried"),
     [
+        (nn.GRU(2, 2), True),
+        (nn.Sequential(nn.Linear(2, 2), nn.RNN(2, 2)), True),
+        (nn.LSTM(2, 2), False),
+        (nn.GRUCell(2, 2), False),
+    ],
+)
+def test_gates_in_one_pass_are_tried_where_the_model_on_a_processor_has_such_layers(root, tried):
+    machine = Machine((Device("cuda", "a card", 1), Device("cpu", "a processor", 1)), 2, {}, {})
+    for device, expected in (("cpu", tried), ("meta", False)):
+        groups = candidates.additions(copy.deepcopy(root).to(device), machine)
+        assert (["fused_recurrent"] in [[one.name for one in group] for group in groups]) == expected
+
+
+@pytest.mark.parametrize(
+    ("root", "tried"),
+    [
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), True),
         (nn.LSTM(2, 2, num_layers=2, dropout=0.1), True),
         (nn.MultiheadAttention(2, 1, dropout=0.1), True),

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from vivace.tensors.modules import has_batch_norm, named_buffers, named_modules, named_parameters, padding_of
+from vivace.tensors.modules import (
+    has_batch_norm,
+    kinds_of,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    padding_of,
+)
 
 
 @pytest.mark.parametrize(("count", "before"), [(1, [""]), (2, ["0.", "1."])])
@@ -23,6 +30,23 @@ def test_only_norms_over_all_ranks_do_not_mix_the_samples_of_one():
     norms = [nn.SyncBatchNorm(2), nn.BatchNorm2d(2), nn.LayerNorm(2)]
     assert [has_batch_norm(norm) for norm in norms] == [True, True, False]
     assert [has_batch_norm(norm, over_ranks=True) for norm in norms] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("layer", "kinds"),
+    [
+        (nn.GRU(2, 2), {"recurrent", "stepwise_recurrent"}),
+        (nn.RNN(2, 2), {"recurrent", "stepwise_recurrent"}),
+        (nn.LSTM(2, 2), {"recurrent"}),
+        (nn.GRUCell(2, 2), {"recurrent"}),
+        (nn.Sequential(nn.Conv2d(2, 2, 1), nn.Dropout(0.1)), {"convolution_2d", "dropout"}),
+        (nn.BatchNorm1d(2), {"batch_norm"}),
+    ],
+)
+def test_which_kinds_of_layers_a_model_has(layer, kinds):
+    assert {
+        name for name, there in kinds_of([nn.Linear(2, 2), nn.Sequential(layer)]).items() if there
+    } == kinds
 
 
 def test_a_model_itself_has_a_name_too():

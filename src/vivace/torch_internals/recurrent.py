@@ -18,19 +18,28 @@ OVER_STEPS: dict[str, Callable[..., Any]] = {
     name: named(f"torch._VF.{name}", lost=_LOST) for name in ("gru", "rnn_tanh", "rnn_relu")
 }
 _acting = threading.local()
+_lock, _inside = threading.RLock(), [0]  # a handler of signals may enter too
 
 
 @contextlib.contextmanager
 def in_place(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Inside, on this thread alone, modules of recurrent layers call these functions, by their names."""
-    for name in others:
-        vars(_functions).setdefault(name, _chosen(name))
+    """Inside, on this thread alone, modules of recurrent layers call these functions, by their names.
+
+    Compilers and exporters know PyTorch's own alone, so these stand there again once no thread is inside.
+    """
+    with _lock:
+        _inside[0] += 1
+        vars(_functions).update({name: _chosen(name) for name in OVER_STEPS})
     before = getattr(_acting, "functions", {})
     _acting.functions = others
     try:
         yield
     finally:
         _acting.functions = before
+        with _lock:
+            _inside[0] -= 1
+            for name in () if _inside[0] else OVER_STEPS:
+                vars(_functions).pop(name, None)
 
 
 def _chosen(name: str) -> Callable[..., Any]:

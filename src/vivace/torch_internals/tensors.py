@@ -118,6 +118,12 @@ named(
     lost="operators of one's own do not give way to differentiation forwards",
 )
 
+is_batched: Callable[[torch.Tensor], bool] = named(
+    "torch._C._functorch.is_legacy_batchedtensor",
+    lost="operators of one's own do not give way to gradients that are asked for many at once",
+)
+"""Does a tensor stand for many, as in a backward pass with `is_grads_batched`? It has no memory."""
+
 _graph_task: Callable[[], int] = named(
     "torch._C._current_graph_task_id", lost="forward and backward cannot be told apart"
 )

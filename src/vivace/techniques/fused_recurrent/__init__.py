@@ -39,6 +39,7 @@ class FusedRecurrent(Technique):
 
     def apply(self, build: Build) -> None:
         """Compile the C code where this machine has none yet, and let such layers call it."""
+        import torch
         from torch import nn
 
         from vivace.mechanisms.c_code import compiled
@@ -59,10 +60,11 @@ class FusedRecurrent(Technique):
             calls[0] += 1
 
         functions = {kind: in_place_of(kind, told) for kind in KINDS}
+        uncompiled = torch.compiler.disable(_over_steps)  # type: ignore[no-untyped-call]  # as without it
         if not build.own_step:
-            build.on_close(put_in_place(found, _over_steps, functions))
+            build.on_close(put_in_place(found, uncompiled, functions))
             return
-        forwards = [InPlace(module, _over_steps, (functions,)) for module in found]
+        forwards = [InPlace(module, uncompiled, (functions,)) for module in found]
 
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             with patched(found, "forward", forwards):  # not between steps, as in `channels_last`

@@ -1,7 +1,7 @@
 /* One step of a recurrent layer, forward and backward, between the matrix products: all gates of a row in one pass.
 
    States are float; what products read and write is float or bfloat16. The functions e^x and tanh follow S. Moshier,
-   "Methods and Programs for Mathematical Functions" (Cephes), 1989, and round as float does, to two units in the last
+   "Methods and Programs for Mathematical Functions" (Cephes), 1989, and round as float does, to three units in the last
    place. */
 #include <stdint.h>
 #include <string.h>

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled
 from vivace.torch_internals.recurrent import OVER_STEPS, Argument
+from vivace.torch_internals.tensors import is_batched, is_transformed
 
 SOURCE = Path(__file__).with_name("cells.c")
 KINDS = {"gru": 0, "rnn_tanh": 1, "rnn_relu": 2}  # as in C
@@ -46,7 +47,7 @@ class _Layer(torch.autograd.Function):
         states[-1 if backwards else 0].copy_(first)
         kept = x.new_empty(steps, batch, 4 * width if kind == "gru" else 0)
         before, out = (states[1:], states[:-1]) if backwards else (states[:-1], states[1:])
-        last, recurrent, across = first.float().clone(), x.new_empty(batch, gates), of_state.t()
+        last, recurrent, across = _changeable(first), x.new_empty(batch, gates), of_state.t()
         step = _cell("forward", kind, (batch, width), x.dtype)
         rows = before.unbind(0)
         for at in reversed(range(steps)) if backwards else range(steps):
@@ -60,12 +61,13 @@ class _Layer(torch.autograd.Function):
     def backward(context: Any, of_out: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
         x, first, of_input, of_state, input_bias, state_bias, states, kept = context.saved_tensors
         kind, backwards = context.how
-        if torch.is_grad_enabled():  # these gradients are to be differentiated in turn
+        many = is_batched(of_out) or is_batched(of_last)  # by `is_grads_batched`
+        if many or torch.is_grad_enabled():  # or these gradients are to be differentiated in turn
             inputs = (x, first, of_input, of_state, input_bias, state_bias)
             return (None, None, *_differentiable(context, inputs, (of_out, of_last)))
         steps, batch, width = len(x), x.shape[1], of_state.shape[1]
         before, out = (states[1:], states[:-1]) if backwards else (states[:-1], states[1:])
-        of_out, state = of_out.to(x.dtype).contiguous(), of_last.float().clone()
+        of_out, state = of_out.to(x.dtype).contiguous(), _changeable(of_last)
         of_given = x.new_empty(steps, batch, len(of_state))
         of_recurrent = torch.empty_like(of_given) if kind == "gru" else of_given
         back, seen = torch.zeros_like(states[0]), before if kind == "gru" else out
@@ -93,6 +95,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None 
     if bias is None:
         return torch.mm(x, weight, out=out)
     return torch.addmm(bias, x, weight, out=out)
+
+
+def _changeable(state: Tensor) -> Tensor:
+    """A copy in float32, row after row, however the state lies."""
+    return state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def _at(tensor: Tensor, step: int = 0) -> ctypes.c_void_p:
@@ -147,7 +154,9 @@ def over_steps(
     kinds = {one.dtype for one in tensors}
     suits = train and torch.is_grad_enabled() and x.dim() == 3 and dtype in COMPUTED
     suits = suits and (kinds <= set(COMPUTED) if torch.is_autocast_enabled("cpu") else len(kinds) == 1)
-    suits = suits and all(one.device.type == "cpu" for one in tensors)
+    suits = suits and all(one.device.type == "cpu" for one in tensors) and not is_transformed()
+    if suits:  # a mode may give tensors without memory where none went in
+        suits = all(type(one) in (Tensor, nn.Parameter) for one in (*tensors, x.new_empty(0)))
     if not suits or x.shape[1 if batch_first else 0] < FEWEST_STEPS or not x.numel():
         return None
     inputs = (x.transpose(0, 1) if batch_first else x).to(dtype).contiguous()
@@ -167,7 +176,7 @@ def over_steps(
             inputs = torch.dropout(inputs, dropout, train)
     told()
     result = first.dtype if kind == "gru" else dtype  # as PyTorch gives it under autocast
-    out = inputs.to(result)
+    out = inputs.to(result, copy=not bidirectional)  # a view until here, which nobody could change in place
     return (out.transpose(0, 1) if batch_first else out), torch.stack(lasts).to(result)
 
 
