@@ -29,7 +29,7 @@ from vivace.mechanisms.c_code import compiled
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
-from vivace.techniques.fused_recurrent import layers
+from vivace.techniques.fused_recurrent import Ran, layers
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.contract import plain_profile, this_machine
 from vivace.torch_internals import recurrent
@@ -98,7 +98,7 @@ def opened(model, **beside):
 
 
 def calls(session):
-    return session.build.notes["layers_over_steps"][0]
+    return session.build.notes["layers_over_steps"].calls
 
 
 def results(layer, x, first=None, of_out=None, of_last=None):
@@ -662,11 +662,11 @@ def test_beside_others_it_trains_the_same_model(kind, beside):
 
 
 def test_it_confirms_by_the_calls():
-    seen = Observation({}, {}, 0, 0.0, notes={"layers_over_steps": [3]})
+    seen = Observation({}, {}, 0, 0.0, notes={"layers_over_steps": Ran(3, calls=7)})
     told = FusedRecurrent().confirm(seen, Observation({}, {}, 0, 0.0))
-    assert told == "3 calls of recurrent layers in one pass a step"
+    assert told == "GRU or RNN layers of up to 3 modules in one pass a step"
     with pytest.raises(Refused, match="changed nothing: no GRU or RNN ran in training on sequences of equal"):
-        FusedRecurrent().confirm(Observation({}, {}, 0, 0.0, notes={"layers_over_steps": [0]}), seen)
+        FusedRecurrent().confirm(Observation({}, {}, 0, 0.0, notes={"layers_over_steps": Ran(1)}), seen)
 
 
 def test_it_is_proposed_where_such_layers_run():
@@ -707,3 +707,23 @@ def test_narrower_vectors_give_the_same(architecture, monkeypatch, tmp_path):
         with monkeypatch.context() as patched:
             patched.setattr(layers, "compiled", lambda _: ctypes.CDLL(str(tmp_path / "it.so")))
             assert_near(ours(layer, x), expected, rounding=1e-5)
+
+
+def test_a_process_forked_while_another_thread_is_inside_has_torchs_functions():
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def stay():
+        with recurrent.in_place({}):
+            entered.set()
+            may_leave.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(int("gru" in vars(torch._VF)))
+    may_leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert "gru" not in vars(torch._VF)

@@ -59,7 +59,7 @@ def test_an_exact_technique_that_changes_nothing_is_refused_before_anything_is_c
         vivace.verify(job, Plan([planted("planted_idle", idles)]), **options, on_event=heard.append)
     assert str(refused.value) == NOTHING
     assert refused.value.technique == "planted_idle"
-    assert {event.kind for event in heard} <= {"notice"}
+    assert {event.kind for event in heard} <= {"notice", "phase"}
 
 
 @pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.SEMANTICS], ids=lambda one: one.name)

@@ -203,6 +203,9 @@ class VerifyProgress(_Lines):
         if event.kind == EventKind.NOTICE:
             self._print(payload["text"], "yellow")
             return
+        if event.kind == EventKind.PHASE:
+            self._doing(payload["name"])
+            return
         if event.kind == EventKind.SEED:
             self._told_of_seed(payload)
             return

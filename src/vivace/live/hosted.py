@@ -60,7 +60,7 @@ class Hosted:
         self.of_call = HostedBuild(has, optimizer=None, own_step=True, **objects)
         self.of_update = HostedBuild(frozenset(), optimizer=optimizer, own_step=False, **objects)
         try:
-            if plan.techniques and has:
+            if acts_on_calls(plan) and has:
                 mend_strided(self.of_call)
             for technique in plan.techniques:
                 build = self.of_update if technique.card.stage == Stage.OPTIMIZER else self.of_call

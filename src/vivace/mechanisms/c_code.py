@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vivace.inspection.store import cache_folder
 
+NUMBERS_A_THREAD = 8_192
 FLAGS = ("-x", "c", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -39,6 +40,13 @@ def compiled(source: Path) -> ctypes.CDLL:
     except OSError:  # torn by a crash, or of another C library
         _compile(compiler, source, path)
         return ctypes.CDLL(str(path))
+
+
+def threads_for(numbers: int) -> int:
+    """How many of PyTorch's threads pay for a pass over so many numbers: each takes some time to wake."""
+    import torch
+
+    return max(1, min(torch.get_num_threads(), numbers // NUMBERS_A_THREAD))
 
 
 def _compile(compiler: str, source: Path, path: Path) -> None:

@@ -74,7 +74,8 @@ def _convolution(
 
     from vivace.tensors.modules import both
 
-    if input.dim() != 4 or not torch.is_grad_enabled():
+    # Settings may have changed since it was put there.
+    if not _is_wrong(module) or input.dim() != 4 or not torch.is_grad_enabled():
         return own(input)
     if not torch.compiler.is_compiling() and _is_usual(module, input):  # it chooses the order itself
         return own(input)

@@ -30,6 +30,7 @@ from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import Operator
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
+ONE_BY_ONE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)  # for which there is something faster
 PARTS = ("data", "place", "forward", "backward", "update")
 
 
@@ -144,7 +145,10 @@ def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
     if name not in ONE_BY_ONE:
         return 0
     if name.startswith(("index", "_index")):  # of what is added, not of what it is added to
-        given = given[1:] if True in arguments[3:4] else []
+        indices = [one for one in arguments[1] if one is not None]
+        adds = True in arguments[3:4] and [one.dtype for one in indices] == [torch.int64]
+        given = given[1:] if adds else []
+    given = [one for one in given if one.dtype in ONE_BY_ONE_DTYPES]
     if name.startswith("max_pool") and given[0].is_contiguous(memory_format=torch.channels_last):
         return 0  # in this order it is computed in vectors
     largest = max((one.numel() for one in given), default=0)

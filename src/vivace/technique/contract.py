@@ -20,7 +20,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from vivace.errors import InputError
+from vivace.errors import InputError, Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 
@@ -154,7 +154,7 @@ class Technique:
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Return the evidence that the technique acted, or raise `Refused`: it changed nothing."""
-        raise NotImplementedError
+        raise Refused("it has no confirm(), and so nothing shows that it acts")
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

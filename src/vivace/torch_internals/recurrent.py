@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -21,6 +22,18 @@ _acting = threading.local()
 _lock, _inside = threading.RLock(), [0]  # a handler of signals may enter too
 
 
+def _left() -> None:
+    """In a process that was forked while other threads were inside, none of them is."""
+    global _lock
+    _lock = threading.RLock()
+    _inside[0] = getattr(_acting, "depth", 0)
+    for name in () if _inside[0] else OVER_STEPS:
+        vars(_functions).pop(name, None)
+
+
+os.register_at_fork(after_in_child=_left)
+
+
 @contextlib.contextmanager
 def in_place(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Inside, on this thread alone, modules of recurrent layers call these functions, by their names.
@@ -31,11 +44,11 @@ def in_place(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         _inside[0] += 1
         vars(_functions).update({name: _chosen(name) for name in OVER_STEPS})
     before = getattr(_acting, "functions", {})
-    _acting.functions = others
+    _acting.functions, _acting.depth = others, getattr(_acting, "depth", 0) + 1
     try:
         yield
     finally:
-        _acting.functions = before
+        _acting.functions, _acting.depth = before, _acting.depth - 1
         with _lock:
             _inside[0] -= 1
             for name in () if _inside[0] else OVER_STEPS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.errors import ChildFailed, JobError
+from vivace.errors import ChildFailed, JobError, Refused
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Child
@@ -11,6 +11,7 @@ from vivace.verifying.verifier import TIMEOUT_SECONDS
 
 WORKER = "vivace.measuring.worker:Worker"  # which `tune` asks, too; started by its name, and not imported
 WARM_SECONDS, WARM_SHARE = 0.5, 0.05  # at most, of the seconds given
+WARMER_SECONDS = 2.0  # before a technique that showed nothing is asked again
 
 
 def evidence_of(
@@ -37,12 +38,18 @@ def evidence_of(
     try:
         with company.child(WORKER, arguments, meeting=True) as job:
             begin(job, needed_by(company.world_size))
-            reference = job.ask("observe", TIMEOUT_SECONDS, evaluated=True)
+            reference = job.ask("observe", TIMEOUT_SECONDS)
     except ChildFailed as failed:
         raise of_the_job(failed) from None
     with company.child(WORKER, arguments, meeting=True) as planned:
         begin(planned, plan)
-        confirmed = planned.ask("confirm", TIMEOUT_SECONDS, reference=reference, evaluated=True)
+        try:
+            confirmed = planned.ask("confirm", TIMEOUT_SECONDS, reference=reference)
+        except Refused:  # what is measured, such as memory that is given back, may need longer to show
+            if company.world_size > 1:  # whose processes have ended
+                raise
+            planned.ask("warm", TIMEOUT_SECONDS, seconds=WARMER_SECONDS)
+            confirmed = planned.ask("confirm", TIMEOUT_SECONDS, reference=reference)
     found: dict[str, str] = confirmed["evidence"]
     return found
 

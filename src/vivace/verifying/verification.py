@@ -140,8 +140,10 @@ def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdi
         threads = company.few_threads(machine.device.kind)
         if threads:
             tell("notice", {"text": CROWDED})
+        tell("phase", {"name": "asking each technique whether it acts"})
         acting = evidence_of(plan, company, machine, threads=threads, seconds=seconds)
-        left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begin))
+        tell("phase", {"name": "the reference runs in strict fp32"})
+        left = None if seconds is None else max(LEAST_SECONDS, seconds - (time.monotonic() - begin))
         with Verifier(source, machine, on_event=on_event, company=company, threads=threads) as verifier:
             verdict = _judged(verifier, plan, left)
         told = [f"{name} acts: {text}" for name, text in acting.items()]

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+@dataclasses.dataclass
+class Ran:
+    """How many modules of such layers there are, and how many calls of them were run here."""
+
+    modules: int
+    calls: int = dataclasses.field(default=0, repr=False)  # with the steps of a session: no sign of the plan
+
+
 @dataclasses.dataclass(frozen=True)
 class FusedRecurrent(Technique):
     """GRU and plain recurrent layers on a CPU: of each step one matrix product and one pass of C code.
@@ -54,10 +62,10 @@ class FusedRecurrent(Technique):
             compiled(SOURCE)
         except OSError as error:
             raise Refused(f"its C code could not be compiled: {error}") from error
-        build.notes["layers_over_steps"] = calls = [0]
+        build.notes["layers_over_steps"] = ran = Ran(len(found))
 
         def told() -> None:
-            calls[0] += 1
+            ran.calls += 1
 
         functions = {kind: in_place_of(kind, told) for kind in KINDS}
         uncompiled = torch.compiler.disable(_over_steps)  # type: ignore[no-untyped-call]  # as without it
@@ -73,11 +81,12 @@ class FusedRecurrent(Technique):
         build.wrap(Seam.STEP, run)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """How many layers' calls it ran."""
-        calls = seen.notes["layers_over_steps"][0]
-        if not calls:
+        """Of how many modules it ran such layers."""
+        ran: Ran = seen.notes["layers_over_steps"]
+        if not ran.calls:
             raise Refused("it changed nothing: no GRU or RNN ran in training on sequences of equal length")
-        return f"{calls} calls of recurrent layers in one pass a step"
+        count = "one module" if ran.modules == 1 else f"up to {ran.modules} modules"
+        return f"GRU or RNN layers of {count} in one pass a step"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

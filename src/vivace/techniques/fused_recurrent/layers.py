@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vivace.mechanisms.c_code import compiled
+from vivace.mechanisms.c_code import compiled, threads_for
 from vivace.torch_internals.recurrent import OVER_STEPS, Argument
 from vivace.torch_internals.tensors import is_batched, is_transformed
 
@@ -109,7 +109,7 @@ def _at(tensor: Tensor, step: int = 0) -> ctypes.c_void_p:
 
 def _cell(name: str, kind: str, sizes: Sequence[int], dtype: torch.dtype) -> Callable[..., None]:
     function = getattr(compiled(SOURCE), name)
-    numbers = (*sizes, KINDS[kind], int(dtype == torch.bfloat16), torch.get_num_threads())
+    numbers = (*sizes, KINDS[kind], int(dtype == torch.bfloat16), threads_for(sizes[0] * sizes[1]))
     further = tuple(map(ctypes.c_int64, numbers))
 
     def step(*places: ctypes.c_void_p) -> None:

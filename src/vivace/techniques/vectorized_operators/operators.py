@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivace.mechanisms.c_code import compiled
+from vivace.mechanisms.c_code import compiled, threads_for
 from vivace.operators import LEAST_ONE_BY_ONE
 from vivace.torch_internals.kernels import exchange
 
@@ -63,7 +63,7 @@ def choose(mask: Tensor, a: Tensor, b: Tensor, out: Tensor) -> bool:
     numbers = [ctypes.c_uint64(0 if one.dim() else _bits(one)) for one in (a, b)]
     axes = [(ctypes.c_int64 * len(sizes))(*each) for each in (sizes, steps)]
     counts = [ctypes.c_int64(each) for each in (out.element_size(), len(sizes))]
-    threads = ctypes.c_int64(torch.get_num_threads())
+    threads = ctypes.c_int64(threads_for(out.numel()))
     compiled(SOURCE).choose(_place(out), _place(mask), *whole, *numbers, *counts, *axes, threads)
     return True
 
@@ -174,7 +174,7 @@ def _max_pool(own: Callable[..., Any]) -> Callable[..., Any]:
         indices = torch.empty_like(found, dtype=torch.int64)
         pairs = [(ctypes.c_int64 * 2)(*pair) for pair in (window, steps, around, apart)]
         planes = self.numel() // (sizes[0] * sizes[1])
-        half, threads = int(self.dtype == torch.bfloat16), torch.get_num_threads()
+        half, threads = int(self.dtype == torch.bfloat16), threads_for(self.numel())
         shape = Pool(planes, *sizes, *outputs, *pairs, half, threads)
         failed = compiled(SOURCE).pool(*map(_place, (self, found, indices)), ctypes.byref(shape))
         if failed:
@@ -222,7 +222,7 @@ def _index_put(own: Callable[..., Any]) -> Callable[..., Any]:
         outside = compiled(SOURCE).add_rows(
             *map(_place, (self, rows, values)),
             *map(ctypes.c_int64, (len(self), rows.numel(), self[0].numel())),
-            *map(ctypes.c_int64, (int(self.dtype == torch.bfloat16), torch.get_num_threads())),
+            *map(ctypes.c_int64, (int(self.dtype == torch.bfloat16), threads_for(values.numel()))),
         )
         if outside:  # torch says which
             own(self, indices, values, accumulate, unsafe)
@@ -255,7 +255,7 @@ def _prelu_backward(own: Callable[..., Any]) -> Callable[..., Any]:
         sizes = (len(self), channels, self.numel() // (len(self) * channels))
         if channels > 1 and order != torch.contiguous_format:
             sizes = (len(self) * pixels, channels, 1)
-        half, threads = int(self.dtype == torch.bfloat16), torch.get_num_threads()
+        half, threads = int(self.dtype == torch.bfloat16), threads_for(self.numel())
         compiled(SOURCE).prelu_backward(
             *map(_place, (grad_output, self, weight, *found)), *map(ctypes.c_int64, (*sizes, half, threads))
         )
