@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vivace.job import Batch
-from vivace.technique import Build, Seam
+from vivace.technique import Build
 
 if TYPE_CHECKING:
     import torch
@@ -26,22 +25,12 @@ def mend_strided(build: Build) -> None:
         return
     from torch import nn
 
-    from vivace.mechanisms.graphs import InPlace, put_in_place
-    from vivace.tensors.modules import modules_of, patched
+    from vivace.mechanisms.forwards import act_in_steps
+    from vivace.tensors.modules import modules_of
 
     found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if _is_wrong(m)]
-    if not found:
-        return
-    if not build.own_step:
-        build.on_close(put_in_place(found, _convolution))
-        return
-    forwards = [InPlace(module, _convolution, ()) for module in found]
-
-    def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-        with patched(found, "forward", forwards):  # not between steps: who copies a model finds its own
-            return following(batch)
-
-    build.wrap(Seam.STEP, run)
+    if found:
+        act_in_steps(build, found, _convolution)
 
 
 def _is_wrong(module: nn.Conv2d) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vivace.errors import Refused
-from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +40,9 @@ class DepthwiseGradients(Technique):
         """Compile the kernels where this machine has none yet, and put them behind each such convolution."""
         from torch import nn
 
-        from vivace.mechanisms.graphs import InPlace, put_in_place
+        from vivace.mechanisms.forwards import act_in_steps
         from vivace.techniques.depthwise_gradients.operators import library, may_gain
-        from vivace.tensors.modules import modules_of, patched
+        from vivace.tensors.modules import modules_of
 
         every = [m for model in build.models for m in modules_of(model, nn.Conv2d)]
         found = [m for m in every if may_gain(m)]
@@ -54,16 +53,7 @@ class DepthwiseGradients(Technique):
         except OSError as error:
             raise Refused(f"its kernels could not be compiled: {error}") from error
         build.notes["depthwise_convolutions"] = len(found)
-        if not build.own_step:
-            build.on_close(put_in_place(found, _convolution))
-            return
-        forwards = [InPlace(module, _convolution, ()) for module in found]
-
-        def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-            with patched(found, "forward", forwards):  # not between steps, as in `channels_last`
-                return following(batch)
-
-        build.wrap(Seam.STEP, run)
+        act_in_steps(build, found, _convolution)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """How many gradients the kernels gave in a step."""

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Refused
-from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,9 +50,9 @@ class FusedRecurrent(Technique):
         from torch import nn
 
         from vivace.mechanisms.c_code import compiled
-        from vivace.mechanisms.graphs import InPlace, put_in_place
+        from vivace.mechanisms.forwards import act_in_steps
         from vivace.techniques.fused_recurrent.layers import KINDS, SOURCE, in_place_of
-        from vivace.tensors.modules import modules_of, patched
+        from vivace.tensors.modules import modules_of
 
         every = [m for model in build.models for m in modules_of(model, nn.GRU, nn.RNN)]
         found = [m for m in every if type(m).forward in (nn.GRU.forward, nn.RNN.forward)]
@@ -69,16 +68,7 @@ class FusedRecurrent(Technique):
 
         functions = {kind: in_place_of(kind, told) for kind in KINDS}
         uncompiled = torch.compiler.disable(_over_steps)  # type: ignore[no-untyped-call]  # as without it
-        if not build.own_step:
-            build.on_close(put_in_place(found, uncompiled, functions))
-            return
-        forwards = [InPlace(module, uncompiled, (functions,)) for module in found]
-
-        def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-            with patched(found, "forward", forwards):  # not between steps, as in `channels_last`
-                return following(batch)
-
-        build.wrap(Seam.STEP, run)
+        act_in_steps(build, found, uncompiled, functions)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Of how many modules it ran such layers."""
