@@ -119,6 +119,7 @@ ONE_BY_ONE = {  # how many times the numbers of its input
     "masked_fill_": (lambda x: (x * 3).masked_fill_(x > 2, 0.0), 2),
     "max_pool2d": (lambda x: functional.max_pool2d(x, (1, 2)), 1),
     "max_pool1d": (lambda x: functional.max_pool1d(x[0], 2), 1),
+    "max_pool2d in float16": (lambda x: functional.max_pool2d(x.half(), (1, 2)).float(), 0),
     "rows": (lambda x: x.flatten()[torch.arange(MANY)], 1),
     "few rows": (lambda x: x.flatten()[torch.arange(MANY - 1)], 0),
     "rows that are added": (lambda x: put(x.flatten(), accumulate=True), 1),

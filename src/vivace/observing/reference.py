@@ -149,8 +149,8 @@ def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
         adds = True in arguments[3:4] and [one.dtype for one in indices] == [torch.int64]
         given = given[1:] if adds else []
     given = [one for one in given if one.dtype in ONE_BY_ONE_DTYPES]
-    if name.startswith("max_pool") and given[0].is_contiguous(memory_format=torch.channels_last):
-        return 0  # in this order it is computed in vectors
+    if name.startswith("max_pool"):  # in this order it is computed in vectors
+        given = [one for one in given if not one.is_contiguous(memory_format=torch.channels_last)]
     largest = max((one.numel() for one in given), default=0)
     return largest if largest >= LEAST_ONE_BY_ONE else 0
 

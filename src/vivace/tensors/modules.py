@@ -201,7 +201,7 @@ def is_slow_depthwise(module: nn.Conv2d) -> bool:
     return 1 < module.groups == module.in_channels == module.out_channels and not usual
 
 
-def both(setting: int | tuple[int, ...]) -> tuple[int, int]:
+def both(setting: int | Sequence[int]) -> tuple[int, int]:
     """A convolution's setting by rows and columns: who sets it later may give one number for both."""
     return (setting, setting) if isinstance(setting, int) else (setting[0], setting[-1])
 

@@ -17,6 +17,7 @@ from vivace.torch_internals.tensors import is_batched, is_transformed
 SOURCE = Path(__file__).with_name("cells.c")
 KINDS = {"gru": 0, "rnn_tanh": 1, "rnn_relu": 2}  # as in C
 COMPUTED = (torch.float32, torch.bfloat16)
+COST = 4  # of a unit, in numbers of a plain pass
 FEWEST_STEPS = 4  # of fewer, as where a decoder is called step by step, there is nothing to gain
 
 
@@ -109,7 +110,7 @@ def _at(tensor: Tensor, step: int = 0) -> ctypes.c_void_p:
 
 def _cell(name: str, kind: str, sizes: Sequence[int], dtype: torch.dtype) -> Callable[..., None]:
     function = getattr(compiled(SOURCE), name)
-    numbers = (*sizes, KINDS[kind], int(dtype == torch.bfloat16), threads_for(sizes[0] * sizes[1]))
+    numbers = (*sizes, KINDS[kind], int(dtype == torch.bfloat16), threads_for(COST * sizes[0] * sizes[1]))
     further = tuple(map(ctypes.c_int64, numbers))
 
     def step(*places: ctypes.c_void_p) -> None:

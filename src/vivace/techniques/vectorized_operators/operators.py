@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vivace.mechanisms.c_code import compiled, threads_for
 from vivace.operators import LEAST_ONE_BY_ONE
+from vivace.tensors.modules import both
 from vivace.torch_internals.kernels import exchange
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -91,7 +92,7 @@ def _merged(sizes: Sequence[int], steps: Sequence[int]) -> tuple[list[int], list
 def _where(own: Callable[..., Any]) -> Callable[..., Any]:
     def where(condition: Tensor, self: Tensor, other: Tensor) -> Any:
         whole = self if self.dim() else other
-        suits = _suits("where", whole.numel()) and condition.dtype == torch.bool and whole.dtype in CHOSEN
+        suits = _suits(whole.numel()) and condition.dtype == torch.bool and whole.dtype in CHOSEN
         if not suits or torch.result_type(self, other) != whole.dtype:
             return own(condition, self, other)
         a, b = (one if one.dim() else one.to(whole.dtype) for one in (self, other))
@@ -127,7 +128,7 @@ def _in_order(mask: Tensor, whole: Tensor) -> bool:
 
 def _masked_fill(own: Callable[..., Any]) -> Callable[..., Any]:
     def masked_fill(self: Tensor, mask: Tensor, value: Tensor | float) -> Any:
-        suits = _suits("masked_fill", self.numel()) and self.dtype in CHOSEN and mask.dtype == torch.bool
+        suits = _suits(self.numel()) and self.dtype in CHOSEN and mask.dtype == torch.bool
         suits = suits and self.is_contiguous() and not _elsewhere(self, mask) and not _overlap(self, mask)
         suits = suits and _broadcasts(mask, self)
         if isinstance(value, Tensor):
@@ -156,13 +157,13 @@ def _max_pool(own: Callable[..., Any]) -> Callable[..., Any]:
         ceil_mode: bool = False,
     ) -> Any:
         given = (kernel_size, stride, padding, dilation)
-        suits = _suits("max_pool", self.numel()) and self.dtype in SUMMED and self.dim() in (3, 4)
+        suits = _suits(self.numel()) and self.dtype in SUMMED and self.dim() in (3, 4)
         suits = suits and self.is_contiguous() and not _elsewhere(self)
         suits = suits and all(1 <= len(one) <= 2 for one in (kernel_size, stride or [1], padding, dilation))
         if not suits or (self.dim() == 4 and self.is_contiguous(memory_format=torch.channels_last)):
             return own(self, *map(list, given), ceil_mode)
         window, steps, around, apart = (
-            _pair(one) for one in (kernel_size, stride or kernel_size, padding, dilation)
+            both(one) for one in (kernel_size, stride or kernel_size, padding, dilation)
         )
         sizes = (self.shape[-2], self.shape[-1])
         outputs = [_outputs(*one, ceil_mode) for one in zip(sizes, window, steps, around, apart, strict=True)]
@@ -185,10 +186,6 @@ def _max_pool(own: Callable[..., Any]) -> Callable[..., Any]:
     return max_pool
 
 
-def _pair(setting: Sequence[int]) -> tuple[int, int]:
-    return setting[0], setting[-1]
-
-
 def _outputs(size: int, window: int, step: int, around: int, apart: int, ceil_mode: bool) -> int:
     """How many outputs a row has, as torch counts them: each window begins in the row or before it."""
     if step < 1:
@@ -206,7 +203,7 @@ def _index_put(own: Callable[..., Any]) -> Callable[..., Any]:
         accumulate: bool = False,
         unsafe: bool = False,
     ) -> Any:
-        suits = accumulate and _suits("index_put", values.numel()) and len(indices) == 1
+        suits = accumulate and _suits(values.numel()) and len(indices) == 1
         rows = indices[0] if suits else None
         suits = rows is not None and rows.dtype == torch.int64 and self.dtype == values.dtype in SUMMED
         if rows is None or not suits or not self.dim() or not self.is_contiguous():
@@ -239,10 +236,10 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 def _prelu_backward(own: Callable[..., Any]) -> Callable[..., Any]:
     def prelu_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> Any:
-        suits = _suits("prelu_backward", self.numel()) and self.dtype in SUMMED and self.dim() >= 2
+        suits = _suits(self.numel()) and self.dtype in SUMMED and self.dim() >= 2
         suits = suits and self.dtype == weight.dtype == grad_output.dtype and weight.is_contiguous()
         channels = weight.numel()
-        suits = suits and (channels == 1 or weight.shape[:2] == (1, self.shape[1] if self.dim() > 1 else 0))
+        suits = suits and (channels == 1 or weight.shape[:2] == (1, self.shape[1]))
         suits = suits and channels in (1, self.shape[1]) and grad_output.shape == self.shape
         order = _order(self) if suits else None
         if order is None or _elsewhere(grad_output, self, weight):
@@ -277,7 +274,7 @@ def _place(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
-def _suits(name: str, numbers: int) -> bool:
+def _suits(numbers: int) -> bool:
     return bool(_told) and numbers >= LEAST_ONE_BY_ONE
 
 
