@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations, weight_norm
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from vivace.errors import Refused
 from vivace.job import Job
@@ -234,20 +233,16 @@ def gates(values):
     found, zeros = [], torch.zeros(3 * len(values))
     for kind in ("gru", "rnn_tanh"):
         state, out, kept = (torch.zeros(size * len(values)) for size in (1, 1, 4))
-        step = layers._cell("forward", kind, (1, len(values)), torch.float32)
-        places = values.repeat(3), zeros, state, out, kept
-        step(*map(layers._at, places))
+        step = layers._cell("forward", kind, len(values), torch.float32)
+        places = values.repeat(3), zeros, state, None, out, kept
+        step(1, *map(layers._at, places))
         found.append(kept[: len(values)] if kind == "gru" else state)
         assert torch.equal(out, state)
-    halves = (
-        values.bfloat16(),
-        zeros.bfloat16(),
-        torch.zeros_like(values),
-        torch.zeros_like(values).bfloat16(),
-    )
-    step = layers._cell("forward", "rnn_tanh", (1, len(values)), torch.bfloat16)
-    step(*map(layers._at, (*halves, zeros)))
-    assert torch.equal(halves[3], halves[2].bfloat16())
+    state, out = torch.zeros_like(values), torch.zeros_like(values).bfloat16()
+    step = layers._cell("forward", "rnn_tanh", len(values), torch.bfloat16)
+    halves = values.bfloat16(), zeros.bfloat16()  # which have to live until then
+    step(1, *map(layers._at, (*halves, state, None, out, zeros)))
+    assert torch.equal(out, state.bfloat16())
     return found
 
 
@@ -274,11 +269,12 @@ def test_states_are_handed_on_to_the_nearest_bfloat16_and_ties_to_the_even_one()
     torch.manual_seed(0)
     values, more = torch.randn(2, 10_000).bfloat16()
     more[::2] = values[::2] * 2.0 ** torch.randint(-9, 9, (5_000,))  # sums of which many are ties
-    places = values, more, torch.zeros(10_000), torch.zeros_like(values), values
-    layers._cell("forward", "rnn_relu", (1, 10_000), torch.bfloat16)(*map(layers._at, places))
+    state, out = torch.zeros(10_000), torch.zeros_like(values)
+    step = layers._cell("forward", "rnn_relu", 10_000, torch.bfloat16)
+    step(1, *map(layers._at, (values, more, state, None, out, values)))
     exact = (values.float() + more.float()).relu()
-    assert torch.equal(places[2], exact)
-    assert torch.equal(places[3], exact.bfloat16())
+    assert torch.equal(state, exact)
+    assert torch.equal(out, exact.bfloat16())
 
 
 def test_the_number_of_threads_changes_no_bit_of_the_c_code():
@@ -290,11 +286,12 @@ def test_the_number_of_threads_changes_no_bit_of_the_c_code():
             for dtype in (torch.float32, torch.bfloat16):
                 for kind in layers.KINDS:
                     torch.manual_seed(1)
-                    places = [torch.randn(37, 4 * 50).to(dtype) for _ in range(7)]
-                    places[2] = torch.randn(37, 4 * 50)  # the states
-                    layers._cell("forward", kind, (37, 50), dtype)(*map(layers._at, places[:5]))
-                    places[1], places[2] = torch.randn(37, 4 * 50), torch.randn(37, 4 * 50).to(dtype)
-                    layers._cell("backward", kind, (37, 50), dtype)(*map(layers._at, places))
+                    places = [torch.randn(37, 5 * 50).to(dtype) for _ in range(8)]
+                    places[2], places[3] = torch.randn(2, 37, 50)  # the states
+                    layers._cell("forward", kind, 50, dtype)(37, *map(layers._at, places[:6]))
+                    places[1], places[2] = torch.randn(2, 37, 50)
+                    places[3] = torch.randn(37, 50).to(dtype)
+                    layers._cell("backward", kind, 50, dtype)(37, *map(layers._at, places))
                     again = found.setdefault((dtype, kind), places)
                     assert all(map(torch.equal, places, again))
     finally:
@@ -451,15 +448,9 @@ def test_transforms_of_functions_and_derivatives_forward_are_the_layers():
 # What is left alone
 
 
-def packed(x):
-    return pack_padded_sequence(x, [6, 5, 2])
-
-
 LEFT = {
     "without gradients": (lambda layer: layer, lambda x: x, torch.no_grad),
     "evaluation": (lambda layer: layer.eval(), lambda x: x, None),
-    "packed": (lambda layer: layer, packed, None),
-    "packed of one length": (lambda layer: layer, lambda x: pack_sequence(list(x.unbind(1))), None),
     "three steps": (lambda layer: layer, lambda x: x[:3], None),
     "float64": (lambda layer: layer.double(), lambda x: x.double(), None),
     "no sequences": (lambda layer: layer, lambda x: x[:, :0], None),
@@ -512,16 +503,18 @@ def test_models_without_such_layers_are_refused():
         def forward(self, x):
             return (super().forward(x)[0] + 1,)
 
-    others = nn.ModuleList([nn.LSTM(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4), Own(4, 4)])
-    with pytest.raises(Refused, match="fused_recurrent: the model has no GRU and no plain RNN of PyTorch's"):
+    others = nn.ModuleList([Own(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)])
+    with pytest.raises(
+        Refused, match="fused_recurrent: the model has no GRU, LSTM or plain RNN of PyTorch's"
+    ):
         opened(others)
-    layer = nn.GRU(4, 4)
+    layer, library = nn.GRU(4, 4), nn.LSTM(4, 4)
     x = torch.randn(5, 2, 4)
-    expected = [others[0](x)[0], others[3](x)[0]]
-    with opened(nn.ModuleList([*others, layer])) as session:
+    expected = [others[0](x)[0], library(x)[0]]
+    with opened(nn.ModuleList([*others, layer, library])) as session:
         assert "forward" in vars(layer)
         assert not any("forward" in vars(other) for other in others)
-        assert all(map(torch.equal, [others[0](x)[0], others[3](x)[0]], expected))
+        assert all(map(torch.equal, [others[0](x)[0], library(x)[0]], expected))
         assert calls(session) == 0
     assert "forward" not in vars(layer)
 
@@ -664,8 +657,8 @@ def test_beside_others_it_trains_the_same_model(kind, beside):
 def test_it_confirms_by_the_calls():
     seen = Observation({}, {}, 0, 0.0, notes={"layers_over_steps": Ran(3, calls=7)})
     told = FusedRecurrent().confirm(seen, Observation({}, {}, 0, 0.0))
-    assert told == "GRU or RNN layers of up to 3 modules in one pass a step"
-    with pytest.raises(Refused, match="changed nothing: no GRU or RNN ran in training on sequences of equal"):
+    assert told == "recurrent layers of up to 3 modules in one pass a step"
+    with pytest.raises(Refused, match="changed nothing: no GRU or RNN, and no LSTM of packed"):
         FusedRecurrent().confirm(Observation({}, {}, 0, 0.0, notes={"layers_over_steps": Ran(1)}), seen)
 
 

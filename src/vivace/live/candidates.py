@@ -20,6 +20,7 @@ PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 EACH_COMPILES = "each of its processes would have to compile its model"
 ONE_BY_ONE = {"WhereBackward0", "MaskedFillBackward0", "IndexBackward0", "PreluKernelBackward0"}
 ONE_BY_ONE |= {"MaxPool2DWithIndicesBackward0"}  # what PyTorch computes one by one on a CPU
+LIBRARY_LSTM = "MkldnnRnnLayerBackward0"
 # What acts on the call of a model.
 OF_CALLS = ("channels_last", "depthwise_gradients", "fused_recurrent", "bf16_autocast", "compile")
 
@@ -48,7 +49,7 @@ def additions(
         found.append([find("vectorized_dropout")()])
     if on_processor and not ONE_BY_ONE.isdisjoint(differentiated):
         found.append([find("vectorized_operators")()])
-    if on_processor and any(isinstance(one, (nn.GRU, nn.RNN)) for one in root.modules()):
+    if on_processor and runs_step_by_step(root, differentiated):
         found.append([find("fused_recurrent")()])
     both = [*layout, *precision]
     found += [layout, precision, both if layout and precision else []]
@@ -100,6 +101,13 @@ def drops(root: nn.Module) -> bool:
     shares = [one.p for one in root.modules() if isinstance(one, DROPOUTS)]
     shares += [one.dropout for one in root.modules() if isinstance(one, (nn.MultiheadAttention, nn.RNNBase))]
     return any(share > 0 for share in shares)
+
+
+def runs_step_by_step(root: nn.Module, differentiated: Collection[str]) -> bool:
+    """Has it recurrent layers whose steps PyTorch runs one by one, as those of LSTMs on packed batches?"""
+    lstm = bool(differentiated) and LIBRARY_LSTM not in differentiated
+    kinds = (nn.GRU, nn.RNN, nn.LSTM) if lstm else (nn.GRU, nn.RNN)
+    return any(isinstance(one, kinds) for one in root.modules())
 
 
 def convolves(root: nn.Module) -> bool:

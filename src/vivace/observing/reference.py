@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import psutil
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from vivace.inspection.limits import usable_cores
@@ -25,7 +26,7 @@ from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.denormals import Denormals
 from vivace.tensors.loaders import known_length, notices
-from vivace.tensors.modules import kinds_of
+from vivace.tensors.modules import kinds_of, modules_of
 from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import Operator
 
@@ -117,6 +118,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
         self.slow_depthwise = False
         self.mask_numbers = self.one_by_one = 0
+        self.layers_of_library = False
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
@@ -127,6 +129,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         if function is torch.ops.aten.bernoulli_.float and found.numel() >= LEAST_MASK:
             self.mask_numbers += found.numel()
         self.one_by_one += numbers_one_by_one(name, arguments)
+        self.layers_of_library |= name == "mkldnn_rnn_layer"
         if name == "convolution" and found.dim() == 4:
             weight, stride, dilation, transposed, groups = (arguments[n] for n in (1, 3, 5, 6, 8))
             number = found.numel() * weight[0].numel()
@@ -158,8 +161,8 @@ def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
     convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
-    depthwise and not a plain 3x3; how many numbers large masks have, and what is computed one by one; and the
-    share of denormal numbers.
+    depthwise and not a plain 3x3; whether recurrent layers run step by step; how many numbers large masks
+    have, and what is computed one by one; and the share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -171,7 +174,11 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     with session.seams.observed(**dict.fromkeys(seams, counted)):
         session.step(batch)
     small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
+    layers = [layer for model in session.build.models for layer in modules_of(model, nn.GRU, nn.LSTM, nn.RNN)]
     return {
+        "stepwise_recurrent": not all(
+            kernels.layers_of_library and isinstance(one, nn.LSTM) for one in layers
+        ),
         "distinct_operators": len(kernels.seen),
         "small_convolutions": small,
         "slow_depthwise": kernels.slow_depthwise,

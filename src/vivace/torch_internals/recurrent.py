@@ -12,11 +12,11 @@ from torch import Tensor
 
 from vivace.torch_internals import named
 
-Argument: TypeAlias = Tensor | list[Tensor] | bool | float
+Argument: TypeAlias = Tensor | tuple[Tensor, Tensor] | list[Tensor] | bool | float
 _LOST = "recurrent layers cannot be run in another way"
 _functions = named("torch._VF", lost=_LOST)
 OVER_STEPS: dict[str, Callable[..., Any]] = {
-    name: named(f"torch._VF.{name}", lost=_LOST) for name in ("gru", "rnn_tanh", "rnn_relu")
+    name: named(f"torch._VF.{name}", lost=_LOST) for name in ("gru", "lstm", "rnn_tanh", "rnn_relu")
 }
 _acting = threading.local()
 _lock, _inside = threading.RLock(), [0]  # a handler of signals may enter too

@@ -25,19 +25,19 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class FusedRecurrent(Technique):
-    """GRU and plain recurrent layers on a CPU: of each step one matrix product and one pass of C code.
+    """Recurrent layers on a CPU: of each step one matrix product and one pass of C code.
 
     PyTorch runs some ten operators for the gates of each step and twice as many for their gradients, and adds
     up the gradient of the weights step by step. Here that is one product over all steps. States are float32
-    within a layer. Acts on `nn.GRU` and `nn.RNN` in training, on sequences of equal length; LSTMs have such
-    code in PyTorch's own library, and packed sequences and cells that are called step by step stay as they
-    are. The C code is compiled once for the machine.
+    within a layer. Acts in training on `nn.GRU` and `nn.RNN`, and on `nn.LSTM` where its batch is packed: for
+    one that is not, PyTorch's own library has such code. Cells that are called step by step, and projected
+    states, stay as they are. The C code is compiled once for the machine.
     """
 
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
         numerics=Numerics.ROUNDING,
-        summary="the gates of GRU and RNN layers in one pass a step",
+        summary="the gates of recurrent layers in one pass a step",
         source="https://arxiv.org/abs/1604.01946",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cpu",),
@@ -54,9 +54,10 @@ class FusedRecurrent(Technique):
         from vivace.techniques.fused_recurrent.layers import KINDS, SOURCE, in_place_of
         from vivace.tensors.modules import modules_of
 
-        every = [m for model in build.models for m in modules_of(model, nn.GRU, nn.RNN)]
-        found = [m for m in every if type(m).forward in (nn.GRU.forward, nn.RNN.forward)]
-        build.require(found, "the model has no GRU and no plain RNN of PyTorch's")
+        every = [m for model in build.models for m in modules_of(model, nn.GRU, nn.LSTM, nn.RNN)]
+        own = (nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward)
+        found = [m for m in every if type(m).forward in own]
+        build.require(found, "the model has no GRU, LSTM or plain RNN of PyTorch's")
         try:
             compiled(SOURCE)
         except OSError as error:
@@ -74,9 +75,11 @@ class FusedRecurrent(Technique):
         """Of how many modules it ran such layers."""
         ran: Ran = seen.notes["layers_over_steps"]
         if not ran.calls:
-            raise Refused("it changed nothing: no GRU or RNN ran in training on sequences of equal length")
+            raise Refused(
+                "it changed nothing: no GRU or RNN, and no LSTM of packed sequences, ran in training"
+            )
         count = "one module" if ran.modules == 1 else f"up to {ran.modules} modules"
-        return f"GRU or RNN layers of {count} in one pass a step"
+        return f"recurrent layers of {count} in one pass a step"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -53,10 +53,14 @@ static inline float tangent(float x) {
     return size < 0.625f || x != x ? small : large;
 }
 
-enum { GRU, TANH, RELU };
+enum { GRU, TANH, RELU, LSTM };
+
+static inline int64_t gates_of(int64_t kind) { return kind == GRU ? 3 : kind == LSTM ? 4 : 1; }
+
+static inline int64_t kept_of(int64_t kind) { return kind == GRU ? 4 : kind == LSTM ? 5 : 0; }
 
 /* `given` and `recurrent` are what inputs and state give to each gate; a GRU keeps r, z, n and the state's part of n,
-   others the new state alone. */
+   an LSTM i, f, g, o and the cell's state before, others the new state alone. */
 #define CELLS(TYPE, SUFFIX, WIDE, NARROW)                                                                             \
     static void gru_row##SUFFIX(const TYPE *restrict given, const TYPE *restrict recurrent, float *restrict state,   \
                                 TYPE *restrict out, TYPE *restrict kept, int64_t width) {                             \
@@ -69,6 +73,20 @@ enum { GRU, TANH, RELU };
             out[n] = NARROW(state[n]);                                                                                \
             kept[n] = NARROW(reset), kept[width + n] = NARROW(update);                                                \
             kept[2 * width + n] = NARROW(fresh), kept[3 * width + n] = NARROW(own);                                   \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void lstm_row##SUFFIX(const TYPE *restrict given, const TYPE *restrict recurrent, float *restrict state,   \
+                                 float *restrict cell, TYPE *restrict out, TYPE *restrict kept, int64_t width) {      \
+        for (int64_t n = 0; n < width; n++) {                                                                         \
+            float input = sigmoid(WIDE(given[n]) + WIDE(recurrent[n]));                                               \
+            float forget = sigmoid(WIDE(given[width + n]) + WIDE(recurrent[width + n]));                              \
+            float fresh = tangent(WIDE(given[2 * width + n]) + WIDE(recurrent[2 * width + n]));                       \
+            float output = sigmoid(WIDE(given[3 * width + n]) + WIDE(recurrent[3 * width + n]));                      \
+            kept[n] = NARROW(input), kept[width + n] = NARROW(forget), kept[2 * width + n] = NARROW(fresh);           \
+            kept[3 * width + n] = NARROW(output), kept[4 * width + n] = NARROW(cell[n]);                              \
+            cell[n] = forget * cell[n] + input * fresh;                                                               \
+            state[n] = output * tangent(cell[n]);                                                                     \
+            out[n] = NARROW(state[n]);                                                                                \
         }                                                                                                             \
     }                                                                                                                 \
     static void plain_row##SUFFIX(const TYPE *restrict given, const TYPE *restrict recurrent, float *restrict state, \
@@ -97,6 +115,21 @@ enum { GRU, TANH, RELU };
             given[2 * width + n] = NARROW(of_fresh), recurrent[2 * width + n] = NARROW(of_fresh * reset);             \
         }                                                                                                             \
     }                                                                                                                 \
+    static void lstm_back##SUFFIX(const TYPE *restrict gradient, float *restrict state, float *restrict cell,         \
+                                  const TYPE *restrict kept, TYPE *restrict given, int64_t width) {                   \
+        for (int64_t n = 0; n < width; n++) {                                                                         \
+            float input = WIDE(kept[n]), forget = WIDE(kept[width + n]), fresh = WIDE(kept[2 * width + n]);           \
+            float output = WIDE(kept[3 * width + n]), before = WIDE(kept[4 * width + n]);                             \
+            float now = tangent(forget * before + input * fresh), all = WIDE(gradient[n]) + state[n];                 \
+            float of_cell = cell[n] + all * output * (1.0f - now * now);                                              \
+            given[n] = NARROW(of_cell * fresh * input * (1.0f - input));                                              \
+            given[width + n] = NARROW(of_cell * before * forget * (1.0f - forget));                                   \
+            given[2 * width + n] = NARROW(of_cell * input * (1.0f - fresh * fresh));                                  \
+            given[3 * width + n] = NARROW(all * now * output * (1.0f - output));                                      \
+            cell[n] = of_cell * forget;                                                                               \
+            state[n] = 0;                                                                                             \
+        }                                                                                                             \
+    }                                                                                                                 \
     static void plain_back##SUFFIX(const TYPE *restrict gradient, float *restrict state, const TYPE *restrict out,   \
                                    TYPE *restrict given, int64_t width, int kind) {                                   \
         for (int64_t n = 0; n < width; n++) {                                                                         \
@@ -105,46 +138,49 @@ enum { GRU, TANH, RELU };
             state[n] = 0;                                                                                             \
         }                                                                                                             \
     }                                                                                                                 \
-    static void forward##SUFFIX(const TYPE *given, const TYPE *recurrent, float *state, TYPE *out, TYPE *kept,        \
-                                int64_t rows, int64_t width, int64_t kind, int64_t threads) {                         \
-        int64_t gates = kind == GRU ? 3 : 1;                                                                          \
+    static void forward##SUFFIX(const TYPE *given, const TYPE *recurrent, float *state, float *cell, TYPE *out,       \
+                                TYPE *kept, int64_t rows, int64_t width, int64_t kind, int64_t threads) {             \
         _Pragma("omp parallel for num_threads(threads) schedule(static)")                                             \
         for (int64_t row = 0; row < rows; row++) {                                                                    \
-            const TYPE *from = given + row * gates * width, *other = recurrent + row * gates * width;                 \
-            if (kind == GRU)                                                                                          \
-                gru_row##SUFFIX(from, other, state + row * width, out + row * width, kept + row * 4 * width, width);  \
-            else plain_row##SUFFIX(from, other, state + row * width, out + row * width, width, kind);                 \
+            int64_t at = row * width;                                                                                 \
+            const TYPE *from = given + at * gates_of(kind), *other = recurrent + at * gates_of(kind);                 \
+            TYPE *keep = kept + at * kept_of(kind);                                                                   \
+            if (kind == GRU) gru_row##SUFFIX(from, other, state + at, out + at, keep, width);                         \
+            else if (kind == LSTM) lstm_row##SUFFIX(from, other, state + at, cell + at, out + at, keep, width);       \
+            else plain_row##SUFFIX(from, other, state + at, out + at, width, kind);                                   \
         }                                                                                                             \
     }                                                                                                                 \
-    static void backward##SUFFIX(const TYPE *gradient, float *state, const TYPE *back, const TYPE *seen,              \
+    static void backward##SUFFIX(const TYPE *gradient, float *state, float *cell, const TYPE *back, const TYPE *seen, \
                                  const TYPE *kept, TYPE *given, TYPE *recurrent, int64_t rows, int64_t width,         \
                                  int64_t kind, int64_t threads) {                                                     \
         _Pragma("omp parallel for num_threads(threads) schedule(static)")                                             \
         for (int64_t row = 0; row < rows; row++) {                                                                    \
-            int64_t at = row * width, gates = 3 * at;                                                                 \
+            int64_t at = row * width, gates = at * gates_of(kind);                                                    \
+            const TYPE *keep = kept + at * kept_of(kind), *own = seen + at, *of_out = gradient + at;                  \
+            TYPE *to = given + gates;                                                                                 \
             for (int64_t n = 0; n < width; n++) state[at + n] += WIDE(back[at + n]);                                  \
-            if (kind == GRU)                                                                                          \
-                gru_back##SUFFIX(gradient + at, state + at, seen + at, kept + 4 * at, given + gates,                  \
-                                 recurrent + gates, width);                                                           \
-            else plain_back##SUFFIX(gradient + at, state + at, seen + at, given + at, width, kind);                   \
+            if (kind == GRU) gru_back##SUFFIX(of_out, state + at, own, keep, to, recurrent + gates, width);           \
+            else if (kind == LSTM) lstm_back##SUFFIX(of_out, state + at, cell + at, keep, to, width);                 \
+            else plain_back##SUFFIX(of_out, state + at, own, to, width, kind);                                        \
         }                                                                                                             \
     }
 #define SAME(x) (x)
 CELLS(float, _float, SAME, SAME)
 CELLS(uint16_t, _half, wide, narrow)
 
-/* `out` gets the new state, which `state` becomes. */
-void forward(const void *given, const void *recurrent, float *state, void *out, void *kept, int64_t rows,
+/* `out` gets the new state, which `state` becomes; `cell` is an LSTM's, and of others nothing. */
+void forward(const void *given, const void *recurrent, float *state, float *cell, void *out, void *kept, int64_t rows,
              int64_t width, int64_t kind, int64_t half, int64_t threads) {
-    if (half) forward_half(given, recurrent, state, out, kept, rows, width, kind, threads);
-    else forward_float(given, recurrent, state, out, kept, rows, width, kind, threads);
+    if (half) forward_half(given, recurrent, state, cell, out, kept, rows, width, kind, threads);
+    else forward_float(given, recurrent, state, cell, out, kept, rows, width, kind, threads);
 }
 
 /* `state` is the gradient of the state behind this step, and becomes what comes to the one before it without a
-   product; `back` is what the product of the step behind it gave. `seen` is the state before a GRU's step, or what
-   another cell gave. */
-void backward(const void *gradient, float *state, const void *back, const void *seen, const void *kept, void *given,
-              void *recurrent, int64_t rows, int64_t width, int64_t kind, int64_t half, int64_t threads) {
-    if (half) backward_half(gradient, state, back, seen, kept, given, recurrent, rows, width, kind, threads);
-    else backward_float(gradient, state, back, seen, kept, given, recurrent, rows, width, kind, threads);
+   product, as `cell` does; `back` is what the product of the step behind it gave. `seen` is the state before a GRU's
+   step, or what another cell gave. */
+void backward(const void *gradient, float *state, float *cell, const void *back, const void *seen, const void *kept,
+              void *given, void *recurrent, int64_t rows, int64_t width, int64_t kind, int64_t half,
+              int64_t threads) {
+    if (half) backward_half(gradient, state, cell, back, seen, kept, given, recurrent, rows, width, kind, threads);
+    else backward_float(gradient, state, cell, back, seen, kept, given, recurrent, rows, width, kind, threads);
 }
