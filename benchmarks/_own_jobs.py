@@ -8,6 +8,7 @@ from jobs import NUM_CHARACTERS, NUM_CLASSES, adam, adamw, images, loader, next_
 from peer_jobs import image_job
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import TensorDataset
 
 import vivace
@@ -43,6 +44,21 @@ class CharacterGRU(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of each position's next character."""
         return self.head(self.gru(self.embedding(tokens))[0])
+
+
+class Tagger(nn.Module):
+    """A class of each character by LSTMs in both directions (Huang et al., 2015, arXiv:1508.01991)."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(NUM_CHARACTERS, width)
+        self.lstm = nn.LSTM(width, width, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * width, 2)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits (characters of all texts, 2)."""
+        given = pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.lstm(given)[0].data)
 
 
 class GraphNetwork(nn.Module):
@@ -121,6 +137,22 @@ def graph() -> list[tuple[Tensor, ...]]:
     return [(torch.randn(NUM_NODES, WIDTH, generator=draw), sources, targets, classes)] * 8
 
 
+def texts(num_texts: int, longest: int) -> TensorDataset:
+    """Texts of different lengths, each the beginning of one of `longest` characters; and how long."""
+    draw = torch.Generator().manual_seed(0)
+    tokens, _ = text(num_texts, longest).tensors
+    return TensorDataset(tokens, torch.randint(8, longest + 1, (num_texts,), generator=draw))
+
+
+def tagged_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Is a character a letter? The mean over the characters of all texts."""
+    tokens, lengths = batch
+    letters = pack_padded_sequence(
+        (tokens >= ord("A")).long(), lengths, batch_first=True, enforce_sorted=False
+    )
+    return functional.cross_entropy(model(tokens, lengths), letters.data)
+
+
 def waves(num_waves: int, length: int) -> TensorDataset:
     """Tones in noise, and the class of each by its pitch."""
     draw = torch.Generator().manual_seed(0)
@@ -140,6 +172,13 @@ gru = vivace.Job(
     model=CharacterGRU,
     data=lambda: loader(text(2048, length=64), batch_size=32),
     loss=next_token_loss,
+    optimizer=adam(2e-3),
+    epochs=5,
+)
+tagger = vivace.Job(
+    model=Tagger,
+    data=lambda: loader(texts(2048, longest=64), batch_size=32),
+    loss=tagged_loss,
     optimizer=adam(2e-3),
     epochs=5,
 )

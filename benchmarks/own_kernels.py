@@ -24,6 +24,7 @@ from _own_jobs import (
     mobilenet_v2,
     shufflenet_v2,
     sound,
+    tagger,
 )
 from peer_jobs import bert, bert_padded, convnext_tiny, mobilenet_v3_small
 
@@ -35,7 +36,14 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source
 
 __all__ = ["bert", "bert_padded", "convnext_tiny", "efficientnet_b0", "enlarger", "graph_network", "gru"]
-__all__ += ["mnasnet", "mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2", "sound"]  # jobs, by name
+__all__ += [
+    "mnasnet",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "shufflenet_v2",
+    "sound",
+    "tagger",
+]  # jobs, by name
 
 CHOOSING_SECONDS, COMPARING_SECONDS = 4.0, 8.0
 LAYOUT, PRECISION = ("channels_last",), ("bf16_autocast",)
@@ -53,7 +61,7 @@ TECHNIQUES = {  # and networks
     "depthwise_gradients": DEPTHWISE,
     "vectorized_dropout": ("bert", "bert_padded"),
     "vectorized_operators": ("graph_network", "sound", "enlarger"),
-    "fused_recurrent": ("gru",),
+    "fused_recurrent": ("gru", "tagger"),
 }
 NETWORKS = tuple(itertools.chain.from_iterable(TECHNIQUES.values()))
 
