@@ -157,7 +157,7 @@ def _too_short(loop: Loop) -> str:
     """Why a script ended before anything was tried."""
     if not loop.step_seconds:
         return f"it ended after {words.count(loop.num_steps, 'step')}, before a step was timed"
-    took, least = loop.num_steps * loop.median_seconds, least_seconds(loop.median_seconds)
+    took, least = loop.seconds_of_steps, least_seconds(loop.copy_seconds)
     if took >= least:
         return "it ended before anything was tried"
     return (
