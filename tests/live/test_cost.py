@@ -179,9 +179,8 @@ def test_a_copy_of_an_accumulating_step_is_one_call(timed):
 
 
 def test_steps_that_become_longer_took_what_they_took(timed):
-    watching = timed(accumulating(20, 8), 0.02)
-    assert watching.conductor is None
-    assert watching.seconds_of_steps == pytest.approx((6 + 14 * 8) * 0.02, rel=0.2)
+    watching = timed(accumulating(20, 8), 0.02)  # 118 calls
+    assert document_of(watching)["reason"].startswith("its steps took 2.7 s in all")
 
 
 def test_passes_over_a_loader_that_keeps_its_iterator_are_seen(timed):
@@ -399,8 +398,9 @@ def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
     train, found = calls_of_ours(30, 10)
     watching = timed(train, 0.01)
     assert watching.conductor is None
-    assert not [name for name in found if "conductor" in name.lower() or "call" in name]
+    assert not [name for name in found if "conductor" in name.lower() or "_call." in name]
     assert found.count("Loop._updated") == 10
+    assert found.count("Loop._backward.<locals>.backward") <= 2, "of each eighth step alone"
     assert len(found) - len(known) <= 25 * 10
 
 

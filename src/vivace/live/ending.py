@@ -157,7 +157,8 @@ def _too_short(loop: Loop) -> str:
     """Why a script ended before anything was tried."""
     if not loop.step_seconds:
         return f"it ended after {words.count(loop.num_steps, 'step')}, before a step was timed"
-    took, least = loop.seconds_of_steps, least_seconds(loop.copy_seconds)
+    seconds, timed = loop.timed
+    took, least = loop.num_steps * seconds / max(1, timed), least_seconds(loop.copy_seconds)
     if took >= least:
         return "it ended before anything was tried"
     return (

@@ -98,19 +98,15 @@ class Loop:
         self.step_seconds: deque[float] = deque(maxlen=21)  # of the newest steps
         self.is_in_hook = False
         self._of_updates: tuple[Any, ...] = ()
-        self._looking = Patches(self.guard)
-        self._gradients = Patches(self.guard)
-        self._loaders = Patches(self.guard)
-        self._waiting = Patches(self.guard)
-        self._leading = Patches(self.guard)
+        self._looking, self._gradients, self._loaders = (Patches(self.guard) for _ in range(3))
+        self._waiting, self._leading = (Patches(self.guard) for _ in range(2))
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._depth = 0
         self._at_work = False
         self._finished = False
         self._looked, self._num_looked = False, 0
-        self._timed = 0.0, 0  # all seconds of so many steps that were timed before a search
-        self._backwards = 0  # since the last step
-        self.calls = 1  # of the model in the newest step: more where it accumulates gradients
+        self.timed = 0.0, 0  # all seconds of so many steps that were timed before a search
+        self._backwards, self.calls = 0, 1  # in a step of late: several where it accumulates gradients
         self._last = 0.0  # when the newest step ended
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self._faults = 0, 0  # steps when it was looked at, and page faults of the process until then
@@ -139,6 +135,9 @@ class Loop:
 
     def _look_at_calls(self) -> None:
         self._looking.replace(nn.Module, "__call__", self._any_call)
+        self._watch_gradients()
+
+    def _watch_gradients(self) -> None:
         self._gradients.restore()
         self._gradients.replace(torch.autograd, "backward", self._backward)
         self._gradients.replace(torch.autograd, "grad", self._differentiating)
@@ -370,7 +369,11 @@ class Loop:
 
     def _is_recorded(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is a CUDA graph being recorded? Its replays pass by all hooks, and meanwhile nothing may wait."""
-        first = next((group["params"][0] for group in optimizer.param_groups if group["params"]), None)
+        first = None
+        for group in optimizer.param_groups:
+            if group["params"]:
+                first = group["params"][0]
+                break
         if first is None or not first.is_cuda or not torch.cuda.is_current_stream_capturing():
             return False
         (self.leave_alone if self.conductor is None else self.conductor.drop)(RECORDED)
@@ -418,9 +421,8 @@ class Loop:
             self.leave_alone(reason)
             return
         self.rest = why_only_the_rest(self.seen)
-        self._backwards, self.calls = 0, max(1, self.seen.calls)
-        if self.rest:
-            self._gradients.restore()
+        self.calls = max(1, self.seen.calls)
+        self._gradients.restore()
         if self.total_steps is None:  # for the second look to say something
             self.length.look(self.num_steps, self._steps_left(), self._steps_a_pass)
         self._last = self.clock.wall()
@@ -439,11 +441,15 @@ class Loop:
         """Note how long a step took, and begin when that is decided."""
         if not self.interrupted:
             self.step_seconds.append(now - self._last)
-            self._timed = self._timed[0] + now - self._last, self._timed[1] + 1
+            self.timed = self.timed[0] + now - self._last, self.timed[1] + 1
         self.interrupted, self._last = False, now
-        self.calls, self._backwards = self._backwards or self.calls, 0
+        if self.num_steps % WARM_STEPS == WARM_STEPS - 1 and not self.rest:
+            self._backwards = 0
+            self._gradients.replace(torch.autograd, "backward", self._backward)  # for one step
         if self.num_steps % WARM_STEPS:
             return
+        self._gradients.restore()
+        self.calls, self._backwards = self._backwards or self.calls, 0
         if self.ranks is None:
             self._decide(optimizer)
         elif self.ranks.leads:
@@ -491,11 +497,6 @@ class Loop:
             steps, before = self._faults  # what is imported now takes memory, too
             self.page_faults = (_page_faults() - before) / (self.num_steps - steps)
             self._begin(optimizer)
-
-    @property
-    def seconds_of_steps(self) -> float:
-        """Of all steps before a search, about."""
-        return self.num_steps * self._timed[0] / max(1, self._timed[1])
 
     @property
     def median_seconds(self) -> float:
@@ -552,6 +553,7 @@ class Loop:
         if self.rest:
             self._gradients.restore()
         else:
+            self._watch_gradients()
             self._leading.replace(type(root), self.seen.method, self._root_call)
             for name in HOOKING:
                 self._leading.replace(nn.Module, name, self._hooking)
