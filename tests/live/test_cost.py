@@ -145,6 +145,70 @@ def in_passes(passes, batches):
     return train
 
 
+def accumulating(steps, calls):
+    """Steps of so many calls each, but for the first ones, which have one."""
+
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(Timed(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(steps):
+            optimizer.zero_grad()
+            for _ in range(calls if step > 5 else 1):
+                model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+
+    return train
+
+
+class Again(DataLoader):
+    """Goes through one iterator for ever, a pass at a time, as those do whose workers live on."""
+
+    source = None
+
+    def __iter__(self):
+        self.source = self.source or itertools.cycle(super().__iter__())
+        yield from itertools.islice(self.source, len(self))
+
+
+def test_a_copy_of_an_accumulating_step_is_one_call(timed):
+    """Calls are counted anew, as some scripts accumulate over more batches later."""
+    watching = timed(accumulating(140, 8), 0.02)
+    assert watching.conductor is not None
+    assert watching.copy_seconds == pytest.approx(0.02, rel=0.1)
+
+
+def test_steps_that_become_longer_took_what_they_took(timed):
+    watching = timed(accumulating(20, 8), 0.02)  # 118 calls
+    assert document_of(watching)["reason"].startswith("its steps took 2.7 s in all")
+
+
+def test_passes_over_a_loader_that_keeps_its_iterator_are_seen(timed):
+    data = TensorDataset(torch.ones(40, 4))
+    seen = []
+
+    def train():
+        model = nn.Sequential(Timed(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader, held_out = Again(data, batch_size=2), Again(data, batch_size=8)
+        for _ in range(3):
+            for (inputs,) in loader:
+                model(inputs).mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                Timed.turned.current.now += sum(1.0 for _ in held_out)
+            seen.append(loops[-1]._pass)
+
+    loops, begin = [], Loop.install
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "install", lambda self: loops.append(self) or begin(self))
+        own = Again.__iter__
+        watching = timed(train)
+    assert seen[1:] == [(20, 20), (40, 20)]
+    assert max(watching.step_seconds) < 1.0, "evaluating is no part of a step"
+    assert Again.__iter__ is own
+
+
 @pytest.mark.parametrize("gain", [0.6, 0.97, 1.0])
 @pytest.mark.parametrize(("seconds", "steps"), [(0.001, 400), (0.01, 60), (0.01, 900), (1.0, 700)])
 def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
@@ -334,8 +398,9 @@ def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
     train, found = calls_of_ours(30, 10)
     watching = timed(train, 0.01)
     assert watching.conductor is None
-    assert not [name for name in found if "conductor" in name.lower() or "call" in name]
+    assert not [name for name in found if "conductor" in name.lower() or "_call." in name]
     assert found.count("Loop._updated") == 10
+    assert found.count("Loop._backward.<locals>.backward") <= 2, "of each eighth step alone"
     assert len(found) - len(known) <= 25 * 10
 
 

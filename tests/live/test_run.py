@@ -207,6 +207,8 @@ def test_a_script_that_crashes_shows_the_traceback_that_it_has_alone(tmp_path):
     assert "wrong.py" in wanted
     done = vivace_run("--", sys.executable, "wrong.py", cwd=tmp_path, code=1)
     assert done.stderr.startswith(wanted), done.stderr
+    told = " ".join(line.removeprefix("vivace: ") for line in done.stderr.removeprefix(wanted).splitlines())
+    assert told.endswith("it failed before its first training step had ended."), told
 
 
 def test_a_script_without_training_is_told_so(tmp_path):

@@ -152,7 +152,7 @@ class Conductor:
         step = Timing(wall - self._last.wall, cpu - self._last.cpu)
         whole, self.loop.interrupted = not self.loop.interrupted, False
         self.loop.num_steps += 1
-        self._calls = 0
+        self.loop.calls, self._calls = self._calls or self.loop.calls, 0
         if self._is_awaited and self.loop.ranks is not None:
             self.loop.ranks.arrive(self.loop.num_steps)
         if self.loop.seen.differentiates_twice and not self.rest:

@@ -157,7 +157,7 @@ class Course:
 
     def _afforded(self, seconds: float) -> Wishes:
         """Let steps pass until so much may be spent."""
-        while not self.spending.affords(seconds, self.step_seconds):
+        while not self.spending.affords(seconds, self.loop.copy_seconds):
             yield self._a_moment()
 
     def _a_moment(self) -> Pause:
@@ -169,7 +169,7 @@ class Course:
         where that is known; False as soon as too few are left for that to pay.
         """
         while self.spending.promises(ratio or 1.0, seconds, self.loop.seconds_left):
-            if self.spending.affords(seconds, self.step_seconds):
+            if self.spending.affords(seconds, self.loop.copy_seconds):
                 return True
             yield self._a_moment()
         shown = f"{ratio:.2f}x as fast on a copy of a step, " if ratio else ""
@@ -195,9 +195,10 @@ class Course:
         base = Plan()
         done = {base}
         groups = additions(self.root, self.machine, self.own, proof.kept.differentiated)
-        seconds = (1 + len(groups)) * self.step_seconds  # of a round
-        is_long = self.step_seconds > LONG_STEP_SECONDS[not convolves(self.root)]
-        rounds = 1 if is_long or not self.spending.will_afford(2 * seconds, self.step_seconds) else 2
+        a_copy = self.loop.copy_seconds
+        seconds = (1 + len(groups)) * a_copy  # of a round
+        is_long = a_copy > LONG_STEP_SECONDS[not convolves(self.root)]
+        rounds = 1 if is_long or not self.spending.will_afford(2 * seconds, a_copy) else 2
         yield from self._afforded(rounds * seconds)
         for group, ratio in (yield from self._ranked(proof, groups, rounds)):
             plan = adding(base, group)
@@ -209,7 +210,7 @@ class Course:
                 seconds = proof.expected_seconds(plan)
                 if not (yield from self._worth(adding(Plan(), group), ratio, seconds)):
                     break
-                verdict = proof.judge_until(plan, self.spending.until(self.step_seconds))
+                verdict = proof.judge_until(plan, self.spending.until(self.loop.copy_seconds))
             if verdict is not None:
                 base = yield from self._tried(base, plan, verdict)
         self.spending.hoped = 0.0
@@ -278,7 +279,7 @@ class Course:
             self.later = None
         if times.get(plan, 0.0) < LATER * times.get(base, 1.0):
             return None
-        verdict = proof.judge_until(plan, self.spending.until(self.step_seconds))
+        verdict = proof.judge_until(plan, self.spending.until(self.loop.copy_seconds))
         if verdict is not None and not verdict.kept:
             self.later = None  # what rounds too far on this model is not proven anew at each look
         return None if verdict is None else (plan, verdict)
@@ -294,7 +295,7 @@ class Course:
             except StopIteration as ended:
                 found: tuple[dict[Plan, float], dict[Plan, str]] = ended.value
                 return found
-            yield from self._afforded(rounds * max(self.step_seconds, proof.reference.wall_seconds))
+            yield from self._afforded(rounds * max(self.loop.copy_seconds, proof.reference.wall_seconds))
 
     def _ranked(
         self, proof: Proof, groups: list[list[Technique]], rounds: int
@@ -337,7 +338,7 @@ class Course:
                 found = compared(pairs, by_processor=self.device.type == "cpu")
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
-            if len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds):
+            if len(pairs) > 2 and not self.spending.affords(0.0, self.loop.copy_seconds):
                 yield from self._afforded(0.0)
                 before = yield Segment(base, steps)
 
@@ -387,7 +388,7 @@ class Course:
             verdict = None
             while verdict is None:
                 yield from self._afforded(proof.expected_seconds(self.plan))
-                verdict = proof.judge_until(self.plan, self.spending.until(self.step_seconds))
+                verdict = proof.judge_until(self.plan, self.spending.until(self.loop.copy_seconds))
             found = (yield from self._helps_by_now(proof)) if verdict.kept else None
             proof.end(self.plan)
             cost = self.spending.spent - before
@@ -424,7 +425,7 @@ class Course:
             found = compared(pairs, by_processor=by_processor)
             if found.slower or found.wall.estimate >= 1.0 or len(pairs) == WATCHED_PAIRS:
                 break
-            if not self.spending.affords(0.0, self.step_seconds):
+            if not self.spending.affords(0.0, self.loop.copy_seconds):
                 yield from self._afforded(0.0)
                 before = yield Segment(self.reference, steps)
         every = [*self.comparison.pairs, *pairs]

@@ -157,7 +157,8 @@ def _too_short(loop: Loop) -> str:
     """Why a script ended before anything was tried."""
     if not loop.step_seconds:
         return f"it ended after {words.count(loop.num_steps, 'step')}, before a step was timed"
-    took, least = loop.num_steps * loop.median_seconds, least_seconds(loop.median_seconds)
+    seconds, timed = loop.timed
+    took, least = loop.num_steps * seconds / max(1, timed), least_seconds(loop.copy_seconds)
     if took >= least:
         return "it ended before anything was tried"
     return (
@@ -174,6 +175,8 @@ def _why_nothing_was_seen(loop: Loop) -> str:
             "it trains through Keras, whose steps are not torch's: give the compiled model to "
             "vivace.Job.from_keras(model, x, y, batch_size=..., epochs=...), then tune and train"
         )
+    if vars(sys).get("last_value") is not None:
+        return "it failed before its first training step had ended"
     return "no training step of torch was seen"
 
 

@@ -34,6 +34,7 @@ from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
 from vivace.profiling.record.signals import raised_by_handler
+from vivace.tensors.loaders import that_iterate_themselves
 from vivace.tensors.outside import of_library
 from vivace.torch_internals.tensors import in_backward
 
@@ -97,14 +98,15 @@ class Loop:
         self.step_seconds: deque[float] = deque(maxlen=21)  # of the newest steps
         self.is_in_hook = False
         self._of_updates: tuple[Any, ...] = ()
-        self._looking = Patches(self.guard)
-        self._waiting = Patches(self.guard)
-        self._leading = Patches(self.guard)
+        self._looking, self._gradients, self._loaders = (Patches(self.guard) for _ in range(3))
+        self._waiting, self._leading = (Patches(self.guard) for _ in range(2))
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._depth = 0
         self._at_work = False
         self._finished = False
         self._looked, self._num_looked = False, 0
+        self.timed = 0.0, 0  # all seconds of so many steps that were timed before a search
+        self._backwards, self.calls = 0, 1  # in a step of late: several where it accumulates gradients
         self._last = 0.0  # when the newest step ended
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self._faults = 0, 0  # steps when it was looked at, and page faults of the process until then
@@ -133,12 +135,13 @@ class Loop:
 
     def _look_at_calls(self) -> None:
         self._looking.replace(nn.Module, "__call__", self._any_call)
-        self._watch_gradients(self._looking)
+        self._watch_gradients()
 
-    def _watch_gradients(self, patches: Patches) -> None:
-        patches.replace(torch.autograd, "backward", self._backward)
-        patches.replace(torch.autograd, "grad", self._differentiating)
-        patches.replace(torch.amp.GradScaler, "scale", self._scaling)
+    def _watch_gradients(self) -> None:
+        self._gradients.restore()
+        self._gradients.replace(torch.autograd, "backward", self._backward)
+        self._gradients.replace(torch.autograd, "grad", self._differentiating)
+        self._gradients.replace(torch.amp.GradScaler, "scale", self._scaling)
 
     def finish(self) -> None:
         """Say what came of it and restore torch."""
@@ -198,7 +201,7 @@ class Loop:
             self._restore()
 
     def _restore(self) -> None:
-        for patches in (self._leading, self._looking, self._waiting):
+        for patches in (self._leading, self._looking, self._gradients, self._loaders, self._waiting):
             patches.restore()
         if self.conductor is not None:
             self.conductor.let_go()
@@ -235,8 +238,10 @@ class Loop:
             if keywords.get("create_graph") or (len(arguments) > 3 and arguments[3]):
                 self.seen.differentiates_twice = True
             if threading.get_ident() == self._thread and not in_backward():  # where checkpointing asks
-                self.seen.backwards += 1
-                self.seen.methods.backward()
+                self._backwards += 1
+                if not self._looked:
+                    self.seen.backwards += 1
+                    self.seen.methods.backward()
             return original(*arguments, **keywords)
 
         return backward
@@ -255,6 +260,7 @@ class Loop:
                 of_model = isinstance(getattr(model, "__self__", model), nn.Module)
                 self.seen.compiles = "its model is" if of_model else "functions of its own are"
                 self._looking.restore()  # else the looking would be compiled, and then the same without it
+                self._gradients.restore()
                 if self.conductor is not None and not self.rest:
                     self.conductor.close()
                     self.only_the_rest(self.conductor.optimizer, why_only_the_rest(self.seen))
@@ -273,7 +279,8 @@ class Loop:
     def _new_pass(self, original: Callable[..., Any]) -> Any:
         def begin(loader: DataLoader[Batch]) -> Any:
             self.interrupted = True
-            if torch.is_grad_enabled() and not isinstance(loader.dataset, IterableDataset):
+            is_known = self._pass[1] and self._pass[0] == self.num_steps  # where one begins another's
+            if torch.is_grad_enabled() and not (is_known or isinstance(loader.dataset, IterableDataset)):
                 with contextlib.suppress(Exception):  # a sampler without a length
                     self._pass = self.num_steps, self._batches_of(loader)
             return original(loader)
@@ -289,7 +296,7 @@ class Loop:
         modules = {type(loader).__len__.__module__, type(outer).__module__, type(inner).__module__}
         if all(map(of_library, modules)):
             return len(loader)
-        return (self.num_steps - self._pass[0]) * max(1, self.seen.calls)
+        return (self.num_steps - self._pass[0]) * self.calls
 
     def _evaluating(self, original: Callable[..., Any]) -> Any:
         def evaluate(module: nn.Module) -> Any:
@@ -404,6 +411,9 @@ class Loop:
             return
         self._looking.restore()
         self._looked = True
+        self._loaders.restore()
+        for kind in that_iterate_themselves(DataLoader):
+            self._loaders.replace(kind, "__iter__", self._new_pass)
         self._faults = self.num_steps, _page_faults()
         self._join()
         reason = why_left_alone(self.seen, together=self.ranks is not None)
@@ -411,6 +421,8 @@ class Loop:
             self.leave_alone(reason)
             return
         self.rest = why_only_the_rest(self.seen)
+        self.calls = max(1, self.seen.calls)
+        self._gradients.restore()
         if self.total_steps is None:  # for the second look to say something
             self.length.look(self.num_steps, self._steps_left(), self._steps_a_pass)
         self._last = self.clock.wall()
@@ -429,9 +441,15 @@ class Loop:
         """Note how long a step took, and begin when that is decided."""
         if not self.interrupted:
             self.step_seconds.append(now - self._last)
+            self.timed = self.timed[0] + now - self._last, self.timed[1] + 1
         self.interrupted, self._last = False, now
+        if self.num_steps % WARM_STEPS == WARM_STEPS - 1 and not self.rest:
+            self._backwards = 0
+            self._gradients.replace(torch.autograd, "backward", self._backward)  # for one step
         if self.num_steps % WARM_STEPS:
             return
+        self._gradients.restore()
+        self.calls, self._backwards = self._backwards or self.calls, 0
         if self.ranks is None:
             self._decide(optimizer)
         elif self.ranks.leads:
@@ -471,11 +489,11 @@ class Loop:
         left = self._steps_left()
         if self.total_steps is None:
             self.length.look(self.num_steps, left, self._steps_a_pass)
-        elif not self.spending.pays(seconds, left * seconds):
+        elif not self.spending.pays(self.copy_seconds, left * seconds):
             shown = words.duration(left * seconds)
             self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
             return
-        if self.spending.begins(seconds, self.seconds_left if self.length.is_said else math.inf):
+        if self.spending.begins(self.copy_seconds, self.seconds_left if self.length.is_said else math.inf):
             steps, before = self._faults  # what is imported now takes memory, too
             self.page_faults = (_page_faults() - before) / (self.num_steps - steps)
             self._begin(optimizer)
@@ -484,6 +502,11 @@ class Loop:
     def median_seconds(self) -> float:
         """Of the steps that were timed."""
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
+
+    @property
+    def copy_seconds(self) -> float:
+        """Of a step on copies, about: of those that accumulate gradients one call is kept."""
+        return self.median_seconds / self.calls
 
     def _seconds_to_come(self) -> float:
         """What the loops say, else this pass over the data."""
@@ -506,7 +529,7 @@ class Loop:
 
     @property
     def _steps_a_pass(self) -> float:
-        return self._pass[1] / max(1, self.seen.calls)
+        return self._pass[1] / self.calls
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
@@ -527,8 +550,10 @@ class Loop:
         """Put the hooks into place by which the loop is led."""
         self._leading.restore()
         self._leading.replace(nn.Module, "eval", self._evaluating)  # what evaluates may call or trace parts
-        if not self.rest:
-            self._watch_gradients(self._leading)
+        if self.rest:
+            self._gradients.restore()
+        else:
+            self._watch_gradients()
             self._leading.replace(type(root), self.seen.method, self._root_call)
             for name in HOOKING:
                 self._leading.replace(nn.Module, name, self._hooking)
