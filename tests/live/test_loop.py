@@ -440,7 +440,7 @@ def scaling(model, optimizer):
 
 def hooked():
     model = nn.Linear(4, 2)
-    model.register_forward_hook(lambda *_: None)
+    model.register_forward_hook(lambda *_: model and None)
     return model
 
 

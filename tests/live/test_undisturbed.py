@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -368,6 +369,60 @@ def test_hooks_of_every_module_hear_of_no_copy(nothing_acts):
     watching, mine, theirs = nothing_acts(train)
     assert mine == theirs
     assert "hooks" in watching.rest
+
+
+class Adapted(nn.Module):
+    """Frozen but for an adapter, and checkpointed: what the embedding returns must ask for gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.frozen = nn.Embedding(9, 8), nn.Linear(8, 8)
+        self.requires_grad_(False)
+        self.adapter, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def layer(self, states):
+        return (self.frozen(states) + self.adapter(states)).tanh()
+
+    def forward(self, tokens):
+        return self.head(checkpoint(self.layer, self.embedding(tokens), use_reentrant=True).mean(1))
+
+
+def test_a_hook_that_reaches_only_what_it_is_given_may_run_in_copies(nothing_acts):
+    def asks_for_gradients(module, inputs, outputs):
+        outputs.requires_grad_(True)
+
+    def train():
+        model = Adapted()
+        model.embedding.register_forward_hook(asks_for_gradients)
+        batches = [(torch.randint(9, (6, 5)), torch.arange(6) % 3) for _ in range(STEPS)]
+        return fit(model, batches), model.adapter.weight.tolist()
+
+    watching, mine, theirs = nothing_acts(train)
+    assert mine == theirs
+    assert not watching.rest
+
+
+def keeping(heard):
+    return lambda *_: heard.append(1)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda *_: os.getpid() and None,
+        lambda *_, heard=[]: heard.append(1),
+        lambda *_: [lambda: os.getpid() and None][0](),
+        keeping([]),
+        types.MethodType(lambda *_: None, []),
+    ],
+)
+def test_hooks_that_may_reach_more_run_in_no_copy(nothing_acts, hook):
+    def train():
+        model = perceptron()
+        model[0].register_forward_hook(hook)
+        return fit(model)
+
+    assert "hooks" in nothing_acts(train)[0].rest
 
 
 def test_what_sees_every_operator_sees_none_of_copies(nothing_acts):

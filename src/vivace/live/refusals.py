@@ -5,10 +5,13 @@ steps, and a sentence for each kind.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import multiprocessing
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType
+from typing import Any
 from weakref import WeakValueDictionary as Held
 
 import torch
@@ -25,6 +28,7 @@ LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SparseAdam: "SparseAdam takes sparse gradients",
 }
 MOST_OF_OTHERS = 50  # steps of them to one
+OUTSIDE = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")  # reach beyond the arguments
 
 
 @dataclasses.dataclass
@@ -205,4 +209,18 @@ def why_of_model(root: nn.Module) -> str:
 
 def _own_hooks(module: nn.Module) -> bool:
     """Hooks of the person's; those by which torch reparametrizes weights are copied with the module."""
-    return any(not type(hook).__module__.startswith("torch.nn.") for hook in all_hooks(module))
+    return any(
+        not (type(hook).__module__.startswith("torch.nn.") or _keeps_to_arguments(hook))
+        for hook in all_hooks(module)
+    )
+
+
+def _keeps_to_arguments(hook: Callable[..., Any]) -> bool:
+    """Does a hook reach nothing but what it is given, which in a copy is the copy's? So does the one that
+    asks for gradients behind a frozen embedding, for adapters that are trained with checkpointing.
+    """
+    if not isinstance(hook, FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
+        return False
+    code = hook.__code__
+    outside = any(one.opname in OUTSIDE for one in dis.get_instructions(code))
+    return not outside and not any(isinstance(one, CodeType) for one in code.co_consts)
