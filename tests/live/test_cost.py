@@ -28,7 +28,7 @@ from vivace.live.kept import CannotKeep, Kept, KeptCall
 from vivace.live.loop import Loop
 from vivace.live.pairs import Comparison, compared
 from vivace.live.proof import FEW_SHADOWS, SHADOWS
-from vivace.live.spending import Spending, search_seconds
+from vivace.live.spending import Clock, Spending, search_seconds
 from vivace.plan import Plan
 from vivace.profiling.record.guard import Guard
 from vivace.technique import Card, Numerics, Stage, Technique, registry
@@ -1025,3 +1025,18 @@ def test_a_gradient_that_finds_no_room_is_told_after_the_scripts_own_step(monkey
     kept.end()
     with pytest.raises(CannotKeep, match="does not hold its model a second time"):
         course.Proof(kept, course.inspect(), None)
+
+
+def test_the_system_is_asked_for_the_processors_time_only_where_steps_are_compared(
+    timed, turned, monkeypatch
+):
+    """Where others use the processor, that is when the system goes over to them: it counted as our time."""
+    asked, compared_steps = [], []
+    answered = conductor.Conductor._timed
+    monkeypatch.setattr(conductor.Conductor, "_timed", lambda *a: compared_steps.append(1) or answered(*a))
+    monkeypatch.setattr(
+        turned, "clock", property(lambda self: Clock(self.wall, lambda: asked.append(1) or self.wall()))
+    )
+    timed(plain(3000), gain=lambda step: 2.0)
+    assert 0 < len(compared_steps) < 1000
+    assert len(asked) < 2 * len(compared_steps) + 300  # of which those of copies

@@ -59,9 +59,9 @@ class Conductor:
         self._wish: Wish = Pause(self.course.reference, 1)
         self._done = self._interrupted = self._left_out = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
-        self._last = Timing(self.clock.wall(), self.clock.cpu())
         self._wishes: Wishes | None = self.course.wishes()
         self._advance(None)
+        self._last = self._now()
         self._lead()
 
     # What the loop's hooks call.
@@ -148,8 +148,8 @@ class Conductor:
             return True
         self._steps_of_others = 0
         self._wait_at_the_end()
-        wall, cpu = self.clock.wall(), self.clock.cpu()
-        step = Timing(wall - self._last.wall, cpu - self._last.cpu)
+        now = self._now()
+        step = Timing(now.wall - self._last.wall, now.cpu - self._last.cpu)
         whole, self.loop.interrupted = not self.loop.interrupted, False
         self.loop.num_steps += 1
         self.loop.calls, self._calls = self._calls or self.loop.calls, 0
@@ -162,8 +162,14 @@ class Conductor:
         wish = self._wish
         self._answer(step if whole else None)
         self._lead()
-        self._last = Timing(self.clock.wall(), self.clock.cpu())
+        self._last = self._now()
         return self._wish is not wish
+
+    def _now(self) -> Timing:
+        """By the processor's clock only where that is compared: the system is asked for it, and where others
+        use the processor that is when it goes over to them, so that waiting for them would count as ours.
+        """
+        return Timing(self.clock.wall(), self.clock.cpu() if isinstance(self._wish, Segment) else 0.0)
 
     def drop(self, reason: str) -> None:
         """Nothing acts any more, for a reason of the script's."""
