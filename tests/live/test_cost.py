@@ -20,6 +20,7 @@ import vivace
 from vivace.ledger import Ratio
 from vivace.live import candidates, conductor, course, loop, spending
 from vivace.live.candidates import additions
+from vivace.live.conductor import Conductor
 from vivace.live.copies import times_on_copies
 from vivace.live.ending import document_of, tell
 from vivace.live.errand import Errand
@@ -325,6 +326,21 @@ def test_copies_that_take_far_longer_than_steps_wait_until_that_can_be_afforded(
     timed(plain(1500), 0.2, lambda step: 1.5)
     assert len(beyond) > 5
     assert max(beyond) <= 0.05
+
+
+def test_where_looking_on_takes_all_that_may_be_spent_it_ends(timed, monkeypatch):
+    """As where a model is called many times a step, for moments: waiting would never come to an end."""
+    updated, left = Conductor.updated, []
+
+    def slowly(self, optimizer):
+        self.spending.waited += Timed.seconds
+        left.append(self.spending.lacks(0.0, Timed.seconds))
+        return updated(self, optimizer)
+
+    monkeypatch.setattr(Conductor, "updated", slowly)
+    loop = timed(plain(3000), 0.05, lambda step: 1.05)
+    assert loop.left_alone == course.STARVED
+    assert len(left) < 2500
 
 
 def test_a_loop_that_ends_before_it_said_costs_little(timed):

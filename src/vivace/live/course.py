@@ -53,6 +53,8 @@ WATCHED_PAIRS = 12  # of the newest, for the ratio
 SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be less than so much faster
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
+STARVING_SECONDS = 30.0  # after which, with no more to spend than at first, waiting ends
+STARVED = "looking on at its short steps takes all the time that a search may take"
 NOTHING_TO_TRY = "there was nothing to try"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
@@ -157,7 +159,11 @@ class Course:
 
     def _afforded(self, seconds: float) -> Wishes:
         """Let steps pass until so much may be spent."""
+        begin, lacked = self.clock.wall(), self.spending.lacks(seconds, self.loop.copy_seconds)
         while not self.spending.affords(seconds, self.loop.copy_seconds):
+            is_long = self.clock.wall() - begin >= STARVING_SECONDS
+            if is_long and self.spending.lacks(seconds, self.loop.copy_seconds) >= lacked:
+                raise CannotKeep(STARVED)
             yield self._a_moment()
 
     def _a_moment(self) -> Pause:
@@ -168,10 +174,12 @@ class Course:
         """Let steps pass until so much may be spent on a plan, whose copy of a step is so many times as fast,
         where that is known; False as soon as too few are left for that to pay.
         """
+        moments = self._afforded(seconds)
         while self.spending.promises(ratio or 1.0, seconds, self.loop.seconds_left):
-            if self.spending.affords(seconds, self.loop.copy_seconds):
+            moment = next(moments, None)
+            if moment is None:
                 return True
-            yield self._a_moment()
+            yield moment
         shown = f"{ratio:.2f}x as fast on a copy of a step, " if ratio else ""
         self._note(plan, f"{shown}too little for the steps that are left")
         return False

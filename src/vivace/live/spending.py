@@ -89,7 +89,11 @@ class Spending:
         """May so many seconds more be spent?"""
         if self.is_free:
             return self.elapsed < self.free_seconds
-        return self.spent + seconds <= self.allowed(step_seconds)
+        return self.lacks(seconds, step_seconds) <= 0.0
+
+    def lacks(self, seconds: float, step_seconds: float) -> float:
+        """How many seconds less than `seconds` may be spent now."""
+        return self.spent + seconds - self.allowed(step_seconds)
 
     def will_afford(self, seconds: float, step_seconds: float) -> bool:
         """May so many seconds more be spent now, or when more of the run has passed?"""
