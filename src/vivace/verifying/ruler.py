@@ -94,6 +94,7 @@ class Ruler(Runner):
         self.batches = self._load(seconds)
         self._require_same_batches()
         with start(self.job, plan, self.machine) as trial:
+            self.session = trial
             before, python = every_random_state(), InPython.of(trial, self.job)
             with (products := Products()):
                 checked_step(trial, clone(self.batches[0]))

@@ -24,6 +24,7 @@ from vivace.technique import Numerics
 from vivace.tensors.modules import named_parameters
 from vivace.tensors.randomness import derive, host_state, same_host_state
 from vivace.tensors.trees import batch_size, bytes_of, digest, split, tensors
+from vivace.torch_internals.tensors import storage_ids
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
 from vivace.verifying.displacement import Outcome, State, Tensors, distances, mean_outcome, moved_square
@@ -54,6 +55,14 @@ SETTLING_STEPS = 8  # a loss scale halves until it fits, and skips steps meanwhi
 UNMOVED = (
     "the job's own steps left every weight where it was, so no update could be compared: its learning rate "
     "may be 0, or its step updates more rarely"
+)
+SAME_WEIGHTS = (
+    "the Job's model() gives the same weights each time it is called, so that a plan would be held against a "
+    "model that is trained already: build a new one in it, or return copy.deepcopy of yours"
+)
+NO_NUMBER = (
+    "the job's own loss is no number (NaN) at step {}, before any plan, and what is none tells nothing apart: "
+    "mend the job first"
 )
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
@@ -381,6 +390,9 @@ class Runner:
 
     def _opened(self, plan: Plan, tap: Tap) -> Session:
         session = start(tap.job, plan, self.machine)
+        if hasattr(self, "session") and _trained(session) & _trained(self.session):
+            session.close()
+            raise JobError(SAME_WEIGHTS)
         tap.attach(session)
         self.taps[session] = tap
         return session
@@ -470,7 +482,12 @@ class Runner:
         return curve, State.mean([run[1] for run in runs])
 
     def _if_moved(self, found: dict[str, Any]) -> dict[str, Any]:
-        """A verdict's fields; where it says kept and the job itself moved no weight, nothing is known."""
+        """A verdict's fields; where the job's own loss is no number, or where it says kept and the job itself
+        moved no weight, nothing is known.
+        """
+        first = next((step for step, loss in enumerate(self.standing.curve) if math.isnan(loss)), None)
+        if first is not None and found["kept"] is not False:
+            return unknown(NO_NUMBER.format(first))
         begin, life = self.snapshots[0].state.parameters, self.standing.life
         ends = [self.standing.end.parameters, *([life.outcome.after.parameters] if life else [])]
         models = self.session.build.models
@@ -494,3 +511,9 @@ class Runner:
         found = self._distances(again, self.snapshots[0], before)
         most = LIMIT * max(FINEST_ROUNDOFF, self.own_roundoff)
         return any(found[Measure(quantity)] > most for quantity in (Quantity.LOSS, Quantity.EVALUATION))
+
+
+def _trained(session: Session) -> set[int]:
+    """The storages of the weights that are trained; of what ranks divide, none."""
+    parameters = named_parameters(session.build.models) if session.build.shards is None else []
+    return storage_ids(p for _, p in parameters if p.requires_grad)
