@@ -386,3 +386,42 @@ def _with_a_batch_without_samples():
 def test_a_batch_without_samples_is_gone_through(plan, ruler_of):
     verdict = ruler_of(_with_a_batch_without_samples).judge({plan: {}})
     assert verdict["kept"], verdict["reason"]
+
+
+def _right(model, batches):
+    return sum(float((model(x).argmax(1) == y).double().mean()) for x, y in batches)
+
+
+def _with_own_step():
+    def step(model, optimizer, batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return dataclasses.replace(jobs.mlp(), loss=None, step=step, metric=_right)
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+def test_a_job_with_its_own_step_is_evaluated_by_its_metric(numerics, ruler_of, planted):
+    def untouched(build):
+        """Promise what nothing breaks."""
+
+    def turned(build):
+        (model,) = build.models
+        hook = model.register_forward_hook(lambda m, given, out: out if m.training else out.roll(1, 1))
+        build.on_close(hook.remove)
+
+    def no_number(build):
+        (model,) = build.models
+        hook = model.register_forward_hook(lambda m, given, out: out if m.training else out.long() // 0)
+        build.on_close(hook.remove)
+
+    ruler = ruler_of(_with_own_step)
+    verdict = ruler.judge(planted(untouched, Stage.MODEL, numerics))
+    assert verdict["kept"], verdict["reason"]
+    for spoiling in (turned, no_number):
+        verdict = ruler.judge(planted(spoiling, Stage.MODEL, numerics))
+        assert verdict["kept"] is False
+        assert "metric of the same weights" in verdict["reason"]

@@ -267,9 +267,9 @@ def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
-    gradient is all rounding: a rare event that few shadows show. Its scale has room for two. A layer that does
-    not move has all the room there is, unless it has no gradient at all: then nothing rounds. A gradient has
-    room for a ReLU that flips for one sample: two fifths of one row, which is an output's.
+    gradient is all rounding: a rare event that few shadows show. Its scale has room for two. A gradient has
+    room for a ReLU that flips for one sample: two fifths of one row, which is an output's. A layer that does
+    not move has all the room there is, unless it has no gradient at all: then nothing rounds.
     """
     found = dict[str, float]()
     still = before.parameters.keys() - reference.gradients if reference.gradients else set[str]()

@@ -33,13 +33,14 @@ from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
 from vivace.verifying.figures import Measure, Quantity
-from vivace.verifying.ground import Standing
+from vivace.verifying.ground import Ran, Standing
 from vivace.verifying.judgement import LIMIT, unknown
 from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
 from vivace.verifying.masks import Counted, Handed, Kept, Unlike, fault_of, shared_by_samples
+from vivace.verifying.measured import FEWEST_BATCHES, SHADOWS, Measured, OwnMeasure, check_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.resumed import resume
-from vivace.verifying.shadow import FINEST_ROUNDOFF
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.skipping import num_skipped, overflow_fault
 from vivace.verifying.states import InPython, Snapshot, clone, moving_only, restore, state_of
 from vivace.verifying.tap import Tap, every_random_state
@@ -61,8 +62,8 @@ SAME_WEIGHTS = (
     "model that is trained already: build a new one in it, or return copy.deepcopy of yours"
 )
 NO_NUMBER = (
-    "the job's own loss is no number (NaN) at step {}, before any plan, and what is none tells nothing apart: "
-    "mend the job first"
+    "the job's own loss is no number (NaN) at step {}, before any plan, and what is none tells nothing "
+    "apart: mend the job first"
 )
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
@@ -367,6 +368,22 @@ class Runner:
             return session
         session.build.on_close(again.close)
         return again
+
+    def _measured(self, session: Session, state: State) -> list[Measured | None]:
+        """The metric in this state, of a job with its own step: nothing else tells what it evaluates."""
+        if self.job.loss is not None or self.ranks.world_size > 1:
+            return []
+        return [OwnMeasure(self.job, session, FEWEST_BATCHES, math.inf)(state)]
+
+    def _own_metric_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
+        """The figure of `_measured` under a plan; none where the job itself says otherwise each time."""
+        measure = OwnMeasure(self.job, self.session, FEWEST_BATCHES, math.inf)
+        first, again = (measure(ran.end) if ran.measured else None for _ in range(2))
+        if first is None or first != again:
+            return []
+        noises = (Rounding(roundoff, seed=49_000 + seed, halves={}) for seed in range(SHADOWS))
+        shadows = [found for noise in noises if (found := measure(ran.end, around=noise)) is not None]
+        return [check_of(ran.measured[0] or first._replace(value=math.nan), first, shadows)]
 
     def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
         return rehearse(
