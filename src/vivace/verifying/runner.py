@@ -383,7 +383,7 @@ class Runner:
             return []
         noises = (Rounding(roundoff, seed=49_000 + seed, halves={}) for seed in range(SHADOWS))
         shadows = [found for noise in noises if (found := measure(ran.end, around=noise)) is not None]
-        return [check_of(ran.measured[0] or first._replace(value=math.nan), first, shadows)]
+        return [check_of(ran.measured[0] or Measured(math.nan, *first[1:]), first, shadows)]
 
     def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
         return rehearse(
