@@ -386,3 +386,23 @@ def test_sparse_tensors_count_by_what_they_consist_of(places):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with attach(Plan(), model=model, optimizer=optimizer, loss=lambda m, b: m(b[0]).mean()) as session:
         assert live_bytes(session, (torch.ones(6, 8), edges)) == 4 * (8 + 48 + 6) + 8 * places
+
+
+def test_steps_that_write_into_their_batch_are_profiled_on_what_it_was():
+    seen = []
+
+    def loss(model, batch):
+        x, y = batch
+        seen.append(int(y.sum()))
+        y -= 1  # labels from 1 on, as some data has them
+        return nn.functional.cross_entropy(model(x), y)
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(3, 2),
+        data=lambda: [(torch.ones(2, 3), torch.tensor([1, 2])) for _ in range(20)],
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile_reference(session, job, job.data()[:1])
+    assert set(seen) == {3}

@@ -71,17 +71,19 @@ def test_of_two_the_idle_one_is_named_whatever_it_promises(planted, numerics):
 
 
 def test_how_a_technique_acts_stands_among_the_details_and_took_of_the_budget(planted, monkeypatch):
-    judge, left = Verifier.judge, []
+    judge, left, found = Verifier.judge, [], []
 
     def judged(self, plan, *, seconds):
         left.append(seconds)
-        return judge(self, plan, seconds=seconds)
+        found.append(judge(self, plan, seconds=seconds))
+        return found[0]
 
     monkeypatch.setattr(Verifier, "judge", judged)
     verdict = vivace.verify(jobs.mlp(), Plan([planted("planted_acting", acts)]), budget=20)
     assert verdict.kept, verdict.reason
     assert verdict.details[0] == "planted_acting acts: as many operators ran"
     assert 0.0 <= left[0] < 20 - 2 * WARM_SECONDS
+    assert verdict.seconds >= found[0].seconds + 20 - left[0]
 
 
 def test_what_declines_to_begin_is_named_as_before(planted):

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 import vivace
 from vivace.errors import InputError, JobError
@@ -55,6 +56,23 @@ def test_noise_is_not_decided_and_the_seeds_that_would_are_told():
     assert "would decide" in noisy.undecided("")
 
 
+def test_equal_metrics_that_move_in_steps_wider_than_the_margin_may_be_chance():
+    twentieths = [0.85, 0.9, 0.95, 0.9, 0.85, 0.9, 0.9, 0.95]
+    few = pairs(twentieths, [0.0] * 8, margin=0.01)  # a flip in every fifth seed would be a mean of 0.01
+    assert few.decision() is None
+    assert few.p == pytest.approx(0.8**8)
+    assert few.needed() == 17  # of which 0.8**17 < 0.025
+    assert "the metric moves in steps of 0.05" in few.undecided("")
+    assert pairs(twentieths * 3, [0.0] * 24, margin=0.01).decision() is True
+    assert pairs(twentieths, [0.0] * 8, margin=0.06).decision() is True
+    same = Pairs(0.01, 8, twentieths, twentieths, same_bits=True)
+    assert same.decision() is True
+    smooth = [0.8512345, 0.9031, 0.9598761]
+    assert pairs(smooth, [0.0] * 3, margin=0.01).decision() is True
+    as_fp32 = [float(torch.tensor(value)) for value in twentieths]
+    assert pairs(as_fp32, [0.0] * 8, margin=0.01).decision() is None
+
+
 def test_a_clear_difference_is_broken_and_a_clear_sameness_kept():
     reference = [0.91, 0.90, 0.92, 0.91, 0.93]
     assert pairs(reference, [-0.05, -0.052, -0.049, -0.05, -0.051]).decision() is False
@@ -76,7 +94,7 @@ def test_equal_differences_prove_nothing(reference, differences, words):
 
 
 def test_the_same_trainings_are_equivalent_where_the_metric_can_move():
-    assert pairs([0.91, 0.90, 0.92], [0.0] * 3).decision() is True
+    assert pairs([0.9137, 0.9048, 0.9212], [0.0] * 3).decision() is True
 
 
 def test_looking_after_each_seed_does_not_make_an_error_likelier():

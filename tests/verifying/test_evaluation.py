@@ -303,6 +303,75 @@ def test_outputs_that_are_no_numbers_in_the_plain_model_are_not_judged():
     assert [check["kept"] for check in checks_of([plain], [torch.ones(3)], 2.0**-8)] == [False]
 
 
+class Gaps(nn.Module):
+    """Puts out no number for the first sample in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 4)
+
+    def forward(self, x):
+        if self.training:
+            return self.net(x)
+        return torch.cat([self.net(x[:1]) * torch.nan, self.net(x[1:])])
+
+
+def _with_gaps():
+    return vivace.Job(
+        model=Gaps,
+        data=lambda: [torch.randn(6, 8, generator=torch.Generator().manual_seed(n)) for n in range(8)],
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+def test_a_number_in_place_of_none_is_another_evaluation_bit_for_bit(ruler_of, planted):
+    def untouched(build):
+        """Promise what nothing breaks."""
+
+    def filled(build):
+        hook = build.model.register_forward_hook(lambda module, given, out: out.nan_to_num(0.5))
+        build.on_close(hook.remove)
+
+    def elsewhere(build):
+        hook = build.model.register_forward_hook(lambda m, given, out: out if m.training else out.roll(1, 0))
+        build.on_close(hook.remove)
+
+    ruler = ruler_of(_with_gaps)
+    verdict = ruler.judge(planted(untouched, Stage.MODEL, Numerics.EXACT))
+    assert verdict["kept"], verdict["reason"]
+    for spoiling in (filled, elsewhere):
+        verdict = ruler.judge(planted(spoiling, Stage.MODEL, Numerics.EXACT))
+        assert verdict["kept"] is False
+        assert "evaluation under the plan" in verdict["reason"]
+
+
+class NoNumberLater(nn.Linear):
+    """Its training loses itself in the third step."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.steps += self.training
+        return super().forward(x) * (torch.nan if self.training and self.steps > 2 else 1.0)
+
+
+def test_a_loss_that_is_no_number_later_is_told_and_proves_nothing(ruler_of, planted):
+    def untouched(build):
+        """Promise what nothing breaks."""
+
+    ruler = ruler_of(_that_loses_itself)
+    verdict = ruler.judge(planted(untouched, Stage.MODEL, Numerics.EXACT))
+    assert verdict["kept"] is None
+    assert "loss is no number (NaN) at step 2" in verdict["reason"]
+
+
+def _that_loses_itself():
+    return dataclasses.replace(_with_gaps(), model=NoNumberLater)
+
+
 def _with_a_batch_without_samples():
     plain = jobs.mlp()
     batches = [*plain.data(), (torch.empty(0, 8), torch.empty(0, dtype=torch.int64))]
@@ -317,3 +386,42 @@ def _with_a_batch_without_samples():
 def test_a_batch_without_samples_is_gone_through(plan, ruler_of):
     verdict = ruler_of(_with_a_batch_without_samples).judge({plan: {}})
     assert verdict["kept"], verdict["reason"]
+
+
+def _right(model, batches):
+    return sum(float((model(x).argmax(1) == y).double().mean()) for x, y in batches)
+
+
+def _with_own_step():
+    def step(model, optimizer, batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return dataclasses.replace(jobs.mlp(), loss=None, step=step, metric=_right)
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+def test_a_job_with_its_own_step_is_evaluated_by_its_metric(numerics, ruler_of, planted):
+    def untouched(build):
+        """Promise what nothing breaks."""
+
+    def turned(build):
+        (model,) = build.models
+        hook = model.register_forward_hook(lambda m, given, out: out if m.training else out.roll(1, 1))
+        build.on_close(hook.remove)
+
+    def no_number(build):
+        (model,) = build.models
+        hook = model.register_forward_hook(lambda m, given, out: out if m.training else out.long() // 0)
+        build.on_close(hook.remove)
+
+    ruler = ruler_of(_with_own_step)
+    verdict = ruler.judge(planted(untouched, Stage.MODEL, numerics))
+    assert verdict["kept"], verdict["reason"]
+    for spoiling in (turned, no_number):
+        verdict = ruler.judge(planted(spoiling, Stage.MODEL, numerics))
+        assert verdict["kept"] is False
+        assert "metric of the same weights" in verdict["reason"]

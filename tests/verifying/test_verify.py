@@ -9,6 +9,7 @@ import torch
 
 import vivace
 from vivace import Numerics, Seam, Stage
+from vivace.errors import JobError
 from vivace.plan import Plan
 from vivace.testing import jobs
 from vivace.verifying.ruler import Ruler
@@ -319,3 +320,59 @@ def test_where_the_job_itself_moves_no_weight_nothing_is_known(own_step, claim):
         assert verdict["reason"].startswith("the job's own steps left every weight where it was")
     if not own_step:
         assert ruler.judge(claim(shift_a_weight))["kept"] is False
+
+
+class WithUnused(torch.nn.Module):
+    """A layer of it has no part in the loss, so that it has no gradient and is never updated."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.unused = jobs.mlp().model(), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def none_becomes_zero(build):
+    def finish(following):
+        following()
+        for parameter in build.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+    build.wrap(Seam.FINISH, finish)
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+def test_what_has_no_gradient_may_not_be_decayed(numerics, claim):
+    optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731
+    ruler = Ruler(dataclasses.replace(jobs.mlp(), model=WithUnused, optimizer=optimizer), MACHINE)
+    ruler.prepare(seconds=5.0)
+    assert ruler.judge({"bf16_autocast": {}})["kept"]
+    verdict = ruler.judge(claim(none_becomes_zero, numerics))
+    assert verdict["kept"] is False
+    assert "unused." in verdict["reason"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_job_whose_models_share_weights_is_refused(whole):
+    plain = jobs.mlp()
+    kept = plain.model()
+    model = (lambda: kept) if whole else (lambda: torch.nn.Sequential(kept, torch.nn.Identity()))
+    ruler = Ruler(dataclasses.replace(plain, model=model), MACHINE)
+    with pytest.raises(JobError, match=r"^the Job's model\(\) gives the same weights each time it is called"):
+        ruler.prepare(seconds=2.0)
+
+
+def test_models_may_share_what_is_not_trained():
+    plain = jobs.mlp()
+    teacher = plain.model().requires_grad_(False)
+
+    def model():
+        student = WithUnused()
+        student.unused = teacher
+        return student
+
+    ruler = Ruler(dataclasses.replace(plain, model=model), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge({"bf16_autocast": {}})
+    assert verdict["kept"], verdict["reason"]

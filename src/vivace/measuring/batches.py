@@ -22,7 +22,7 @@ from vivace.observing.observe import now, observe
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
-from vivace.tensors.trees import batch_size, joined, split
+from vivace.tensors.trees import Again, batch_size, joined, split
 
 SHARES = (0.25, 0.5, 2.0, 4.0)  # of the job's own batch
 FEWEST, MOST = 4, 12  # rounds in which all sizes take turns
@@ -120,10 +120,11 @@ def _tried(
 def _rounds(session: Session, inputs: dict[int, Any], seconds: float) -> dict[int, list[float]]:
     """Seconds of a step on each size, taken in turns."""
     times: dict[int, list[float]] = {samples: [] for samples in inputs}
+    again = {samples: Again(batch) for samples, batch in inputs.items()}
     begin = time.perf_counter()
     for number in range(MOST):
-        for samples, batch in inputs.items():
-            before = now(session.build.device)
+        for samples, given in again.items():
+            batch, before = given(), now(session.build.device)
             session.step(batch)
             times[samples].append(now(session.build.device) - before)
         late = (time.perf_counter() - begin) * (number + 2) / (number + 1) > seconds

@@ -25,7 +25,7 @@ from vivace.session.session import Session
 from vivace.tensors.loaders import with_workers
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.settings import on_threads
-from vivace.tensors.trees import batch_size
+from vivace.tensors.trees import Again, batch_size
 from vivace.torch_internals.loaders import iterates_itself
 
 SECONDS = 0.5
@@ -112,9 +112,9 @@ def _here(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def _consumed(session: Session, batch: Batch) -> float:
     """Samples a second of the step alone, on a batch at hand."""
-    device, spent = session.build.device, list[float]()
+    device, spent, again = session.build.device, list[float](), Again(batch)
     while len(spent) < 4 or (sum(spent) < SECONDS and len(spent) < 30):
-        begin = now(device)
-        session.step(batch)
+        fresh, begin = again(), now(device)
+        session.step(fresh)
         spent.append(now(device) - begin)
     return batch_size(batch) / statistics.median(spent[1:])

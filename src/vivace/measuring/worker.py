@@ -48,7 +48,7 @@ from vivace.technique import Numerics, registry
 from vivace.tensors.allocator import retries
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
-from vivace.tensors.trees import batch_size, digest, tensors
+from vivace.tensors.trees import Again, batch_size, digest, tensors
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.ranks import Ranks, met_under
@@ -110,10 +110,9 @@ class Worker:
         self._stream: Generator[Any, None, None] = (one for one in list[Any]())
         self._again: int | None = None  # so many of the first epoch's batches over and over
         self._share_read = 1.0  # of the data, in the first pass
-        self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
         self._faults: list[int] = []  # page faults until each of the later steps that warmed up
-        self._largest: list[Any] | None = None
+        self._largest: list[Again] | None = None
         self._validation: list[Any] | None = None
         self._remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
         if threads and self.machine.device.kind == "cpu":
@@ -174,9 +173,10 @@ class Worker:
         with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
             loader = call(self.job, "data")
             batches = [share_of(b, 0, num_ranks) for b in first_batches(readable(loader, self.job), 4)]
+            first = Again(batches[0])
             found = profile_reference(session, self.job, batches, num_ranks)
             if num_ranks == 1:  # the cores of several are not divided among them
-                beside = limit_beside(session, self.job, loader, batches[0], found)
+                beside = limit_beside(session, self.job, loader, first(), found)
                 found.features["loading_limit"] = found.features["loading_limit"] or beside
             evaluated = tried_evaluation(session, self.job)
             found.features["evaluation_seconds"], found.features["metric_fault"] = evaluated
@@ -315,7 +315,7 @@ class Worker:
 
     @_together("timed steps")
     def block(self, steps: int, cached: bool = False) -> dict[str, float]:
-        """Time `steps` steps, loading included; with `cached`, all on the last batch, without the loader.
+        """Time `steps` steps, loading included; with `cached`, all on one batch, without the loader.
 
         ``full`` counts how often the GPU's memory was, so that the allocator had to start anew. On a
         processor also what it worked for them, in all threads: ``processor``. Several ranks begin at
@@ -325,8 +325,9 @@ class Worker:
         assert self.session is not None
         self.ranks.gather(None)
         device = self.session.build.device
+        given = Again(next(self._stream)) if cached else None
         full, begin, worked, self._waited = retries(device), time.perf_counter(), time.process_time(), 0.0
-        samples = self._steps(steps, cached)
+        samples = self._steps(steps, given)
         seconds, waited = self.ranks.largest(time.perf_counter() - begin, self._waited)
         done = {"seconds": seconds, "samples": samples, "waited": waited, "full": retries(device) - full}
         if device.type == "cpu" and self.ranks.world_size == 1:
@@ -396,8 +397,8 @@ class Worker:
             with Streams(derive(0, "largest")):
                 found = largest_batch(readable(call(self.job, "data"), self.job), LOOKING_SECONDS)
             everywhere = all(self.ranks.gather(bool(found)))
-            self._largest = [share_of(batch, rank, num) for batch in found if everywhere]
-        return self._largest
+            self._largest = [Again(share_of(batch, rank, num)) for batch in found if everywhere]
+        return [again() for again in self._largest]
 
     def _evaluation_peak(self) -> int:
         """Bytes while the metric runs on one batch; 0 where it cannot do with one."""
@@ -448,18 +449,19 @@ class Worker:
         effect = hashlib.sha256(repr((facts, torch.get_num_threads())).encode()).hexdigest()
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}
 
-    def _steps(self, count: int, cached: bool = False) -> int:
-        """Take steps by the code of `train`; the samples, of all ranks."""
+    def _steps(self, count: int, given: Again | None = None) -> int:
+        """Take steps by the code of `train`, on the loader's batches or the one `given`; the samples, of all
+        ranks.
+        """
         assert self.session is not None
         assert self._strides is not None
         strides, before = self._strides, self._strides.samples
         for _ in range(count):
             strides.fetches()
-            if not cached:
-                begin = time.perf_counter()
-                self._cached = next(self._stream)
-                self._waited += time.perf_counter() - begin
-            strides.stride(self._cached)
+            begin = time.perf_counter()
+            batch = next(self._stream) if given is None else given()
+            self._waited += time.perf_counter() - begin
+            strides.stride(batch)
             strides.glance()
         if self.session.build.device.type == "cuda":
             torch.cuda.synchronize()

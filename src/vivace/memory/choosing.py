@@ -23,6 +23,7 @@ from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Technique
 from vivace.technique.registry import find, lowering_the_peak, rescues, savers
+from vivace.tensors.trees import Again
 
 ATTEMPTS = 5
 STEPS = 5
@@ -111,7 +112,8 @@ def choosers(
     job: Job, machine: Machine, batches: Sequence[Any], allow: Numerics, base: Plan
 ) -> Iterator[Chooser]:
     """One on `base`, and one for each relief that acts on this job and is allowed."""
-    first = Chooser(job, machine, batches, allow, base)
+    again = [Again(batch) for batch in batches]
+    first = Chooser(job, machine, again, allow, base)
     yield first
     for techniques in _reliefs(machine.device.kind, allow):
         plan = base
@@ -120,7 +122,7 @@ def choosers(
         if plan.promise > allow or len(plan) < len(base) + len(techniques):
             continue
         with contextlib.suppress(Exception):  # what is refused or fails on this job is no relief
-            yield Chooser(job, machine, batches, allow, plan, first)
+            yield Chooser(job, machine, again, allow, plan, first)
 
 
 def _reliefs(device: str, allow: Numerics) -> list[list[Technique]]:
@@ -150,7 +152,7 @@ class Chooser:
         self,
         job: Job,
         machine: Machine,
-        batches: Sequence[Any],
+        batches: Sequence[Again],
         allow: Numerics,
         base: Plan,
         first: Chooser | None = None,
@@ -159,8 +161,8 @@ class Chooser:
         with start(job, base, machine) as session:
             if session.promise > allow:
                 raise Refused(f"on this job it promises {session.promise.name}, and {allow.name} is allowed")
-            self.parts = measure(session, batches[-1], allow)
-            self.kept_bytes = observe(session, self.batches).peak_bytes
+            self.parts = measure(session, batches[-1](), allow)
+            self.kept_bytes = observe(session, [again() for again in self.batches]).peak_bytes
             self.step_seconds = self._step_seconds(session, first)
         if not self.parts:
             raise Refused("no part of the model is repeated, and no nn.Sequential can be cut")
@@ -205,7 +207,7 @@ class Chooser:
     def peak_bytes(self, decision: Decision) -> int:
         """The measured peak of a step."""
         with start(self.job, self.plan(decision), self.machine) as session:
-            return observe(session, self.batches).peak_bytes
+            return observe(session, [again() for again in self.batches]).peak_bytes
 
     def curve(self) -> list[tuple[int, float]]:
         """Memory against time: (bytes at the peak, seconds a step more), smallest first."""
@@ -217,7 +219,7 @@ class Chooser:
         with contextlib.ExitStack() as stack:
             if first is not None and session.build.device.type == "cpu":
                 others.append(stack.enter_context(start(self.job, first.base, self.machine)))
-            times = [[_seconds(each, self.batches[0]) for each in others] for _ in range(1 + STEPS)][1:]
+            times = [[_seconds(each, self.batches[0]()) for each in others] for _ in range(1 + STEPS)][1:]
         if first is None or len(others) < 2:
             return statistics.median(own for own, *_ in times)
         return first.step_seconds * statistics.median(own / other for own, other in times)

@@ -17,7 +17,7 @@ from vivace.job import Batch
 from vivace.ledger import Observation
 from vivace.operators import MATRIX_CLASSES, class_of, is_operator
 from vivace.session.session import Session
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import Again, tensors
 from vivace.torch_internals import compiler
 from vivace.torch_internals.tensors import dense_parts, raw_events
 
@@ -36,16 +36,18 @@ DTYPES = {
 def observe(session: Session, batches: list[Any]) -> Observation:
     """Run a few steps of `session`, the last one profiled, and return what that step did.
 
-    `batches` are reused in turn; draw them with ``session.batches``, so that data techniques have acted. The
-    weights move on. Steps before the profiled one warm up and count page faults: the profiler causes some.
-    A replayed graph shows its kernels and no operators: those are then seen in one more step, without it.
+    `batches` are reused in turn, as they were; draw them with ``session.batches``, so that data techniques
+    have acted. The weights move on. Steps before the profiled one warm up and count page faults: the profiler
+    causes some. A replayed graph shows its kernels and no operators: those are then seen in one more step,
+    without it.
     """
-    session.step(batches[0])
+    again = [Again(batch) for batch in batches]
+    session.step(again[0]())
     before = minor_faults()
     for number in range(COUNTED_STEPS):
-        session.step(batches[(number + 1) % len(batches)])
+        session.step(again[(number + 1) % len(batches)]())
     faults = (minor_faults() - before) / COUNTED_STEPS
-    batch = batches[-1]
+    batch = again[-1]()
     held = live_bytes(session, batch)
     profiler = profile_step(session, batch)
     events = raw_events(profiler)
@@ -55,7 +57,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     else:
         peak = held + _highest_sum(events)
     if not _matrix_dtypes(events) and not session.build.own_step:
-        uncaptured = profile_step(session, batch, _without_graphs)
+        uncaptured = profile_step(session, again[-1](), _without_graphs)
         events = [*events, *raw_events(uncaptured)]
     compiled_graphs, graph_breaks = _dynamo_counters()
     return Observation(

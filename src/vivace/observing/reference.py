@@ -27,7 +27,7 @@ from vivace.session.session import Session
 from vivace.tensors.denormals import Denormals
 from vivace.tensors.loaders import known_length, notices
 from vivace.tensors.modules import kinds_of, modules_of
-from vivace.tensors.trees import batch_size, bytes_of
+from vivace.tensors.trees import Again, batch_size, bytes_of
 from vivace.torch_internals.tensors import Operator
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
@@ -46,6 +46,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
     workers = getattr(loader, "num_workers", 0)
     steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
     parts, faults = _time_parts(session, endless_batches(session, job, loader, world_size=num_ranks), steps)
+    last = Again(batches[-1])
     seen = observe(session, batches)
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
@@ -53,7 +54,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
         device=session.build.device.type,
         step_seconds=step_seconds,
         shares={part: parts[part] / step_seconds for part in PARTS},
-        operator_shares=operator_shares(profile_step(session, batches[-1])),
+        operator_shares=operator_shares(profile_step(session, last())),
         num_operators=sum(seen.operators.values()),
         page_faults=faults,  # not of the few steps of `observe`: many a step takes no memory anew
         parameter_bytes=bytes_of(parameters),
@@ -61,7 +62,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks:
         features={
             **_features(session, batches[0], loader, parameters),
             "epochs": job.epochs,
-            **_what_runs(session, batches[-1]),
+            **_what_runs(session, last()),
             "loading_limit": _loading_limit(parts, batch_size(batches[0]), loader),
         },
     )

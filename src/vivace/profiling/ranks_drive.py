@@ -21,7 +21,7 @@ from vivace.plan import Plan
 from vivace.profiling.law import COUNTS, Law, link_of
 from vivace.session.opening import call, checked_step, fed, first_batches, readable, start
 from vivace.session.session import Session
-from vivace.tensors.trees import batch_size, bytes_of
+from vivace.tensors.trees import Again, batch_size, bytes_of
 from vivace.training.ranks import for_so_many, met_under
 
 BATCHES = 4
@@ -75,13 +75,13 @@ class Together:
 
     def _block(self, session: Session, parts: list[Any]) -> Callable[[], float]:
         """``() -> seconds a step`` of the slowest rank, over a block of steps that all begin at once."""
-        device = session.build.device
+        device, again = session.build.device, [Again(part) for part in parts]
 
         def run(steps: int) -> float:
             self.ranks.gather(None)
             begin = now(device)
             for number in range(steps):
-                session.step(parts[number % len(parts)])
+                session.step(again[number % len(parts)]())
             return self.ranks.largest((now(device) - begin) / steps)[0]
 
         each = run(WARM_STEPS)

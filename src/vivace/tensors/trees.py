@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vivace.errors import Refused
 from vivace.tensors import objects
+from vivace.torch_internals.tensors import version_of
 
 Tree: TypeAlias = object
 """Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
@@ -56,6 +57,27 @@ def map_tensors(
             object.__setattr__(found, name, map_tensors(getattr(batch, name), function, whole))
         return found
     return objects.replaced(batch, function) if objects.holds_tensors(batch) else batch
+
+
+class Again:
+    """Gives one batch for step after step: as it is, and once a step has written into it, copies of what it
+    was.
+    """
+
+    def __init__(self, batch: Tree) -> None:
+        self._batch, self._versions = batch, _versions(batch)
+        self._kept = map_tensors(batch, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+    def __call__(self) -> Any:
+        """The batch for the next step."""
+        if _versions(self._batch) != self._versions:
+            self._batch = map_tensors(self._kept, torch.Tensor.clone)
+            self._versions = _versions(self._batch)
+        return self._batch
+
+
+def _versions(batch: Tree) -> list[int]:
+    return [version_of(tensor) for tensor in tensors(batch)]
 
 
 def fields_of(thing: object) -> list[str] | None:

@@ -267,16 +267,18 @@ def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
-    gradient is all rounding: a rare event that few shadows show. Its scale has room for two. Its gradient has
-    room for a ReLU that flips for one sample: two fifths of one row, which is an output's.
+    gradient is all rounding: a rare event that few shadows show. Its scale has room for two. A gradient has
+    room for a ReLU that flips for one sample: two fifths of one row, which is an output's. A layer that does
+    not move has all the room there is, unless it has no gradient at all: then nothing rounds.
     """
     found = dict[str, float]()
+    still = before.parameters.keys() - reference.gradients if reference.gradients else set[str]()
     weights = way = 0.0
     for name, start in before.parameters.items():
         unit = max(FP32_UNIT, torch.finfo(start.dtype).eps if is_measured(start) else 0.0)
         size = unit**2 * _square_of(start)
         square = moved_square(reference.after.parameters[name], start)
-        found[name] = math.sqrt(size / square) if square else math.inf
+        found[name] = math.sqrt(size / square) if square else 0.0 if name in still else math.inf
         weights, way = weights + size, way + square
     finest = math.sqrt(weights / way) if way else 0.0
     layers = {Measure(Quantity.SCALE): finest, Measure(Quantity.RESIDUAL): finest}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import tempfile
 import time
@@ -26,6 +27,8 @@ SMALLEST_GAIN = 1e-3  # of the metric: training that gains less has not learnt
 FIRST_LOOK = 3  # pairs of runs before the first test
 MOST_NEEDED = 1000  # seeds; a number above it is not told
 SIGNIFICANCE = 0.05
+FINEST_STEP = 1e-6  # of a metric, relative: what is finer is rounding
+TINY = 1e-12
 TIMEOUT_SECONDS = 24 * 3600.0  # of one training
 TRAINER = "vivace.verifying.equivalence:Trainer"
 
@@ -76,6 +79,18 @@ class Pairs:
     most: int
     reference: list[float] = dataclasses.field(default_factory=list)
     candidate: list[float] = dataclasses.field(default_factory=list)
+    same_bits: bool = False  # were the trainings compared bit for bit? Then equal metrics are no chance
+
+    @property
+    def step(self) -> float:
+        """In which the metric moves, as one of few samples moves an accuracy, where that hides a margin."""
+        step = 0.0 if self.same_bits else _step_of([*self.reference, *self.candidate])
+        return step if step > self.margin else 0.0
+
+    @property
+    def p(self) -> float:
+        """The p value of the metrics being equivalent."""
+        return equivalence_p(self.differences, self.margin, self.step)
 
     @property
     def differences(self) -> list[float]:
@@ -95,7 +110,7 @@ class Pairs:
         differences = self.differences
         if len(differences) < min(FIRST_LOOK, self.most) or self.stuck:
             return None
-        if equivalence_p(differences, self.margin) < self.level:
+        if self.p < self.level:
             return True
         return False if _other_p(differences, self.margin) < self.level else None
 
@@ -114,6 +129,10 @@ class Pairs:
         differences = self.differences
         if len(differences) < 2 or self.stuck:
             return None
+        if self.step and not any(differences):
+            share = max(self.margin / self.step, TINY)
+            seeds = math.ceil(math.log(SIGNIFICANCE / 2) / math.log1p(-share))
+            return seeds if seeds <= MOST_NEEDED else None
         center, spread = abs(mean(differences)), stdev(differences)
         way = self.margin - (center if center > 2 * spread / math.sqrt(len(differences)) else 0.0)
         quantiles = 2.93 if way > 0 else 2.49  # of the normal distribution: 95 % + 90 %, and 95 % + 80 %
@@ -127,6 +146,10 @@ class Pairs:
             return f"not decided: {self.stuck}"
         needed = self.needed()
         told = f"about {needed} seeds would decide" if needed else f"more than {MOST_NEEDED} seeds are needed"
+        if self.step:
+            told += (
+                f", as the metric moves in steps of {self.step:.2g}, more validation data, or a wider margin"
+            )
         return f"not decided{why}: {told}" if len(self.differences) > 1 else f"not decided{why}"
 
 
@@ -159,7 +182,7 @@ def judge_by_metric(
     nothing either, it raises KeyboardInterrupt. Raises InputError where no margin can be derived.
     """
     begin, why, interrupted = time.monotonic(), "", False
-    pairs = Pairs(margin or 0.0, seeds)
+    pairs = Pairs(margin or 0.0, seeds, same_bits=verdict.promise == "exact" and verdict.kept is True)
     own = original or company.source
     with company.child(TRAINER) as mine, Child(TRAINER, own, environment=ALONE) as theirs:
         metric = theirs.ask("metric_facts", TIMEOUT_SECONDS)
@@ -200,7 +223,7 @@ def _with_metric(
 ) -> Verdict:
     count = len(pairs.candidate)
     differences, decision = pairs.differences, pairs.decision()
-    p = equivalence_p(differences, pairs.margin) if count > 1 else 1.0
+    p = pairs.p if count > 1 else 1.0
     name = metric_title({"metric_name": metric["name"], "metric_data": metric["data"]})
     told = (
         f"{name} {mean(pairs.candidate):.4g} against {mean(pairs.reference[:count]):.4g}, difference "
@@ -241,10 +264,28 @@ def _derived_margin(untrained: float, trained: float) -> float:
     return DEFAULT_MARGIN * brought
 
 
-def equivalence_p(differences: Sequence[float], margin: float) -> float:
-    """The p value of at least two `differences` having a mean within ±`margin`; small means equivalent."""
+def _step_of(values: Sequence[float]) -> float:
+    """The largest number of which all differences between them are multiples; next to none where they move
+    without steps.
+    """
+    finest, step = FINEST_STEP * max(map(abs, values), default=0.0), 0.0
+    for low, high in itertools.pairwise(sorted(values)):
+        rest = high - low
+        while rest > finest:
+            step, rest = rest, step % rest
+    return step
+
+
+def equivalence_p(differences: Sequence[float], margin: float, step: float = 0.0) -> float:
+    """The p value of at least two `differences` having a mean within ±`margin`; small means equivalent.
+
+    Of a metric that moves in a `step` wider than the margin, equal metrics may be chance: a mean of `margin`
+    needs but one such step in so many seeds.
+    """
     count, center = len(differences), mean(differences)
     error = stdev(differences) / math.sqrt(count)
+    if error == 0.0 and step > margin and not center:
+        return (1.0 - margin / step) ** count
     if error == 0.0:
         return 0.0 if abs(center) < margin else 1.0
     return max(

@@ -245,14 +245,24 @@ def checks_of(
         left_out = unread[number] if number < len(unread) else None
         if left_out is not None and left_out.shape == ours.shape == theirs.shape:
             ours, theirs = ours[~left_out], theirs[~left_out]
-        apart = output_distance(ours, theirs, least)
+        apart = _apart(ours, theirs, least)
         least = spread_of(theirs) if not number else least
         measure, limit = Measure(Quantity.EVALUATION_UNDER_PLAN), LIMIT * (HELD_OUT_FACTOR if number else 1)
-        known = math.nan if theirs.isnan().any() else 0.0
+        known = math.nan if theirs.isnan().any() else 0.0  # of what rounds; bit for bit it can be told
         figure = check(measure, 0, apart, known, roundoff, floor=roundoff / 4, limit=limit)
         name = f"{measure}, {HELD_OUT}{number}" if number else f"{measure}"
         found.append(figure | {"name": f"{name}, {when or 'from step 0'}"})
     return found
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor, least: float) -> float:
+    """Their distance; what is no number in both says nothing, and beside a number it is infinitely far."""
+    gaps = theirs.isnan()
+    if ours.shape == theirs.shape and gaps.any():
+        if not torch.equal(ours.isnan(), gaps):
+            return math.inf
+        ours, theirs = ours[~gaps], theirs[~gaps]
+    return output_distance(ours, theirs, least)
 
 
 def _of_torch(module: nn.Module) -> bool:

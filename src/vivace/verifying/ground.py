@@ -12,6 +12,7 @@ from vivace.verifying.bias import Estimate
 from vivace.verifying.displacement import Outcome, State
 from vivace.verifying.figures import Measure
 from vivace.verifying.life import Course, Life
+from vivace.verifying.measured import Measured
 from vivace.verifying.rehearsal import Rehearsal
 
 
@@ -50,7 +51,8 @@ class Standing:
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing; `notes`: what
     could not be compared; `details`, `fed`: see `Verdict`; `handed`: biases where the reference got the
-    plan's masks; `num_pairs`: of gradients for the bias; `long_curve`: the losses of many more steps, if an
+    plan's masks; `measured`: the job's own metric, where there is no other evaluation; `num_pairs`: of
+    gradients for the bias; `long_curve`: the losses of many more steps, if an
     edit's first ones were equal.
     """
 
@@ -64,6 +66,7 @@ class Ran:
     biases: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     handed: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     evaluated: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    measured: list[Measured | None] = dataclasses.field(default_factory=list)
     precision: Plan = dataclasses.field(default_factory=Plan)
     num_pairs: int = 0
     same_streams: bool = True

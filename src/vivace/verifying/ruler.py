@@ -94,6 +94,7 @@ class Ruler(Runner):
         self.batches = self._load(seconds)
         self._require_same_batches()
         with start(self.job, plan, self.machine) as trial:
+            self.session = trial
             before, python = every_random_state(), InPython.of(trial, self.job)
             with (products := Products()):
                 checked_step(trial, clone(self.batches[0]))
@@ -259,6 +260,7 @@ class Ruler(Runner):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
         ran.evaluated = self.evaluation.everywhere(session, ran.end)
+        ran.measured = self._measured(session, ran.end)
         if session.promise == Numerics.ROUNDING:
             stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
             pairs = self._pairs(session, self._num_pairs(ran), stream=stream)
@@ -459,7 +461,7 @@ class Ruler(Runner):
     def _evaluation_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
         seen, roundoff = [(ran.end, ran.evaluated, "")], max(roundoff, self.own_roundoff)
         seen += [(state, outputs, WHEN) for state, outputs in (ran.life.evaluated if ran.life else [])]
-        found = []
+        found = self._own_metric_checks(ran, roundoff)
         for state, outputs, when in seen:
             plain = self.evaluation.everywhere(self.session, state)
             found += evaluation_checks(outputs, plain, roundoff, when, self.evaluation.unread)

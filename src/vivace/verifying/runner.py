@@ -24,6 +24,7 @@ from vivace.technique import Numerics
 from vivace.tensors.modules import named_parameters
 from vivace.tensors.randomness import derive, host_state, same_host_state
 from vivace.tensors.trees import batch_size, bytes_of, digest, split, tensors
+from vivace.torch_internals.tensors import storage_ids
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
 from vivace.verifying.displacement import Outcome, State, Tensors, distances, mean_outcome, moved_square
@@ -32,13 +33,14 @@ from vivace.verifying.effort import MOST_REHEARSED, Effort, feeding_seconds
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import EPOCHS, EVALUATIONS, Loaders
 from vivace.verifying.figures import Measure, Quantity
-from vivace.verifying.ground import Standing
+from vivace.verifying.ground import Ran, Standing
 from vivace.verifying.judgement import LIMIT, unknown
 from vivace.verifying.life import Course, Life, course_of, held_out, live, shape_of, validate
 from vivace.verifying.masks import Counted, Handed, Kept, Unlike, fault_of, shared_by_samples
+from vivace.verifying.measured import FEWEST_BATCHES, SHADOWS, Measured, OwnMeasure, check_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.resumed import resume
-from vivace.verifying.shadow import FINEST_ROUNDOFF
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.skipping import num_skipped, overflow_fault
 from vivace.verifying.states import InPython, Snapshot, clone, moving_only, restore, state_of
 from vivace.verifying.tap import Tap, every_random_state
@@ -54,6 +56,14 @@ SETTLING_STEPS = 8  # a loss scale halves until it fits, and skips steps meanwhi
 UNMOVED = (
     "the job's own steps left every weight where it was, so no update could be compared: its learning rate "
     "may be 0, or its step updates more rarely"
+)
+SAME_WEIGHTS = (
+    "the Job's model() gives the same weights each time it is called, so that a plan would be held against a "
+    "model that is trained already: build a new one in it, or return copy.deepcopy of yours"
+)
+NO_NUMBER = (
+    "the job's own loss is no number (NaN) at step {}, before any plan, and what is none tells nothing "
+    "apart: mend the job first"
 )
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
@@ -359,6 +369,22 @@ class Runner:
         session.build.on_close(again.close)
         return again
 
+    def _measured(self, session: Session, state: State) -> list[Measured | None]:
+        """The metric in this state, of a job with its own step: nothing else tells what it evaluates."""
+        if self.job.loss is not None or self.ranks.world_size > 1:
+            return []
+        return [OwnMeasure(self.job, session, FEWEST_BATCHES, math.inf)(state)]
+
+    def _own_metric_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
+        """The figure of `_measured` under a plan; none where the job itself says otherwise each time."""
+        measure = OwnMeasure(self.job, self.session, FEWEST_BATCHES, math.inf)
+        first, again = (measure(ran.end) if ran.measured else None for _ in range(2))
+        if first is None or first != again:
+            return []
+        noises = (Rounding(roundoff, seed=49_000 + seed, halves={}) for seed in range(SHADOWS))
+        shadows = [found for noise in noises if (found := measure(ran.end, around=noise)) is not None]
+        return [check_of(ran.measured[0] or Measured(math.nan, *first[1:]), first, shadows)]
+
     def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
         return rehearse(
             session,
@@ -381,6 +407,9 @@ class Runner:
 
     def _opened(self, plan: Plan, tap: Tap) -> Session:
         session = start(tap.job, plan, self.machine)
+        if hasattr(self, "session") and _trained(session) & _trained(self.session):
+            session.close()
+            raise JobError(SAME_WEIGHTS)
         tap.attach(session)
         self.taps[session] = tap
         return session
@@ -470,7 +499,12 @@ class Runner:
         return curve, State.mean([run[1] for run in runs])
 
     def _if_moved(self, found: dict[str, Any]) -> dict[str, Any]:
-        """A verdict's fields; where it says kept and the job itself moved no weight, nothing is known."""
+        """A verdict's fields; where the job's own loss is no number, or where it says kept and the job itself
+        moved no weight, nothing is known.
+        """
+        first = next((step for step, loss in enumerate(self.standing.curve) if math.isnan(loss)), None)
+        if first is not None and found["kept"] is not False:
+            return unknown(NO_NUMBER.format(first))
         begin, life = self.snapshots[0].state.parameters, self.standing.life
         ends = [self.standing.end.parameters, *([life.outcome.after.parameters] if life else [])]
         models = self.session.build.models
@@ -494,3 +528,9 @@ class Runner:
         found = self._distances(again, self.snapshots[0], before)
         most = LIMIT * max(FINEST_ROUNDOFF, self.own_roundoff)
         return any(found[Measure(quantity)] > most for quantity in (Quantity.LOSS, Quantity.EVALUATION))
+
+
+def _trained(session: Session) -> set[int]:
+    """The storages of the weights that are trained; of what ranks divide, none."""
+    parameters = named_parameters(session.build.models) if session.build.shards is None else []
+    return storage_ids(p for _, p in parameters if p.requires_grad)

@@ -23,7 +23,7 @@ class Verdict:
     touches the batches, of the passes over ``data``, and over ``validation`` as the metric reads it, how many
     ``batches`` were compared with the job's own, and whether these were the ``whole``. `bias`: over how many
     ``pairs`` of gradients a plan that rounds was tested for bias, or why it is ``not_tested``. `details`:
-    what was left out and does not bear on the answer.
+    what was left out and does not bear on the answer. `seconds`: what all of it took.
     """
 
     kept: bool | None

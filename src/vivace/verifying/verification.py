@@ -74,9 +74,11 @@ def verify(
     with company_of(source) as company:
 
         def lead() -> dict[str, Any]:
+            begin = time.monotonic()
             asked = _checked(source, job, plan, against, precision, metric, seeds, margin, budget)
             with enough_memory_to("take the same steps with and without what is verified"):
-                return _verified(asked, company, listening(on_event)).to_dict()
+                found = _verified(asked, company, listening(on_event))
+            return found.to_dict() | {"seconds": time.monotonic() - begin}
 
         document = lead_or_follow(company, lead)
     return Verdict.of(document)
