@@ -82,11 +82,8 @@ class _Layer(torch.autograd.Function):
         kept = x.new_empty(total, KEPT.get(kind, 0) * width)
         last, recurrent, across = _changeable(first), x.new_empty(batch, gates), of_state.t()
         cell = None if first_cell is None else _changeable(first_cell)
-        step, outs, before = (
-            _cell("forward", kind, width, x.dtype),
-            torch.split(out, list(steps.counts)),
-            begin,
-        )
+        step, before = _cell("forward", kind, width, x.dtype), begin
+        outs = torch.split(out, list(steps.counts))
         for at in _in_turn(steps, backwards):
             start, count = steps.starts[at], steps.counts[at]
             if len(before) < count:  # backwards, a longer sequence begins before a shorter one
@@ -124,16 +121,8 @@ class _Layer(torch.autograd.Function):
         step = _cell("backward", kind, of_state.shape[1], x.dtype)
         for at in _in_turn(steps, not backwards):
             start, count = steps.starts[at], steps.counts[at]
-            read = _at(back), _at(seen, start), _at(kept, start)
-            step(
-                count,
-                _at(of_out, start),
-                _at(state),
-                _at(cell),
-                *read,
-                _at(given, start),
-                _at(recurrent, start),
-            )
+            read = _at(of_out, start), _at(state), _at(cell), _at(back), _at(seen, start), _at(kept, start)
+            step(count, *read, _at(given, start), _at(recurrent, start))
             torch.mm(rows[at], of_state, out=back[:count])
         wanted = context.needs_input_grad[1:]
         return (
@@ -194,10 +183,8 @@ def _differentiable(
     directions = 2 if backwards else 1  # it has no layer that goes backwards alone
     own = [weight for weight in weights if weight is not None] * directions
     with torch.enable_grad():
-        firsts = [
-            one.to(x.dtype).expand(directions, *one.shape)
-            for one in (first, first_cell)[: len(gradients) - 1]
-        ]
+        both = (first, first_cell)[: len(gradients) - 1]
+        firsts = [one.to(x.dtype).expand(directions, *one.shape) for one in both]
         begin = tuple(firsts) if kind == "lstm" else firsts[0]
         options = (weights[-1] is not None, 1, 0.0, True, backwards)
         out, *lasts = OVER_STEPS[kind](x, torch.tensor(steps.counts), begin, own, *options)
@@ -238,7 +225,7 @@ def over_steps(
         steps = _Steps((batch,) * length)
     else:
         steps = _Steps(tuple(counts.tolist() if counts.dtype == torch.int64 and counts.dim() == 1 else ()))
-    fits = x.numel() and _fits(kind, x[..., 0].numel(), steps, firsts, weights[::each], weights[1::each])
+    fits = x.numel() and _fits(kind, x[..., 0].numel(), steps, firsts, weights, each)
     if len(steps.counts) < FEWEST_STEPS or not fits:
         return None
     inputs = (x.transpose(0, 1) if batch_first else x).to(dtype).contiguous().flatten(0, -2)
@@ -277,20 +264,15 @@ def _computes(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
 
 
 def _fits(
-    kind: str,
-    rows: int,
-    steps: _Steps,
-    firsts: Sequence[Tensor],
-    of_inputs: Sequence[Tensor],
-    of_states: Sequence[Tensor],
+    kind: str, rows: int, steps: _Steps, firsts: Sequence[Tensor], weights: Sequence[Tensor], each: int
 ) -> bool:
     """Has everything the size that the C code takes it to have? Of others PyTorch says what is wrong."""
     width = firsts[0].shape[-1]
-    gates, begin = GATES.get(kind, 1) * width, (len(of_states), *steps.counts[:1], width)
+    gates, begin = GATES.get(kind, 1) * width, (len(weights) // each, *steps.counts[:1], width)
     falls = all(more >= fewer for more, fewer in itertools.pairwise((*steps.counts, 1)))
     suits = falls and sum(steps.counts) == rows and all(one.shape == begin for one in firsts)
-    suits = suits and all(one.shape == (gates, width) for one in of_states)
-    return suits and all(len(one) == gates for one in of_inputs)
+    suits = suits and all(one.shape == (gates, width) for one in weights[1::each])
+    return suits and all(len(one) == gates for one in weights[::each])
 
 
 def in_place_of(kind: str, told: Callable[[], object]) -> Callable[..., Any]:
