@@ -29,6 +29,7 @@ from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
 from vivace.session.opening import attach, start
 from vivace.technique import Numerics, registry
+from vivace.techniques.fused_recurrent import layers
 from vivace.tuning.candidates import candidates
 
 from .over_steps import assert_near, calls, opened
@@ -249,8 +250,9 @@ def in_no_order(x):
 
 
 @every_kind
-def test_inputs_states_and_gradients_may_lie_in_any_order(kind):
-    layer, x = KINDS[kind](5, 7, bidirectional=True), packed((6, 5, 5, 2), 5)
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_inputs_states_and_gradients_may_lie_in_any_order(kind, bidirectional):
+    layer, x = KINDS[kind](5, 7, bidirectional=bidirectional), packed((6, 5, 5, 2), 5)
     firsts = states_of(layer, 4)
     of_results = of_each(layer, x, firsts)
     expected = results(layer, x, firsts, of_results)
@@ -261,7 +263,7 @@ def test_inputs_states_and_gradients_may_lie_in_any_order(kind):
         assert_near(ours(layer, x, *others), expected, rounding=1e-5)
     turned = [torch._neg_view(-one) for one in of_results]
     assert_near(ours(layer, x, firsts, turned), expected, rounding=1e-5)
-    alike = [torch.randn(7).expand(2, 4, 7) for _ in firsts]
+    alike = [torch.randn(7).expand(firsts[0].shape) for _ in firsts]
     wanted = results(layer, x, alike, of_results)
     assert_near(ours(layer, x, alike, of_results), wanted, rounding=1e-5)
 
@@ -311,15 +313,20 @@ def test_strange_counts_give_what_pytorch_gives_or_fail_as_there(kind, case):
     assert found == expected if isinstance(found, str) else all(map(torch.equal, found, expected))
 
 
-@every_kind
-@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
-def test_weights_of_another_size_fail_as_they_do_without_it(kind, name):
-    layer, x = KINDS[kind](4, 6), packed((6, 5, 2), 4)
-    setattr(layer, name, nn.Parameter(torch.randn(200, *getattr(layer, name).shape[1:])))
-    expected = outcome(layer, x)
-    assert isinstance(expected, str)
-    with opened(layer):
-        assert isinstance(outcome(layer, x), str)
+@pytest.mark.parametrize("kind", layers.KINDS)
+@pytest.mark.parametrize("length", [2, 200])
+@pytest.mark.parametrize("changed", ["of inputs", "of states", "first", "none"])
+def test_weights_and_states_of_another_size_are_left_to_pytorch(kind, length, changed):
+    """Which fails, or ends the process itself."""
+    gates, x, told = layers.GATES.get(kind, 1) * 6, packed((6, 5, 2), 4), []
+    of_inputs = torch.randn(length if changed == "of inputs" else gates, 4)
+    of_states = torch.randn(length if changed == "of states" else gates, 6)
+    first = torch.randn(1, length if changed == "first" else 3, 6)
+    firsts = (first, torch.randn(1, 3, 6)) if kind == "lstm" else first
+    options = (False, 1, 0.0, True, False)
+    arguments = x.data, x.batch_sizes, firsts, [of_inputs, of_states], *options
+    found = layers.over_steps(kind, lambda: told.append(1), *arguments)
+    assert (found is None) == (told == []) == (changed != "none")
 
 
 # What is differentiated
