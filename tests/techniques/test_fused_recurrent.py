@@ -33,6 +33,8 @@ from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.contract import plain_profile, this_machine
 from vivace.torch_internals import recurrent
 
+from .over_steps import assert_near, calls, opened
+
 FusedRecurrent = registry.find("fused_recurrent")
 KINDS = {
     "gru": nn.GRU,
@@ -90,16 +92,6 @@ class TestFusedRecurrent(TechniqueContract):
     jobs: ClassVar = {**TINY_JOBS, "gru": with_layer("gru"), "rnn": with_layer("tanh")}
 
 
-def opened(model, **beside):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = Plan.from_dict({"fused_recurrent": {}, **beside})
-    return attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b)[0].float().square().mean())
-
-
-def calls(session):
-    return session.build.notes["layers_over_steps"].calls
-
-
 def results(layer, x, first=None, of_out=None, of_last=None):
     """Output, last state, and gradients of the input, the first state and all parameters."""
     inputs = [one.detach().requires_grad_() for one in (x, first) if one is not None]
@@ -116,15 +108,6 @@ def ours(layer, *arguments):
         found = results(layer, *arguments)
         assert calls(session) == 1
     return found
-
-
-def assert_near(found, expected, rounding):
-    """Within `rounding` of each one's largest number."""
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.shape == theirs.shape
-        assert bool(mine.isfinite().all())
-        error = (mine.detach().double() - theirs.detach().double()).abs().max()
-        assert float(error) <= rounding * max(1.0, float(theirs.detach().abs().max()))
 
 
 @st.composite

@@ -19,6 +19,7 @@ from vivace.torch_internals.tensors import is_batched, is_transformed
 
 SOURCE = Path(__file__).with_name("cells.c")
 KINDS = {"gru": 0, "rnn_tanh": 1, "rnn_relu": 2, "lstm": 3}  # as in C
+GATES = {"gru": 3, "lstm": 4}
 KEPT = {"gru": 4, "lstm": 5}  # numbers of a unit that a step keeps for its gradients
 COMPUTED = (torch.float32, torch.bfloat16)
 COST = 4  # of a unit, in numbers of a plain pass
@@ -81,11 +82,8 @@ class _Layer(torch.autograd.Function):
         kept = x.new_empty(total, KEPT.get(kind, 0) * width)
         last, recurrent, across = _changeable(first), x.new_empty(batch, gates), of_state.t()
         cell = None if first_cell is None else _changeable(first_cell)
-        step, outs, before = (
-            _cell("forward", kind, width, x.dtype),
-            torch.split(out, list(steps.counts)),
-            begin,
-        )
+        step, before = _cell("forward", kind, width, x.dtype), begin
+        outs = torch.split(out, list(steps.counts))
         for at in _in_turn(steps, backwards):
             start, count = steps.starts[at], steps.counts[at]
             if len(before) < count:  # backwards, a longer sequence begins before a shorter one
@@ -106,6 +104,7 @@ class _Layer(torch.autograd.Function):
         context: Any, of_out: Tensor, of_last: Tensor, of_cell: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *inputs, states, kept = context.saved_tensors
+        states, kept = states.contiguous(), kept.contiguous()  # hooks may have saved them in another order
         x, first, first_cell, of_input, of_state, _, _ = inputs
         kind, backwards, steps = context.how
         gradients = [of_out, of_last] if of_cell is None else [of_out, of_last, of_cell]
@@ -114,7 +113,7 @@ class _Layer(torch.autograd.Function):
             return (None, *_differentiable(context, inputs, gradients))
         before = steps.before(states, backwards)
         seen = before if kind == "gru" else states[: len(x)] if backwards else states[steps.counts[0] :]
-        of_out, state = of_out.to(x.dtype).contiguous(), _changeable(of_last)
+        of_out, state = of_out.to(x.dtype).contiguous().resolve_neg(), _changeable(of_last)
         cell = None if of_cell is None else _changeable(of_cell)
         given = x.new_empty(len(x), len(of_state))
         recurrent = torch.empty_like(given) if kind == "gru" else given
@@ -122,16 +121,8 @@ class _Layer(torch.autograd.Function):
         step = _cell("backward", kind, of_state.shape[1], x.dtype)
         for at in _in_turn(steps, not backwards):
             start, count = steps.starts[at], steps.counts[at]
-            read = _at(back), _at(seen, start), _at(kept, start)
-            step(
-                count,
-                _at(of_out, start),
-                _at(state),
-                _at(cell),
-                *read,
-                _at(given, start),
-                _at(recurrent, start),
-            )
+            read = _at(of_out, start), _at(state), _at(cell), _at(back), _at(seen, start), _at(kept, start)
+            step(count, *read, _at(given, start), _at(recurrent, start))
             torch.mm(rows[at], of_state, out=back[:count])
         wanted = context.needs_input_grad[1:]
         return (
@@ -192,10 +183,8 @@ def _differentiable(
     directions = 2 if backwards else 1  # it has no layer that goes backwards alone
     own = [weight for weight in weights if weight is not None] * directions
     with torch.enable_grad():
-        firsts = [
-            one.to(x.dtype).expand(directions, *one.shape)
-            for one in (first, first_cell)[: len(gradients) - 1]
-        ]
+        both = (first, first_cell)[: len(gradients) - 1]
+        firsts = [one.to(x.dtype).expand(directions, *one.shape) for one in both]
         begin = tuple(firsts) if kind == "lstm" else firsts[0]
         options = (weights[-1] is not None, 1, 0.0, True, backwards)
         out, *lasts = OVER_STEPS[kind](x, torch.tensor(steps.counts), begin, own, *options)
@@ -235,8 +224,9 @@ def over_steps(
         batch, length = x.shape[:2] if batch_first else x.shape[1::-1]
         steps = _Steps((batch,) * length)
     else:
-        steps = _Steps(tuple(counts.tolist()))
-    if len(steps.counts) < FEWEST_STEPS or not x.numel():
+        steps = _Steps(tuple(counts.tolist() if counts.dtype == torch.int64 and counts.dim() == 1 else ()))
+    fits = x.numel() and _fits(kind, x[..., 0].numel(), steps, firsts, weights, each)
+    if len(steps.counts) < FEWEST_STEPS or not fits:
         return None
     inputs = (x.transpose(0, 1) if batch_first else x).to(dtype).contiguous().flatten(0, -2)
     cast = [weight.to(dtype) for weight in weights]
@@ -254,7 +244,7 @@ def over_steps(
         if dropout and layer < num_layers - 1:
             inputs = torch.dropout(inputs, dropout, train)
     told()
-    result = dtype if kind.startswith("rnn") else firsts[0].dtype  # as PyTorch gives it under autocast
+    result = dtype if kind.startswith("rnn") else firsts[-1].dtype  # as PyTorch gives it under autocast
     out = inputs.to(result, copy=not bidirectional)  # a view until here, which nobody could change in place
     ends = [torch.stack(those).to(result) for those in list(zip(*lasts, strict=True))[: len(firsts)]]
     if counts is None:
@@ -271,6 +261,18 @@ def _computes(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
         return False
     # A mode may give tensors without memory where none went in.
     return all(type(one) in (Tensor, nn.Parameter) for one in (*tensors, torch.empty(0)))
+
+
+def _fits(
+    kind: str, rows: int, steps: _Steps, firsts: Sequence[Tensor], weights: Sequence[Tensor], each: int
+) -> bool:
+    """Has everything the size that the C code takes it to have? Of others PyTorch says what is wrong."""
+    width = firsts[0].shape[-1]
+    gates, begin = GATES.get(kind, 1) * width, (len(weights) // each, *steps.counts[:1], width)
+    falls = all(more >= fewer for more, fewer in itertools.pairwise((*steps.counts, 1)))
+    suits = falls and sum(steps.counts) == rows and all(one.shape == begin for one in firsts)
+    suits = suits and all(one.shape == (gates, width) for one in weights[1::each])
+    return suits and all(len(one) == gates for one in weights[::each])
 
 
 def in_place_of(kind: str, told: Callable[[], object]) -> Callable[..., Any]:
