@@ -20,9 +20,18 @@ PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 EACH_COMPILES = "each of its processes would have to compile its model"
 ONE_BY_ONE = {"WhereBackward0", "MaskedFillBackward0", "IndexBackward0", "PreluKernelBackward0"}
 ONE_BY_ONE |= {"MaxPool2DWithIndicesBackward0"}  # what PyTorch computes one by one on a CPU
+WRITTEN_OUT = "SafeSoftmaxBackward0"  # attention that drops weights
+ATTENTION = {"ScaledDotProductFlashAttentionForCpuBackward0", WRITTEN_OUT}
 LIBRARY_LSTM = "MkldnnRnnLayerBackward0"
 # What acts on the call of a model.
-OF_CALLS = ("channels_last", "depthwise_gradients", "fused_recurrent", "bf16_autocast", "compile")
+OF_CALLS = (
+    "channels_last",
+    "depthwise_gradients",
+    "fused_recurrent",
+    "batched_attention",
+    "bf16_autocast",
+    "compile",
+)
 
 
 def additions(
@@ -53,12 +62,13 @@ def additions(
         found.append([find("fused_recurrent")()])
     both = [*layout, *precision]
     found += [layout, precision, both if layout and precision else []]
-    if gradients:  # which in bfloat16 matter most
-        found += [
-            gradients,
-            [*precision, *gradients] if precision else [],
-            [*both, *gradients] if both else [],
-        ]
+    attention = (
+        [find("batched_attention")()] if on_processor and not ATTENTION.isdisjoint(differentiated) else []
+    )
+    found += [gradients, attention if WRITTEN_OUT in differentiated or not precision else []]
+    if gradients or attention:  # which in bfloat16 matter most
+        groups = dict.fromkeys(map(tuple, (precision, both)))
+        found += [[*group, *gradients, *attention] for group in groups if group]
     found.append([find("fused_optimizer")()])
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]

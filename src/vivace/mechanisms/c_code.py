@@ -15,7 +15,8 @@ from pathlib import Path
 from vivace.inspection.store import cache_folder
 
 NUMBERS_A_THREAD = 8_192
-FLAGS = ("-x", "c", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+HEADER = Path(__file__).with_name("numbers.h")  # which they share
+FLAGS = ("-x", "c", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", f"-I{HEADER.parent}")
 
 
 @functools.cache
@@ -29,8 +30,8 @@ def compiled(source: Path) -> ctypes.CDLL:
         raise OSError("gcc is needed, and neither gcc nor g++ is here")
     # What a compiler defines names its version and every instruction that it may use.
     defined = _output(compiler, *FLAGS, "-dM", "-E", os.devnull)
-    text = source.read_text(encoding="utf-8")
-    key = hashlib.sha256(f"{text}{FLAGS}{defined}".encode()).hexdigest()[:16]
+    text = "".join(file.read_text(encoding="utf-8") for file in (HEADER, source))
+    key = hashlib.sha256(f"{text}{FLAGS[:-1]}{defined}".encode()).hexdigest()[:16]
     path = cache_folder() / "compiled" / f"{source.stem}-{key}.so"
     if not path.exists():
         _compile(compiler, source, path)

@@ -84,6 +84,11 @@ def share_in(dtype: str, seen: Observation) -> str:
     return f"{count} of {sum(seen.dtypes.values())} matrix and convolution inputs in {dtype}"
 
 
+def computes_bfloat16(machine: Machine) -> bool:
+    """Has a processor instructions for products in bfloat16?"""
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(machine.device.features))
+
+
 def bfloat16_gain(profile: Profile, machine: Machine, casts: float) -> tuple[float, float]:
     """Products at up to 8x on GPUs and with AMX, elsewhere 4x, memory traffic at up to 2x; without hardware
     only slower.
@@ -93,7 +98,7 @@ def bfloat16_gain(profile: Profile, machine: Machine, casts: float) -> tuple[flo
     shares = profile.operator_shares
     products = sum(shares.get(name, 0.0) for name in MATRIX_CLASSES)
     device = machine.device
-    if device.kind == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(device.features):
+    if device.kind == "cpu" and not computes_bfloat16(machine):
         return (1 / (1 + 4 * products), 1.0)
     faster = 8 if device.kind == "cuda" or "amx_bf16" in device.features else 4
     rest = 1 - products

@@ -21,7 +21,16 @@ from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import minor_faults, now, observe, profile_step
-from vivace.operators import LEAST_MASK, LEAST_ONE_BY_ONE, ONE_BY_ONE, SMALL_MAP, class_of, seconds_by_class
+from vivace.operators import (
+    LEAST_DROPPED,
+    LEAST_MASK,
+    LEAST_ONE_BY_ONE,
+    LEAST_SCORES,
+    ONE_BY_ONE,
+    SMALL_MAP,
+    class_of,
+    seconds_by_class,
+)
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.denormals import Denormals
@@ -119,7 +128,8 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
         self.slow_depthwise = False
         self.mask_numbers = self.one_by_one = 0
-        self.layers_of_library = False
+        self.layers_of_library = self.slow_attention = False
+        self.attention_scores = 0
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
@@ -131,6 +141,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
             self.mask_numbers += found.numel()
         self.one_by_one += numbers_one_by_one(name, arguments)
         self.layers_of_library |= name == "mkldnn_rnn_layer"
+        self._attends(name, arguments, found)
         if name == "convolution" and found.dim() == 4:
             weight, stride, dilation, transposed, groups = (arguments[n] for n in (1, 3, 5, 6, 8))
             number = found.numel() * weight[0].numel()
@@ -141,6 +152,17 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
             depthwise = not transposed and 1 < groups == len(weight) == arguments[0].shape[1]
             self.slow_depthwise = self.slow_depthwise or (depthwise and not usual)
         return found
+
+    def _attends(self, name: str, arguments: Sequence[Any], found: Any) -> None:
+        """Count scores of attention: of PyTorch's kernel for CPUs, or written out, as where it drops some."""
+        if name == "_safe_softmax":
+            self.attention_scores += found.numel()
+            self.slow_attention |= found.numel() >= LEAST_DROPPED
+        elif name == "_scaled_dot_product_flash_attention_for_cpu":
+            query, key = arguments[:2]
+            scores = query[..., 0].numel() * key.shape[-2]
+            self.attention_scores += scores
+            self.slow_attention |= query.dtype == torch.bfloat16 and scores >= LEAST_SCORES
 
 
 def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
@@ -163,7 +185,8 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
     convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
     depthwise and not a plain 3x3; whether recurrent layers run step by step; how many numbers large masks
-    have, and what is computed one by one; and the share of denormal numbers.
+    have, and what is computed one by one; how many scores attention has, and whether it is of a kind that is
+    slow here; and the share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -185,6 +208,8 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
         "slow_depthwise": kernels.slow_depthwise,
         "mask_numbers": kernels.mask_numbers,
         "one_by_one": kernels.one_by_one,
+        "attention_scores": kernels.attention_scores,
+        "slow_attention": kernels.slow_attention,
         "denormals": kernels.share,
     }
 

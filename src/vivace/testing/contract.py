@@ -182,6 +182,8 @@ def plain_profile() -> Profile:
             "slow_depthwise": True,
             "mask_numbers": 100_000,
             "one_by_one": 1_000_000,
+            "attention_scores": 1_000_000,
+            "slow_attention": True,
             "batch_size": 16,
             "dtype": "float32",
             "optimizer": "Adam",

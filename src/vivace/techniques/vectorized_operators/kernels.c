@@ -1,22 +1,8 @@
 /* What torch computes a number at a time on a CPU, by vector instructions or on all threads: the same bits. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-static inline float wide(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float number;
-    memcpy(&number, &bits, 4);
-    return number;
-}
-
-static inline uint16_t narrow(float number) { /* to the nearest, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &number, 4);
-    uint16_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return number != number ? 0x7fc0 : rounded;
-}
+#include "numbers.h"
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
