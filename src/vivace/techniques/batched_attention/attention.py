@@ -82,22 +82,25 @@ class _Attention(torch.autograd.Function):
         how: _How,
     ) -> Tensor:
         batch, heads, queries, _ = query.shape
-        out = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
-        if kept is not None:  # as PyTorch's lies in memory then
-            out = torch.empty_like(out, memory_format=torch.contiguous_format)
-        logs = torch.empty(batch, heads, queries, dtype=torch.float32)
+        out = query.new_empty(batch, heads, queries, value.shape[3])
+        dense = all(one.stride(3) == 1 for one in (query, key, value))
+        if kept is None and dense and query.shape == out.shape:  # PyTorch's kernel would have made it
+            out = torch.empty_like(query)
+        # Each two floats, which who keeps float32 tensors in fewer bits leaves alone.
+        sums = torch.empty(batch, heads, queries, dtype=torch.int64)
         for part in _parts(query, key):
             q, k, v = (_several(one[part]) for one in (query, key, value))
             scores = torch.bmm(q, k.mT)
-            _pass("forward", (scores,), logs[part], mask, kept, part, how)
-            out[part] = torch.bmm(scores, v).view(out[part].shape)
-        context.save_for_backward(query, key, value, mask, kept, logs)
+            weights = torch.empty_like(scores)  # a mode may keep the products, as checkpoints of some do
+            _pass("forward", (scores, weights), sums[part], mask, kept, part, how)
+            out[part] = torch.bmm(weights, v).view(out[part].shape)
+        context.save_for_backward(query, key, value, mask, kept, sums)
         context.how = how
         return out
 
     @staticmethod
     def backward(context: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, kept, logs = context.saved_tensors
+        query, key, value, mask, kept, sums = context.saved_tensors
         if is_batched(of_out) or torch.is_grad_enabled():  # by `is_grads_batched`, or to be differentiated
             return (*_differentiable(context, query, key, value, mask, kept, of_out), None, None, None)
         of_query, of_key, of_value = (
@@ -107,7 +110,7 @@ class _Attention(torch.autograd.Function):
         for part in _parts(query, key):
             q, k, v, of = (_several(one[part]) for one in (query, key, value, of_out))
             scores, gradient = torch.bmm(q, k.mT), torch.bmm(of, v.mT)
-            _pass("backward", (scores, gradient), logs[part], mask, kept, part, context.how)
+            _pass("backward", (scores, gradient), sums[part], mask, kept, part, context.how)
             products = ((of_query, gradient, k), (of_key, gradient.mT, q), (of_value, scores.mT, of))
             for whole, one, other in products:
                 whole[part] = torch.bmm(one, other).view(whole[part].shape)
@@ -130,20 +133,20 @@ def _several(tensor: Tensor) -> Tensor:
 
 def _pass(
     name: str,
-    scores: tuple[Tensor, ...],
-    logs: Tensor,
+    scores: tuple[Tensor, Tensor],
+    sums: Tensor,
     mask: Tensor | None,
     kept: Tensor | None,
     part: tuple[slice, slice],
     how: _How,
 ) -> None:
-    sizes = (*logs.shape, scores[0].shape[2])
+    sizes = (*sums.shape, scores[0].shape[2])
     mask = None if mask is None else mask[part]
     kind, steps = (0, ()) if mask is None else (MASKS[mask.dtype], mask.stride())
     threads = threads_for(COST * scores[0].numel())
     shape = _Shape(*sizes, how.is_causal, kind, (ctypes.c_int64 * 4)(*steps), threads)
     shape.scale, shape.kept = how.scale, 1 / (1 - how.dropped)
-    places = map(_place, (*scores, logs, mask, kept if kept is None else kept[part]))
+    places = map(_place, (*scores, sums, mask, kept if kept is None else kept[part]))
     half = ctypes.c_int64(scores[0].dtype == torch.bfloat16)
     getattr(compiled(SOURCE), name)(*places, half, ctypes.byref(shape))
 
@@ -164,6 +167,7 @@ def _differentiable(
     """The gradients by operators of which autograd keeps how they were made."""
     how, needs = context.how, context.needs_input_grad[:3]
     with torch.enable_grad():
+        query, key, value = (one.view_as(one) for one in (query, key, value))  # one may come of another
         scores = query.float() @ key.float().mT * how.scale
         if how.is_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -224,7 +228,7 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, dropped: float) -> bool:
     suits = suits and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.shape[2] == value.shape[2]
     suits = suits and query.shape[3] == key.shape[3] and key.shape[2] <= MOST_KEYS and 0 <= dropped < 1
     suits = suits and query.shape[3] * value.shape[3] > 0 and _pays(query, key, dropped)
-    if not suits or any(one.device.type != "cpu" or one.is_neg() for one in given):
+    if not suits or any(one.device.type != "cpu" or one.is_neg() or one.is_inference() for one in given):
         return False
     # A mode may give tensors without memory where none went in.
     return not is_transformed() and type(torch.empty(0)) is Tensor
@@ -240,10 +244,10 @@ def _pays(query: Tensor, key: Tensor, dropped: float) -> bool:
 
 def _masks(mask: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Is it a mask of so many scores that C code can read, and that takes no gradient?"""
-    last = sizes[len(sizes) - mask.dim() :] if mask.dim() <= len(sizes) else None
-    suits = type(mask) is Tensor and last is not None and mask.dtype in (torch.bool, dtype)
-    suits = suits and not mask.requires_grad and mask.device.type == "cpu" and not mask.is_neg()
-    return suits and all(size in (1, wanted) for size, wanted in zip(mask.shape, last or (), strict=True))
+    suits = type(mask) is Tensor and mask.dim() in (2, 4) and mask.dtype in (torch.bool, dtype)
+    if not suits or mask.requires_grad or mask.device.type != "cpu" or mask.is_neg() or mask.is_inference():
+        return False
+    return all(size in (1, wanted) for size, wanted in zip(mask.shape, sizes[-mask.dim() :], strict=True))
 
 
 def begin(told: Told) -> Callable[[], None]:
