@@ -3,7 +3,6 @@
 import copy
 import ctypes
 import dataclasses
-import functools
 import os
 import platform
 import signal
@@ -81,7 +80,7 @@ class TestBatchedAttention(TechniqueContract):
     jobs: ClassVar = {
         **TINY_JOBS,
         "bfloat16": attending,
-        "dropped": functools.partial(attending, 0.1, HALF, 80),
+        "dropped": lambda: attending(0.1, HALF, 80),
     }
 
 
@@ -156,7 +155,8 @@ def exact(inputs, of_out=None, attn_mask=None, dropout_p=0.0, is_causal=False, s
         scores = scores.masked_fill(~attn_mask, -INF)
     elif attn_mask is not None:
         scores = scores + attn_mask.double()
-    weights = scores.softmax(-1).masked_fill((scores == -INF).all(-1, keepdim=True), 0.0)
+    nothing = (scores == -INF).all(-1, keepdim=True)
+    weights = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
     if dropout_p:
         kept = torch.empty(scores.shape, dtype=torch.bool).bernoulli_(1 - dropout_p)
         weights = weights * kept / (1 - dropout_p)
@@ -262,9 +262,10 @@ def test_numbers_that_are_not_finite_give_what_they_give(kept, strange, dropped)
     inputs = [one.detach().clone() for one in three(length=6)]
     inputs[kept - 1][1, 2, 3, 4] = strange
     plain, found = (run(inputs, dropout_p=dropped) for run in (results, ours))
-    assert torch.equal(found[0].isnan(), plain[0].isnan())
-    assert torch.equal(found[0].isinf(), plain[0].isinf())
-    finite = plain[0].isfinite()
+    right = exact(inputs, dropout_p=dropped)  # of a query that is NaN PyTorch's kernel makes zeros
+    assert torch.equal(found[0].isnan(), right[0].isnan())
+    assert torch.equal(found[0].isinf(), right[0].isinf())
+    finite = plain[0].isfinite() & right[0].isfinite()
     torch.testing.assert_close(found[0][finite], plain[0][finite], rtol=0.03, atol=0.03)
     other = [one[0].isfinite().all() for one in found]  # of the sample that is ordinary
     assert all(other)
@@ -276,8 +277,8 @@ def test_small_and_large_inputs(size):
     plain, found = (run(inputs, dropout_p=0.2) for run in (results, ours))
     wanted = exact(inputs, dropout_p=0.2)
     for mine, theirs, right in zip(found, plain, wanted, strict=True):
-        error, other = (float((one.double() - right).norm() / right.norm()) for one in (mine, theirs))
-        assert error <= max(1e-4, 3 * other)
+        error, other = (float((one.double() - right).norm()) for one in (mine, theirs))
+        assert error <= max(1e-4 * float(right.norm()), 3 * other)
 
 
 def test_of_many_keys_all_are_read():
@@ -384,7 +385,7 @@ def near(found, expected, part=0.05):
         assert (mine is None) == (theirs is None)
         if theirs is not None:
             assert mine.shape == theirs.shape
-            assert float((mine - theirs).norm()) <= part * float(theirs.norm())
+            assert float((mine - theirs).detach().norm()) <= part * float(theirs.detach().norm())
 
 
 FORMS = {
@@ -552,7 +553,6 @@ LEFT = {
     "a mask of one dimension": with_mask(lambda: torch.ones(5, dtype=torch.bool)),
     "a mask of other sizes": with_mask(lambda: torch.ones(4, 5, dtype=torch.bool)),
     "a mask of another type": with_mask(lambda: torch.ones(5, 5, dtype=torch.float64)),
-    "other sizes": lambda: trained(plain(2, 3, 5, 8), plain(2, 3, 5, 8), plain(2, 3, 6, 8)),
     "other types": lambda: trained(plain(2, 3, 5, 8), plain(2, 3, 5, 8, dtype=FLOAT), plain(2, 3, 5, 8)),
     "transform": lambda: [
         torch.func.grad(lambda q, k, v: sdpa(q, k, v).float().sum())(*(plain(2, 3, 5, 8) for _ in range(3)))
@@ -560,7 +560,9 @@ LEFT = {
     "vmap": lambda: [torch.vmap(sdpa)(*(plain(4, 2, 3, 5, 8) for _ in range(3)))],
     "forward": dual,
     "meta": lambda: [sdpa(*(plain(2, 3, 5, 8).to("meta") for _ in range(3)))],
-    "subclass": lambda: [sdpa(*(plain(2, 3, 5, 8).as_subclass(Own) for _ in range(3))).as_subclass(torch.Tensor)],
+    "subclass": lambda: [
+        sdpa(*(plain(2, 3, 5, 8).as_subclass(Own) for _ in range(3))).as_subclass(torch.Tensor)
+    ],
     "compiled": compiled_around("aot_eager"),
     "a mask of inference": with_mask(lambda: torch.inference_mode()(torch.ones)(5, 5, dtype=torch.bool)),
 }
@@ -675,7 +677,9 @@ def test_multihead_attention_under_autocast_and_in_bfloat16(autocast):
         found = run()
     assert len(told) == 1
     keys = slice(16, 32)  # of the bias, whose gradient is only rounding
-    found[2], expected[2] = (torch.cat([one[2][: keys.start], one[2][keys.stop :]]) for one in (found, expected))
+    found[2], expected[2] = (
+        torch.cat([one[2][: keys.start], one[2][keys.stop :]]) for one in (found, expected)
+    )
     near(found, expected)
 
 
@@ -709,6 +713,7 @@ def products(*_, **__):
     return create_selective_checkpoint_contexts(policy)
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 @pytest.mark.parametrize("kind", ["reentrant", "not reentrant", "products kept", "on the host", "debug"])
 def test_what_is_saved_may_be_kept_in_other_ways(kind):
     inputs = three(how="transposed")
@@ -728,8 +733,10 @@ def test_what_is_saved_may_be_kept_in_other_ways(kind):
                     out = attend(*leaves)
             else:
                 out = checkpoint(attend, *leaves, **options)
-        return [out.detach(), *torch.autograd.grad(out.sum(), leaves)] if kind != "reentrant" else backward(
-            out, leaves
+        return (
+            [out.detach(), *torch.autograd.grad(out.sum(), leaves)]
+            if kind != "reentrant"
+            else backward(out, leaves)
         )
 
     def backward(out, leaves):
@@ -741,12 +748,12 @@ def test_what_is_saved_may_be_kept_in_other_ways(kind):
         leaves = [one.detach().requires_grad_() for one in inputs]
         expected = backward(attend(*leaves), leaves)
         found = run()
-    assert len(told) == (2 if kind in ("on the host", "debug") else 3)
-    assert all(map(torch.equal, found, expected))
+    assert len(told) == (3 if kind in ("not reentrant", "products kept") else 2)
+    first = kind == "reentrant"  # whose first pass is without gradients, and so PyTorch's
+    assert all(map(torch.equal, found[first:], expected[first:]))
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-def test_who_keeps_float32_in_fewer_bits_keeps_the_sums(bits):
+def test_who_keeps_float32_in_fewer_bits_keeps_the_sums():
     inputs, packed = three(), []
 
     def pack(tensor):
@@ -822,19 +829,22 @@ def test_a_plan_may_compile_beside_it():
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
-@pytest.mark.parametrize("beside", ["checkpoint", "bf16_autocast", "compress_activations", "micro_batches"])
+@pytest.mark.parametrize(
+    "beside", ["checkpoint", "bf16_autocast", "bf16_weights", "compress_activations", "micro_batches"]
+)
 @pytest.mark.usefixtures("one_thread")
 def test_beside_others_it_trains_the_same_model(beside):
     torch.manual_seed(0)
-    start_at = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(2)))
-    batch, ends = torch.randn(16, 32, 16), []
+    start_at = nn.Sequential(
+        *(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+    )
+    batch, ends = torch.randn(16, 64, 16), []
     for plan in ({}, {"batched_attention": {}, beside: {}}):
         model = copy.deepcopy(start_at)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = lambda m, b: (m(b).float() - 1).square().mean()  # noqa: E731
         with attach(Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss) as session:
-            autocast = torch.autocast("cpu", HALF, enabled=bool(plan))
-            with autocast:
+            with torch.autocast("cpu", HALF, enabled=bool(plan) and not beside.startswith("bf16")):
                 ends.append([float(session.step(batch)) for _ in range(4)])
             assert not plan or session.build.notes["batched_attention"]
     assert ends[1] == pytest.approx(ends[0], rel=0.02)
@@ -850,9 +860,13 @@ def test_it_confirms_by_its_scores():
         for batch in session.batches(job.data()):
             session.step(batch)
         seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
-    assert BatchedAttention().confirm(seen, seen) == "attention of up to 32,768 scores by products of many heads"
+    assert (
+        BatchedAttention().confirm(seen, seen) == "attention of up to 32,768 scores by products of many heads"
+    )
     nothing = Observation({}, {}, 0, 0.0, notes={"batched_attention": []})
-    with pytest.raises(Refused, match="changed nothing: no attention with 16,384 scores or more was computed"):
+    with pytest.raises(
+        Refused, match="changed nothing: no attention with 16,384 scores or more was computed"
+    ):
         BatchedAttention().confirm(nothing, nothing)
 
 
@@ -900,7 +914,9 @@ def test_without_a_compiler_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(c_code.shutil, "which", lambda _: None)
     c_code.compiled.cache_clear()
     try:
-        with pytest.raises(Refused, match="batched_attention: its C code could not be compiled: gcc is needed"):
+        with pytest.raises(
+            Refused, match="batched_attention: its C code could not be compiled: gcc is needed"
+        ):
             opened()
     finally:
         c_code.compiled.cache_clear()

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
+from vivace.operators import LEAST_DROPPED
 from vivace.tensors.modules import modules_of, patched
 from vivace.tensors.settings import hold
 from vivace.tensors.trees import cast
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 16_384  # numbers of a head's keys: up to so many a processor's attention is faster in float32
+# While it holds anything, attention of many scores is faster in bfloat16 where it is for gradients.
+OF_MANY_HEADS: list[Callable[[int], object]] = []
 
 
 class Workbench(Protocol):
@@ -45,7 +48,8 @@ def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     A `log_softmax` in the model gives fp32: near log(number of classes) sixteen bits step by half a percent,
     so that before training all losses are off in the same direction.
 
-    On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then.
+    On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then, unless many
+    heads are computed at once.
 
     With `under_autocast` these two functions do so only where autocast is on: what a script calls between its
     steps is torch's own.
@@ -116,8 +120,10 @@ def _attention(within: str) -> Callable[..., Any]:
         if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
             kind = torch.get_autocast_dtype("cpu")
         short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
+        many = bool(OF_MANY_HEADS) and kind == torch.bfloat16 and torch.is_grad_enabled()
+        many = many and query[..., 0].numel() * key.shape[-2] >= LEAST_DROPPED
         # With dropout torch has another kernel.
-        if kind not in HALF or not short or dropout_p or not _acts(within):
+        if kind not in HALF or not short or many or dropout_p or not _acts(within):
             return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)
         mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
         with torch.autocast("cpu", enabled=False):

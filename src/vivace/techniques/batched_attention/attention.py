@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled, threads_for
 from vivace.operators import LEAST_DROPPED, LEAST_SCORES
+from vivace.tensors.precision import OF_MANY_HEADS
 from vivace.torch_internals.kernels import exchange
 from vivace.torch_internals.tensors import is_batched, is_transformed
 
@@ -29,7 +30,7 @@ COST = 4  # of a score, in numbers of a plain pass
 Told = Callable[[int], object]
 
 _beginning = threading.Lock()
-_told: list[Told] = []  # while it is empty, torch computes
+_told = OF_MANY_HEADS  # while it is empty, torch computes
 _exchanged: list[bool] = []
 
 
@@ -173,9 +174,9 @@ def _differentiable(
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, float("-inf"))
-        weights = torch.softmax(scores if mask is None else scores + mask, -1)
-        if mask is not None:
-            weights = torch.where((scores + mask == float("-inf")).all(-1, keepdim=True), 0.0, weights)
+        scores = scores if mask is None else scores + mask
+        nothing = (scores == float("-inf")).all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
         if kept is not None:
             weights = weights * kept / (1 - how.dropped)
         out = (weights @ value.float()).to(query.dtype)
