@@ -778,7 +778,7 @@ def test_its_products_are_counted():
 
 def attends():
     """Is it computed here?"""
-    told, (query, *rest) = [], three(batch=1, heads=1, length=128)
+    query, *rest = three(batch=1, heads=1, length=128)
     out = sdpa(query, *rest)
     return "_Attention" in out.grad_fn.name()
 
