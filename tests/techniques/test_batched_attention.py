@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -435,6 +436,17 @@ def test_many_gradients_at_once_are_pytorchs(form, together):
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_another_device_may_be_the_usual_one(device):
+    inputs, options = three(), {"dropout_p": 0.2, "is_causal": True}
+    expected = ours(inputs, **options)
+    with torch.device(device):
+        assert all(map(torch.equal, ours(inputs, torch.ones(2, 3, 5, 8, device="cpu"), **options), expected))
+        with acting():
+            out = sdpa(*inputs, **options)
+            torch.autograd.grad(out.float().sum(), inputs, create_graph=True)
+
+
 def test_a_second_backward_pass_gives_the_same():
     inputs = three()
     with acting():
@@ -516,8 +528,8 @@ def trained_by(function, inputs):
 
 def dual():
     q, k, v = (plain(2, 3, 5, 8, seed=n) for n in range(3))
-    with forward_ad.dual_level(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        found = sdpa(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+    with forward_ad.dual_level():  # which PyTorch's kernel does not know
+        found = sdpa(forward_ad.make_dual(q, torch.ones_like(q)), k, v, dropout_p=0.1)
         return list(forward_ad.unpack_dual(found))
 
 
@@ -539,6 +551,12 @@ LEFT = {
     "3-D": alone(HALF, 3, 5, 8),
     "5-D": alone(HALF, 2, 2, 3, 5, 8),
     "all dropped": alone(HALF, 2, 3, 5, 8, dropout_p=1.0),
+    "PyTorch's kernel switched off": lambda: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)(trained)(
+        plain(2, 3, 5, 8), plain(2, 3, 5, 8), plain(2, 3, 5, 8)
+    ),
+    "many queries": lambda: trained(
+        plain(1, 1, attention.MOST_KEYS**2 + 1, 1), plain(1, 1, 1, 1), plain(1, 1, 1, 1)
+    ),
     "many keys": alone(HALF, 1, 1, attention.MOST_KEYS + 1, 4),
     "no width": lambda: [sdpa(*(plain(2, 3, 5, 0) for _ in range(3)))],
     "one batch for all": lambda: trained(plain(2, 3, 5, 8), plain(1, 3, 5, 8), plain(1, 3, 5, 8)),

@@ -88,7 +88,7 @@ class _Attention(torch.autograd.Function):
         if kept is None and dense and query.shape == out.shape:  # PyTorch's kernel would have made it
             out = torch.empty_like(query)
         # Each two floats, which who keeps float32 tensors in fewer bits leaves alone.
-        sums = torch.empty(batch, heads, queries, dtype=torch.int64)
+        sums = query.new_empty(batch, heads, queries, dtype=torch.int64)
         for part in _parts(query, key):
             q, k, v = (_several(one[part]) for one in (query, key, value))
             scores = torch.bmm(q, k.mT)
@@ -171,7 +171,7 @@ def _differentiable(
         query, key, value = (one.view_as(one) for one in (query, key, value))  # one may come of another
         scores = query.float() @ key.float().mT * how.scale
         if how.is_causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, float("-inf"))
         scores = scores if mask is None else scores + mask
@@ -209,7 +209,7 @@ def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
             return own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         kept = None
         if dropout_p:  # by the same numbers as PyTorch's
-            kept = torch.empty(*query.shape[:3], key.shape[2], dtype=torch.bool).bernoulli_(1 - dropout_p)
+            kept = query.new_empty(*query.shape[:3], key.shape[2], dtype=torch.bool).bernoulli_(1 - dropout_p)
         how = _How(query.shape[3] ** -0.5 if scale is None else scale, is_causal, dropout_p)
         found = _Attention.apply(query, key, value, mask, kept, how)  # type: ignore[no-untyped-call]
         for each in tuple(_told):
@@ -238,8 +238,11 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, dropped: float) -> bool:
 def _pays(query: Tensor, key: Tensor, dropped: float) -> bool:
     """Is PyTorch's way slower for so many scores?"""
     scores, half = query[..., 0].numel() * key.shape[2], query.dtype == torch.bfloat16
-    if not dropped:
-        return half and scores >= LEAST_SCORES
+    if (
+        not dropped
+    ):  # and else PyTorch holds all scores, and has no kernel that a person may have switched off
+        few = query.shape[2] * key.shape[2] <= MOST_KEYS**2
+        return half and scores >= LEAST_SCORES and few and torch.backends.cuda.flash_sdp_enabled()
     return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
 
 
