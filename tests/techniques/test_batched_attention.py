@@ -868,6 +868,30 @@ def test_beside_others_it_trains_the_same_model(beside):
     assert ends[1] == pytest.approx(ends[0], rel=0.02)
 
 
+@pytest.mark.parametrize("plan", ["bf16_autocast", "bf16_weights"])
+def test_half_precision_leaves_many_scores_alone_and_no_others(plan):
+    class Model(nn.Module):
+        """Attention of one tensor to itself."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.layer(x)
+            return sdpa(x, x, x)
+
+    many, model = torch.randn(8, 1, 128, 8), Model()
+    with opened(model, {plan: {}, "batched_attention": {}}) as session:
+        scores = session.build.notes["batched_attention"]
+        session.step(many[:7])
+        with torch.no_grad():
+            model(many)
+        assert scores == []
+        session.step(many)
+        assert scores == [LEAST_DROPPED]
+
+
 # What it says of a step
 
 

@@ -238,11 +238,10 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, dropped: float) -> bool:
 def _pays(query: Tensor, key: Tensor, dropped: float) -> bool:
     """Is PyTorch's way slower for so many scores?"""
     scores, half = query[..., 0].numel() * key.shape[2], query.dtype == torch.bfloat16
-    if (
-        not dropped
-    ):  # and else PyTorch holds all scores, and has no kernel that a person may have switched off
+    if not dropped:  # else PyTorch holds all scores, too, and has no kernel that could be switched off
         few = query.shape[2] * key.shape[2] <= MOST_KEYS**2
-        return half and scores >= LEAST_SCORES and few and torch.backends.cuda.flash_sdp_enabled()
+        on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+        return on and half and few and scores >= LEAST_SCORES
     return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
 
 
