@@ -19,6 +19,8 @@ from vivace.tensors.trees import cast
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 16_384  # numbers of a head's keys: up to so many a processor's attention is faster in float32
+# Who has something faster for attention in half precision: they say so of queries and keys.
+FASTER: list[Callable[[torch.Tensor, torch.Tensor], bool]] = []
 
 
 class Workbench(Protocol):
@@ -116,6 +118,7 @@ def _attention(within: str) -> Callable[..., Any]:
         if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
             kind = torch.get_autocast_dtype("cpu")
         short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
+        short = short and not any(takes(query, key) for takes in FASTER)
         # With dropout torch has another kernel.
         if kind not in HALF or not short or dropout_p or not _acts(within):
             return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)

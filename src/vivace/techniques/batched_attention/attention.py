@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled, threads_for
 from vivace.operators import LEAST_DROPPED, LEAST_SCORES
+from vivace.tensors.precision import FASTER
 from vivace.torch_internals.kernels import exchange
 from vivace.torch_internals.tensors import is_batched, is_transformed
 
@@ -223,19 +224,26 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, dropped: float) -> bool:
     suits = suits and torch.is_grad_enabled() and any(one.requires_grad for one in given)
     suits = suits and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.shape[2] == value.shape[2]
     suits = suits and query.shape[3] == key.shape[3] and key.shape[2] <= MOST_KEYS and 0 <= dropped < 1
-    suits = suits and query.shape[3] * value.shape[3] > 0 and _pays(query, key, dropped)
+    suits = suits and query.shape[3] * value.shape[3] > 0
+    scores, half = query[..., 0].numel() * key.shape[2], query.dtype == torch.bfloat16
+    suits = suits and _pays(scores, dropped, half)
     if not suits or any(one.device.type != "cpu" or one.is_neg() for one in given):
         return False
     # A mode may give tensors without memory where none went in.
     return not is_transformed() and type(torch.empty(0)) is Tensor
 
 
-def _pays(query: Tensor, key: Tensor, dropped: float) -> bool:
+def _pays(scores: int, dropped: float, half: bool) -> bool:
     """Is PyTorch's way slower for so many scores?"""
-    scores, half = query[..., 0].numel() * key.shape[2], query.dtype == torch.bfloat16
     if not dropped:
         return half and scores >= LEAST_SCORES
     return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
+
+
+def _takes(query: Tensor, key: Tensor) -> bool:
+    """Is it faster here in half precision than in PyTorch's kernel in float32?"""
+    suits = bool(_told) and torch.is_grad_enabled() and query.dim() == 4 and key.shape[2] <= MOST_KEYS
+    return suits and _pays(query[..., 0].numel() * key.shape[2], 0.0, half=True)
 
 
 def _masks(mask: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -256,6 +264,7 @@ def begin(told: Told) -> Callable[[], None]:
     with _beginning:
         if not _exchanged:
             exchange("scaled_dot_product_attention", _instead, composite=True)
+            FASTER.append(_takes)
             _exchanged.append(True)
         _told.append(told)
     return partial(_told.remove, told)
