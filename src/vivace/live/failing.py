@@ -77,14 +77,3 @@ def fails_alone(
         outside.put_back()
         randomness.restore(streams, device_of(root))
     return False
-
-
-def fault_of(error: Exception) -> str:
-    """Why nothing acts any more, where the fault is ours, or there was no memory for what we do."""
-    if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
-        return "its processes no longer reach each other"
-    if ran_out_of_memory(error):
-        from vivace.live.kept import NO_ROOM
-
-        return NO_ROOM
-    return f"a fault of Vivace's own, {type(error).__name__}: {error}"

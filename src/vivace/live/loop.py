@@ -26,14 +26,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from vivace import words
 from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
-from vivace.live.failing import fault_of
 from vivace.live.length import Length
 from vivace.live.own_update import OwnUpdate, OwnUpdates
-from vivace.live.refusals import Seen, is_training, several, why_left_alone, why_only_the_rest
+from vivace.live.refusals import Seen, fault_of, is_training, several, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending, page_faults
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
-from vivace.profiling.record.signals import raised_by_handler
+from vivace.profiling.record.signals import end_as_interrupted, raised_by_handler
 from vivace.tensors.loaders import that_iterate_themselves
 from vivace.tensors.outside import of_library
 from vivace.torch_internals.tensors import in_backward
@@ -162,6 +161,7 @@ class Loop:
             self._tell()
         except Exception as error:  # at the end of a person's script
             print(f"vivace: what came of this run cannot be told: {error}", file=sys.stderr)
+        end_as_interrupted()
 
     def _tell(self) -> None:
         told_already = os.path.exists(os.path.join(self.errand.folder, DOCUMENT))  # by one that it started
@@ -541,8 +541,6 @@ class Loop:
         return self._pass[1] / self.calls
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
-        from vivace.live import page as page
         from vivace.live.conductor import Conductor
         from vivace.live.kept import Weights
 
