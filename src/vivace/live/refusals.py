@@ -28,6 +28,7 @@ LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "LBFGS evaluates the loss several times a step",
     torch.optim.SparseAdam: "SparseAdam takes sparse gradients",
 }
+NO_ROOM = "the memory does not hold its model a second time"
 MOST_OF_OTHERS = 50  # steps of them to one
 OUTSIDE = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")  # reach beyond the arguments
 
@@ -134,8 +135,6 @@ def fault_of(error: Exception) -> str:
     if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
         return "its processes no longer reach each other"
     if ran_out_of_memory(error):
-        from vivace.live.kept import NO_ROOM
-
         return NO_ROOM
     return f"a fault of Vivace's own, {type(error).__name__}: {error}"
 
