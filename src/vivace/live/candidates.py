@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from vivace.live.own_update import OwnUpdate
 from vivace.live.refusals import Seen, device_of
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -145,6 +146,8 @@ def own_settings(
         found["host_allocator"] = "its steps take hardly any memory anew from the system"
     if len(seen.optimizers) > 1:
         found["fused_optimizer"] = "several optimizers update its weights"
+    elif any(isinstance(one, OwnUpdate) for one in seen.optimizers.values()):
+        found["fused_optimizer"] = "no optimizer of torch's updates its weights"
     return found
 
 
