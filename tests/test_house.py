@@ -174,6 +174,7 @@ WORDS_LIKE_TECHNIQUES = {
     # The few that may act on a loop which Vivace does not run, each leaving the script's objects alone.
     "live/candidates.py": {
         "compile",
+        "batched_attention",
         "bf16_autocast",
         "channels_last",
         "depthwise_gradients",

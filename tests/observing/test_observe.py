@@ -148,6 +148,30 @@ def test_of_few_numbers_a_profile_counts_none(name):
     assert features_of(Doing(ONE_BY_ONE[name][0], *shape), torch.ones(shape))["one_by_one"] == 0
 
 
+def attend(x, **options):
+    return functional.scaled_dot_product_attention(x, x, x, **options)
+
+
+ATTENTION = {  # of 4 heads and 192 tokens: how many scores, and whether that is slow
+    "float32": (attend, (4, 192, 8), 4 * 192**2, False),
+    "causal": (lambda x: attend(x, is_causal=True), (4, 192, 8), 4 * 192**2, False),
+    "bfloat16": (lambda x: attend(x.bfloat16()), (4, 192, 8), 4 * 192**2, True),
+    "little": (lambda x: attend(x.bfloat16()), (4, 63, 8), 4 * 63**2, False),
+    "dropped": (lambda x: attend(x, dropout_p=0.1), (4, 192, 8), 4 * 192**2, True),
+    "few dropped": (lambda x: attend(x, dropout_p=0.1), (4, 128, 8), 4 * 128**2, False),
+    "twice": (lambda x: attend(attend(x)), (4, 192, 8), 8 * 192**2, False),
+    "none": (functional.relu, (4, 192, 8), 0, False),
+}
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_profile_says_how_many_scores_attention_has_and_whether_it_is_slow(name):
+    function, shape, scores, slow = ATTENTION[name]
+    found = features_of(Doing(lambda x: function(x).float(), 1, *shape), torch.ones(1, *shape))
+    assert (found["attention_scores"], found["slow_attention"]) == (scores, slow)
+
+
 @on_cpu
 def test_a_profile_sees_what_runs_in_a_step_of_ones_own():
     layers = [nn.Conv2d(4, 4, 5, groups=4), nn.Dropout(0.3), nn.Conv2d(4, 2, 1), nn.ReLU()]

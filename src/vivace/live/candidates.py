@@ -66,7 +66,8 @@ def additions(
     attention = (
         [find("batched_attention")()] if on_processor and not ATTENTION.isdisjoint(differentiated) else []
     )
-    found += [gradients, attention if WRITTEN_OUT in differentiated or not precision else []]
+    in_half = "bf16_autocast" in own or any(one.dtype == torch.bfloat16 for one in root.parameters())
+    found += [gradients, attention if in_half or WRITTEN_OUT in differentiated else []]
     if gradients or attention:  # which in bfloat16 matter most
         groups = dict.fromkeys(map(tuple, (precision, both)))
         found += [[*group, *gradients, *attention] for group in groups if group]

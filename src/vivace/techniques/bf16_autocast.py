@@ -24,7 +24,7 @@ class Bf16Autocast(Technique):
     Weights are cast once a forward pass (autocast's cache). What the models return is in fp32 again. In an
     own step function only the models run in bfloat16: losses and what is between them keep full precision.
     On a processor short attention without dropout (up to 256 positions of heads of 64) stays in fp32, which
-    is faster there.
+    is faster there except beside `batched_attention`.
     """
 
     card: ClassVar[Card] = Card(

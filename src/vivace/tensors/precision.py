@@ -19,8 +19,8 @@ from vivace.tensors.trees import cast
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 16_384  # numbers of a head's keys: up to so many a processor's attention is faster in float32
-# Who has something faster for attention in half precision: they say so of queries and keys.
-FASTER: list[Callable[[torch.Tensor, torch.Tensor], bool]] = []
+# Who has something faster for attention in bfloat16: they say so of queries, keys, values and a mask.
+FASTER: list[Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], bool]] = []
 
 
 class Workbench(Protocol):
@@ -47,7 +47,8 @@ def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     A `log_softmax` in the model gives fp32: near log(number of classes) sixteen bits step by half a percent,
     so that before training all losses are off in the same direction.
 
-    On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then.
+    On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then, unless many
+    heads are computed at once.
 
     With `under_autocast` these two functions do so only where autocast is on: what a script calls between its
     steps is torch's own.
@@ -118,7 +119,8 @@ def _attention(within: str) -> Callable[..., Any]:
         if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
             kind = torch.get_autocast_dtype("cpu")
         short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
-        short = short and not any(takes(query, key) for takes in FASTER)
+        if kind == torch.bfloat16 and any(takes(*tensors, attn_mask) for takes in FASTER):
+            short = False
         # With dropout torch has another kernel.
         if kind not in HALF or not short or dropout_p or not _acts(within):
             return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)

@@ -9,7 +9,7 @@ from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.mechanisms.half_precision import computes_bfloat16
-from vivace.operators import LEAST_SCORES
+from vivace.operators import LEAST_DROPPED, LEAST_SCORES
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
 
 SECONDS_A_SCORE = 12e-9  # of PyTorch's kernel in float32, forward and backward
@@ -46,7 +46,7 @@ class BatchedAttention(Technique):
         build.notes["batched_attention"] = scores
 
         def told(number: int) -> None:
-            scores[:] = [max(number, *scores, 0)]
+            scores[:] = [max([number, *scores])]
 
         try:
             build.on_close(begin(told))
@@ -57,9 +57,9 @@ class BatchedAttention(Technique):
         """Of up to how many scores."""
         scores: list[int] = seen.notes["batched_attention"]
         if not scores:
-            least = f"{LEAST_SCORES:,} scores or more"
             raise Refused(
-                f"it changed nothing: no attention with {least} was computed for gradients on the CPU"
+                f"it changed nothing: on the CPU no attention of {LEAST_SCORES:,} scores or more in bfloat16, "
+                f"or of {LEAST_DROPPED:,} with dropped weights, was computed for gradients"
             )
         return f"attention of up to {scores[0]:,} scores by products of many heads"
 

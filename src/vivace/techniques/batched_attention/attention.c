@@ -6,7 +6,7 @@
 
 #include "numbers.h"
 
-enum { NONE, MAY, ADDED, ADDED_HALF }; /* kinds of masks */
+enum { NONE, ALLOWED, ADDED, ADDED_HALF }; /* kinds of masks */
 
 typedef struct {
     int64_t batch, heads, queries, keys, causal, kind, steps[4], threads; /* steps: of the mask, by axis */
@@ -17,7 +17,7 @@ typedef struct {
 static inline void begin(float *row, const void *mask, int64_t at, int64_t step, int64_t kind, int64_t keys) {
     if (kind == NONE)
         for (int64_t n = 0; n < keys; n++) row[n] = 0;
-    else if (kind == MAY) {
+    else if (kind == ALLOWED) {
         const uint8_t *from = (const uint8_t *)mask + at;
         for (int64_t n = 0; n < keys; n++) row[n] = from[n * step] ? 0.0f : -INFINITY;
     } else if (kind == ADDED) {
@@ -32,32 +32,32 @@ static inline void begin(float *row, const void *mask, int64_t at, int64_t step,
 static inline float weight(float x) { return x < -87.0f ? 0.0f : exponential(x); }
 
 #define PASSES(TYPE, SUFFIX, WIDE, NARROW)                                                                            \
-    static void forward##SUFFIX(TYPE *scores, float *logs, const void *mask, const uint8_t *kept, const Shape *s) {   \
+    static void forward##SUFFIX(const TYPE *scores, TYPE *weights, float *sums, const void *mask,                     \
+                                const uint8_t *kept, const Shape *s) {                                                \
         int64_t keys = s->keys, rows = s->batch * s->heads * s->queries;                                              \
         _Pragma("omp parallel for num_threads(s->threads) schedule(static)")                                          \
         for (int64_t at = 0; at < rows; at++) {                                                                       \
             int64_t query = at % s->queries, head = at / s->queries % s->heads, in = at / s->queries / s->heads;      \
             int64_t seen = s->causal && query + 1 < keys ? query + 1 : keys;                                          \
-            TYPE *row = scores + at * keys;                                                                           \
+            const TYPE *from = scores + at * keys;                                                                    \
+            TYPE *row = weights + at * keys;                                                                          \
             const uint8_t *keep = kept ? kept + at * keys : kept;                                                     \
             float now[keys], most = -INFINITY, sum = 0;                                                               \
             begin(now, mask, in * s->steps[0] + head * s->steps[1] + query * s->steps[2], s->steps[3], s->kind,       \
                   seen);                                                                                              \
             _Pragma("omp simd reduction(max : most)")                                                                 \
             for (int64_t n = 0; n < seen; n++) {                                                                      \
-                now[n] += WIDE(row[n]) * s->scale;                                                                    \
+                now[n] += WIDE(from[n]) * s->scale;                                                                   \
                 most = now[n] > most ? now[n] : most;                                                                 \
             }                                                                                                         \
-            float nothing = most == -INFINITY ? 1.0f : 0.0f; /* or NaN alone */                                       \
-            most = nothing ? 0.0f : most;                                                                             \
+            most = most == -INFINITY ? 0.0f : most; /* or NaN alone */                                                \
             _Pragma("omp simd reduction(+ : sum)")                                                                    \
             for (int64_t n = 0; n < seen; n++) {                                                                      \
                 now[n] = weight(now[n] - most);                                                                       \
                 sum += now[n];                                                                                        \
             }                                                                                                         \
-            nothing = sum == 0 ? 1.0f : 0.0f;                                                                         \
-            float share = nothing ? 0.0f : 1.0f / sum;                                                                \
-            logs[at] = nothing ? INFINITY : most + logf(sum);                                                         \
+            float share = sum == 0 ? 0.0f : 1.0f / sum;                                                               \
+            sums[2 * at] = most, sums[2 * at + 1] = share;                                                            \
             if (keep) {                                                                                               \
                 float factor = share * s->kept;                                                                       \
                 for (int64_t n = 0; n < seen; n++) row[n] = NARROW(now[n] * factor * keep[n]);                        \
@@ -66,7 +66,7 @@ static inline float weight(float x) { return x < -87.0f ? 0.0f : exponential(x);
             memset(row + seen, 0, (keys - seen) * sizeof(TYPE));                                                      \
         }                                                                                                             \
     }                                                                                                                 \
-    static void backward##SUFFIX(TYPE *scores, TYPE *gradient, const float *logs, const void *mask,                   \
+    static void backward##SUFFIX(TYPE *scores, TYPE *gradient, const float *sums, const void *mask,                   \
                                  const uint8_t *kept, const Shape *s) {                                               \
         int64_t keys = s->keys, rows = s->batch * s->heads * s->queries;                                              \
         _Pragma("omp parallel for num_threads(s->threads) schedule(static)")                                          \
@@ -75,7 +75,7 @@ static inline float weight(float x) { return x < -87.0f ? 0.0f : exponential(x);
             int64_t seen = s->causal && query + 1 < keys ? query + 1 : keys;                                          \
             TYPE *row = scores + at * keys, *of = gradient + at * keys;                                               \
             const uint8_t *keep = kept ? kept + at * keys : kept;                                                     \
-            float now[keys], given[keys], sum = 0, log = logs[at], scale = s->scale;                                  \
+            float now[keys], given[keys], sum = 0, most = sums[2 * at], share = sums[2 * at + 1];                     \
             begin(now, mask, in * s->steps[0] + head * s->steps[1] + query * s->steps[2], s->steps[3], s->kind,       \
                   seen);                                                                                              \
             if (keep)                                                                                                 \
@@ -84,10 +84,10 @@ static inline float weight(float x) { return x < -87.0f ? 0.0f : exponential(x);
                 for (int64_t n = 0; n < seen; n++) given[n] = WIDE(of[n]);                                            \
             _Pragma("omp simd reduction(+ : sum)")                                                                    \
             for (int64_t n = 0; n < seen; n++) {                                                                      \
-                now[n] = weight(now[n] + WIDE(row[n]) * scale - log);                                                 \
+                now[n] = weight(now[n] + WIDE(row[n]) * s->scale - most) * share;                                     \
                 sum += now[n] * given[n];                                                                             \
             }                                                                                                         \
-            for (int64_t n = 0; n < seen; n++) of[n] = NARROW(now[n] * (given[n] - sum) * scale);                     \
+            for (int64_t n = 0; n < seen; n++) of[n] = NARROW(now[n] * (given[n] - sum) * s->scale);                  \
             if (keep)                                                                                                 \
                 for (int64_t n = 0; n < seen; n++) row[n] = NARROW(now[n] * s->kept * keep[n]);                       \
             else                                                                                                      \
@@ -99,15 +99,17 @@ static inline float weight(float x) { return x < -87.0f ? 0.0f : exponential(x);
 PASSES(float, _float, SAME, SAME)
 PASSES(uint16_t, _half, wide, narrow)
 
-/* `scores` become weights, and `logs` the logarithm of each row's sum; `kept` says which weights are not dropped. */
-void forward(void *scores, float *logs, const void *mask, const uint8_t *kept, int64_t half, const Shape *shape) {
-    if (half) forward_half((uint16_t *)scores, logs, mask, kept, shape);
-    else forward_float((float *)scores, logs, mask, kept, shape);
+/* `scores` to weights, and to `sums`: each row's largest score, and one over the sum of what is e to the power of the
+   others less that; `kept` says which weights are not dropped. */
+void forward(const void *scores, void *weights, float *sums, const void *mask, const uint8_t *kept, int64_t half,
+             const Shape *shape) {
+    if (half) forward_half(scores, weights, sums, mask, kept, shape);
+    else forward_float(scores, weights, sums, mask, kept, shape);
 }
 
 /* `scores` become weights again, and the `gradient` of weights that of scores. */
-void backward(void *scores, void *gradient, const float *logs, const void *mask, const uint8_t *kept, int64_t half,
+void backward(void *scores, void *gradient, const float *sums, const void *mask, const uint8_t *kept, int64_t half,
               const Shape *shape) {
-    if (half) backward_half((uint16_t *)scores, (uint16_t *)gradient, logs, mask, kept, shape);
-    else backward_float((float *)scores, (float *)gradient, logs, mask, kept, shape);
+    if (half) backward_half(scores, gradient, sums, mask, kept, shape);
+    else backward_float(scores, gradient, sums, mask, kept, shape);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled, threads_for
-from vivace.operators import LEAST_DROPPED, LEAST_SCORES
+from vivace.operators import LEAST_DROPPED, LEAST_DROPPED_FLOAT, LEAST_SCORES, MOST_KEYS
 from vivace.tensors.precision import FASTER
 from vivace.torch_internals.kernels import exchange
 from vivace.torch_internals.tensors import is_batched, is_transformed
@@ -24,8 +25,6 @@ SOURCE = Path(__file__).with_name("attention.c")
 COMPUTED = (torch.float32, torch.bfloat16)
 MASKS = {torch.bool: 1, torch.float32: 2, torch.bfloat16: 3}  # as in C
 CHUNK = 2**20  # scores that are computed at once: so many stay in a processor's cache
-MOST_KEYS = 1024  # with more, PyTorch's kernel, which never holds all scores of a query, is as fast
-LEAST_DROPPED_FLOAT = 2**21  # scores of which weights are dropped in float32, below which PyTorch is as fast
 COST = 4  # of a score, in numbers of a plain pass
 Told = Callable[[int], object]
 
@@ -83,22 +82,27 @@ class _Attention(torch.autograd.Function):
         how: _How,
     ) -> Tensor:
         batch, heads, queries, _ = query.shape
-        out = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
-        if kept is not None:  # as PyTorch's lies in memory then
-            out = torch.empty_like(out, memory_format=torch.contiguous_format)
-        logs = torch.empty(batch, heads, queries, dtype=torch.float32)
+        out = query.new_empty(batch, heads, queries, value.shape[3])
+        dense = all(one.stride(3) == 1 for one in (query, key, value))
+        if kept is None and dense and query.shape == out.shape:  # PyTorch's kernel would have made it
+            out = torch.empty_like(query)
+        # Each two floats, which who keeps float32 tensors in fewer bits leaves alone.
+        sums = query.new_empty(batch, heads, queries, dtype=torch.int64)
         for part in _parts(query, key):
             q, k, v = (_several(one[part]) for one in (query, key, value))
             scores = torch.bmm(q, k.mT)
-            _pass("forward", (scores,), logs[part], mask, kept, part, how)
-            out[part] = torch.bmm(scores, v).view(out[part].shape)
-        context.save_for_backward(query, key, value, mask, kept, logs)
+            weights = torch.empty_like(scores)  # a mode may keep the products, as checkpoints of some do
+            _pass("forward", (scores, weights), sums[part], mask, kept, part, how)
+            out[part] = torch.bmm(weights, v).view(out[part].shape)
+        context.save_for_backward(query, key, value, mask, kept, sums)
         context.how = how
         return out
 
     @staticmethod
     def backward(context: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, kept, logs = context.saved_tensors
+        query, key, value, mask, kept, sums = context.saved_tensors
+        # Hooks may have saved them in another order.
+        kept, sums = kept if kept is None else kept.contiguous(), sums.contiguous()
         if is_batched(of_out) or torch.is_grad_enabled():  # by `is_grads_batched`, or to be differentiated
             return (*_differentiable(context, query, key, value, mask, kept, of_out), None, None, None)
         of_query, of_key, of_value = (
@@ -108,7 +112,7 @@ class _Attention(torch.autograd.Function):
         for part in _parts(query, key):
             q, k, v, of = (_several(one[part]) for one in (query, key, value, of_out))
             scores, gradient = torch.bmm(q, k.mT), torch.bmm(of, v.mT)
-            _pass("backward", (scores, gradient), logs[part], mask, kept, part, context.how)
+            _pass("backward", (scores, gradient), sums[part], mask, kept, part, context.how)
             products = ((of_query, gradient, k), (of_key, gradient.mT, q), (of_value, scores.mT, of))
             for whole, one, other in products:
                 whole[part] = torch.bmm(one, other).view(whole[part].shape)
@@ -131,20 +135,20 @@ def _several(tensor: Tensor) -> Tensor:
 
 def _pass(
     name: str,
-    scores: tuple[Tensor, ...],
-    logs: Tensor,
+    scores: tuple[Tensor, Tensor],
+    sums: Tensor,
     mask: Tensor | None,
     kept: Tensor | None,
     part: tuple[slice, slice],
     how: _How,
 ) -> None:
-    sizes = (*logs.shape, scores[0].shape[2])
+    sizes = (*sums.shape, scores[0].shape[2])
     mask = None if mask is None else mask[part]
     kind, steps = (0, ()) if mask is None else (MASKS[mask.dtype], mask.stride())
     threads = threads_for(COST * scores[0].numel())
     shape = _Shape(*sizes, how.is_causal, kind, (ctypes.c_int64 * 4)(*steps), threads)
     shape.scale, shape.kept = how.scale, 1 / (1 - how.dropped)
-    places = map(_place, (*scores, logs, mask, kept if kept is None else kept[part]))
+    places = map(_place, (*scores, sums, mask, kept if kept is None else kept[part]))
     half = ctypes.c_int64(scores[0].dtype == torch.bfloat16)
     getattr(compiled(SOURCE), name)(*places, half, ctypes.byref(shape))
 
@@ -165,14 +169,15 @@ def _differentiable(
     """The gradients by operators of which autograd keeps how they were made."""
     how, needs = context.how, context.needs_input_grad[:3]
     with torch.enable_grad():
+        query, key, value = (one.view_as(one) for one in (query, key, value))  # one may come of another
         scores = query.float() @ key.float().mT * how.scale
         if how.is_causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, float("-inf"))
-        weights = torch.softmax(scores if mask is None else scores + mask, -1)
-        if mask is not None:
-            weights = torch.where((scores + mask == float("-inf")).all(-1, keepdim=True), 0.0, weights)
+        scores = scores if mask is None else scores + mask
+        nothing = (scores == float("-inf")).all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
         if kept is not None:
             weights = weights * kept / (1 - how.dropped)
         out = (weights @ value.float()).to(query.dtype)
@@ -193,65 +198,72 @@ def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        suits = (
-            bool(_told) and _suits(query, key, value, dropout_p) and not (is_causal and attn_mask is not None)
-        )
-        mask = None
-        if suits and attn_mask is not None:
-            sizes = (*query.shape[:3], key.shape[2])
-            suits = _masks(attn_mask, sizes, query.dtype)
-            mask = attn_mask.expand(sizes) if suits else None
+        suits = _suits(query, key, value, attn_mask, dropout_p) and not (is_causal and attn_mask is not None)
         if not suits:
             return own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        kept = None
-        if dropout_p:  # by the same numbers as PyTorch's
-            kept = torch.empty(*query.shape[:3], key.shape[2], dtype=torch.bool).bernoulli_(1 - dropout_p)
+        sizes = (*query.shape[:3], key.shape[2])
+        mask, kept = attn_mask, None
+        if dropout_p:  # by the same numbers as PyTorch's, which keeps no mask then: it may be changed later
+            mask = mask if mask is None else mask.clone()
+            kept = query.new_empty(sizes, dtype=torch.bool).bernoulli_(1 - dropout_p)
         how = _How(query.shape[3] ** -0.5 if scale is None else scale, is_causal, dropout_p)
-        found = _Attention.apply(query, key, value, mask, kept, how)  # type: ignore[no-untyped-call]
+        spread = mask if mask is None else mask.expand(sizes)
+        found = _Attention.apply(query, key, value, spread, kept, how)  # type: ignore[no-untyped-call]
         for each in tuple(_told):
-            each(query[..., 0].numel() * key.shape[2])
+            each(math.prod(sizes))
         return found
 
     return attention
 
 
-def _suits(query: Tensor, key: Tensor, value: Tensor, dropped: float) -> bool:
-    """Can they attend here: on the CPU, in training, with enough scores and not too many keys?"""
+def _suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropped: float) -> bool:
+    """Can they attend here, and is PyTorch's way slower?"""
     given = (query, key, value)
-    if not all(type(one) in (Tensor, nn.Parameter) and one.dim() == 4 for one in given):
+    half, same = query.dtype == torch.bfloat16, query.dtype == key.dtype == value.dtype
+    if not _told or not same or query.dtype not in COMPUTED or not _fits(*given, mask, dropped, half):
         return False
-    suits = query.dtype in COMPUTED and query.dtype == key.dtype == value.dtype
-    suits = suits and torch.is_grad_enabled() and any(one.requires_grad for one in given)
-    suits = suits and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.shape[2] == value.shape[2]
-    suits = suits and query.shape[3] == key.shape[3] and key.shape[2] <= MOST_KEYS and 0 <= dropped < 1
-    suits = suits and query.shape[3] * value.shape[3] > 0
-    scores, half = query[..., 0].numel() * key.shape[2], query.dtype == torch.bfloat16
-    suits = suits and _pays(scores, dropped, half)
-    if not suits or any(one.device.type != "cpu" or one.is_neg() for one in given):
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        return False
+    tensors = given if mask is None else (*given, mask)
+    if any(one.device.type != "cpu" or one.is_neg() or one.is_inference() for one in tensors):
         return False
     # A mode may give tensors without memory where none went in.
     return not is_transformed() and type(torch.empty(0)) is Tensor
 
 
-def _pays(scores: int, dropped: float, half: bool) -> bool:
-    """Is PyTorch's way slower for so many scores?"""
-    if not dropped:
-        return half and scores >= LEAST_SCORES
-    return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
+def _takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Will they attend here, once they are in bfloat16?"""
+    return bool(_told) and _fits(query, key, value, mask, 0.0, half=True)
 
 
-def _takes(query: Tensor, key: Tensor) -> bool:
-    """Is it faster here in half precision than in PyTorch's kernel in float32?"""
-    suits = bool(_told) and torch.is_grad_enabled() and query.dim() == 4 and key.shape[2] <= MOST_KEYS
-    return suits and _pays(query[..., 0].numel() * key.shape[2], 0.0, half=True)
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropped: float, half: bool) -> bool:
+    """Are they of sizes that are faster here, and for gradients, of which the mask needs none?"""
+    given = (query, key, value)
+    if not all(type(one) in (Tensor, nn.Parameter) and one.dim() == 4 for one in given):
+        return False
+    (batch, heads, queries, width), keys = query.shape, key.shape[2]
+    suits = torch.is_grad_enabled() and any(one.requires_grad for one in given)
+    suits = suits and key.shape == (batch, heads, keys, width) and value.shape[:3] == (batch, heads, keys)
+    suits = suits and width * value.shape[3] > 0 and keys <= MOST_KEYS and queries * keys <= MOST_KEYS**2
+    if not suits or not 0 <= dropped < 1:
+        return False
+    if mask is not None:
+        sizes = query.shape[:3] + key.shape[2:3]
+        suits = (
+            type(mask) is Tensor and mask.dim() in (2, 4) and mask.dtype in MASKS and not mask.requires_grad
+        )
+        fits = suits and all(map(_spreads, mask.shape, sizes[-mask.dim() :]))
+        if not fits:
+            return False
+    scores = batch * heads * queries * keys
+    if dropped:
+        return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
+    # A person may have switched off the kernel in whose place this would be.
+    return half and scores >= LEAST_SCORES and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
 
 
-def _masks(mask: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Is it a mask of so many scores that C code can read, and that takes no gradient?"""
-    last = sizes[len(sizes) - mask.dim() :] if mask.dim() <= len(sizes) else None
-    suits = type(mask) is Tensor and last is not None and mask.dtype in (torch.bool, dtype)
-    suits = suits and not mask.requires_grad and mask.device.type == "cpu" and not mask.is_neg()
-    return suits and all(size in (1, wanted) for size, wanted in zip(mask.shape, last or (), strict=True))
+def _spreads(size: int, wanted: int) -> bool:
+    return size in (1, wanted)
 
 
 def begin(told: Told) -> Callable[[], None]:
