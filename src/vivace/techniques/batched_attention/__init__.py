@@ -58,8 +58,8 @@ class BatchedAttention(Technique):
         scores: list[int] = seen.notes["batched_attention"]
         if not scores:
             raise Refused(
-                f"it changed nothing: on the CPU no attention of {LEAST_SCORES:,} scores or more in bfloat16, "
-                f"or of {LEAST_DROPPED:,} with dropped weights, was computed for gradients"
+                f"it changed nothing: no attention of {LEAST_SCORES:,} scores or more in bfloat16, or of "
+                f"{LEAST_DROPPED:,} with dropped weights, was computed for gradients on the CPU"
             )
         return f"attention of up to {scores[0]:,} scores by products of many heads"
 
