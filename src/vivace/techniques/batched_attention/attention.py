@@ -232,8 +232,9 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropp
 
 
 def _takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Will they attend here, once they are in bfloat16?"""
-    return bool(_told) and _fits(query, key, value, mask, 0.0, half=True)
+    """Are they faster here, once they are in bfloat16, than in PyTorch's kernel in float32?"""
+    fits = bool(_told) and _fits(query, key, value, mask, 0.0, half=True)
+    return fits and query.shape[:3].numel() * key.shape[2] >= LEAST_DROPPED
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropped: float, half: bool) -> bool:
@@ -259,7 +260,8 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, droppe
     if dropped:
         return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
     # A person may have switched off the kernel in whose place this would be.
-    return half and scores >= LEAST_SCORES and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    return on and half and scores >= LEAST_SCORES
 
 
 def _spreads(size: int, wanted: int) -> bool:
