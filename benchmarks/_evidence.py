@@ -214,7 +214,13 @@ def conv_gemm(record: dict, file: str) -> Iterator[Row]:
 
 def own_kernels(record: dict, file: str) -> Iterator[Row]:
     """How much faster a step is with C code of our own, network by network."""
-    for technique in ("depthwise_gradients", "vectorized_dropout", "vectorized_operators", "fused_recurrent"):
+    for technique in (
+        "depthwise_gradients",
+        "vectorized_dropout",
+        "vectorized_operators",
+        "fused_recurrent",
+        "batched_attention",
+    ):
         if found := record.get(technique):
             told = ", ".join(f"`{name}` {_interval(one['ratio'])}" for name, one in found.items())
             yield WORDS[file][technique], told

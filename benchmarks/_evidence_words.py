@@ -78,6 +78,8 @@ WORDS = {
         "step with `vectorized_operators` over the fastest of PyTorch's own layouts and precisions",
         "fused_recurrent": "Two GRU layers, and LSTMs of packed texts, on a CPU: a step with "
         "`fused_recurrent` over the faster of fp32 and bfloat16 without",
+        "batched_attention": "Transformers on a CPU: a step with `batched_attention` over the faster "
+        "of fp32 and bfloat16 without",
         "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",
         "compress_by_hand": "`{name}`, trained, as `{form}` at batch 1: times as fast as {by_hand} by hand",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
@@ -203,6 +205,8 @@ WORDS = {
         "使用 `vectorized_operators` 的训练步，相对于 PyTorch 自带的布局与精度中最快的一种",
         "fused_recurrent": "CPU 上的两层 GRU，以及处理打包（packed）文本的 LSTM："
         "使用 `fused_recurrent` 的训练步，相对于不使用时 fp32 与 bfloat16 中较快的一种",
+        "batched_attention": "CPU 上的 Transformer：使用 `batched_attention` 的训练步，"
+        "相对于不使用时 fp32 与 bfloat16 中较快的一种",
         "compress": "`{name}` 的形式 `{form}`（用时为测完全部形式的 {share:.0%}）：相对其中最快者",
         "compress_by_hand": "训练好的 `{name}` 以 `{form}` 运行，批大小为 1：速度与手工所得的 {by_hand} 之比",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",

@@ -26,6 +26,7 @@ from _own_jobs import (
     sound,
     tagger,
 )
+from jobs import gpt
 from peer_jobs import bert, bert_padded, convnext_tiny, mobilenet_v3_small
 
 import vivace
@@ -35,7 +36,16 @@ from vivace.measuring.paired import Contestant, across, compare
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 
-__all__ = ["bert", "bert_padded", "convnext_tiny", "efficientnet_b0", "enlarger", "graph_network", "gru"]
+__all__ = [
+    "bert",
+    "bert_padded",
+    "convnext_tiny",
+    "efficientnet_b0",
+    "enlarger",
+    "gpt",
+    "graph_network",
+    "gru",
+]
 __all__ += [
     "mnasnet",
     "mobilenet_v2",
@@ -62,8 +72,9 @@ TECHNIQUES = {  # and networks
     "vectorized_dropout": ("bert", "bert_padded"),
     "vectorized_operators": ("graph_network", "sound", "enlarger"),
     "fused_recurrent": ("gru", "tagger"),
+    "batched_attention": ("gpt", "bert", "bert_padded"),
 }
-NETWORKS = tuple(itertools.chain.from_iterable(TECHNIQUES.values()))
+NETWORKS = tuple(dict.fromkeys(itertools.chain.from_iterable(TECHNIQUES.values())))
 
 
 def main() -> None:

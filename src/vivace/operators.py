@@ -17,7 +17,8 @@ SMALL_MAP = (
 LEAST_MASK = 4096  # numbers: of fewer, to read and write a generator's state takes as long as to draw
 
 LEAST_SCORES = 16_384  # of queries and keys: of fewer, to go through Python takes as long as they do
-LEAST_DROPPED = 131_072  # the same, where weights are dropped in bfloat16
+LEAST_DROPPED, LEAST_DROPPED_FLOAT = 2**17, 2**21  # where weights are dropped, in bfloat16 and in float32
+MOST_KEYS = 1024  # with more, PyTorch's attention, which never holds all scores of a query, is as fast
 LEAST_ONE_BY_ONE = 16_384  # numbers: of fewer, to go through Python takes as long as they do
 ONE_BY_ONE: tuple[str, ...] = ("where", "masked_fill", "masked_fill_", "_prelu_kernel_backward")
 ONE_BY_ONE += ("max_pool2d_with_indices", "index_put", "index_put_", "_index_put_impl_")

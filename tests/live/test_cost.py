@@ -343,6 +343,19 @@ def test_where_looking_on_takes_all_that_may_be_spent_it_ends(timed, monkeypatch
     assert len(left) < 2500
 
 
+def test_steps_that_become_shorter_do_not_end_a_search_that_waits(timed, monkeypatch):
+    """As where others have stopped using the processor: less may be spent then, and less is needed."""
+    (technique,) = Plan.from_dict(GAIN).techniques
+    monkeypatch.setattr(course, "additions", lambda *_: [[technique]] * 30)
+
+    def before(step):
+        Timed.seconds = 0.5 if step < 40 else 0.1
+
+    loop = timed(plain(4000, before), 0.5, lambda step: 1.5)
+    assert loop.rest == ""
+    assert loop.conductor.course.plan.names == tuple(GAIN)
+
+
 def test_a_loop_that_ends_before_it_said_costs_little(timed):
     """`for step in range(100_000)`, left after a few steps: what is said counts no more than what passed."""
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import gc
 import signal
 import threading
+import weakref
 
 import pytest
 import torch
@@ -459,3 +461,92 @@ def test_what_a_handler_of_a_signal_prints_is_no_print_of_the_model(led, capsys)
         signal.signal(signal.SIGUSR1, before)
     assert capsys.readouterr().out == "got it\nfrom a thread\n"
     assert "prints" not in told["only_the_rest"] + told["reason"]
+
+
+class Decayed:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, weights):
+        self.weights = list(weights)
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.weights:
+            weight.data.add_(weight.grad, alpha=-0.01).mul_(0.999)
+
+    def zero_grad(self):
+        for weight in self.weights:
+            weight.grad = None
+
+
+def decayed(steps=STEPS, calls=1, model_of=lambda model: model):
+    model = model_of(images()[0])
+    optimizer = Decayed(model.parameters())
+    for step in range(steps):
+        inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+        sum(F.cross_entropy(model(inputs), torch.arange(6) % 4) for _ in range(calls)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def test_an_optimizer_that_is_none_of_torchs_goes_on_as_it_is_and_the_call_is_led(led):
+    backward = torch.autograd.backward
+    loop, model, document = led(decayed, "channels_last")
+    assert torch.autograd.backward is backward
+    assert document["plan"] == {"channels_last": {"weights": False}}
+    assert document["steps"] > STEPS - 5
+    (fused,) = (one for one in document["tried"] if "fused_optimizer" in one["plan"])
+    assert fused["answer"] == "no optimizer of torch's updates its weights"
+    assert not loop.problems
+    for mine, theirs in zip(model.parameters(), decayed().parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-3)  # bfloat16 was timed, too
+
+
+def test_of_such_a_loop_nothing_is_left_where_its_model_cannot_be_led(led):
+    loop, _, document = led(lambda: decayed(calls=2), "channels_last")
+    assert "2 times for 1 backward pass" in loop.left_alone
+    assert document["outcome"] == "left_alone"
+    assert document["reason"] == loop.left_alone
+    assert not loop.problems
+
+
+def test_gradients_that_are_accumulated_first_are_no_update(led):
+    def train():
+        model, optimizer = images()
+        for step in range(STEPS):
+            model(torch.ones(2, 3, 8, 8)).square().mean().backward()
+            if step % 10 == 9:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    loop, _, document = led(train)
+    assert document["steps"] == STEPS // 10
+    assert all(isinstance(one, torch.optim.Adam) for one in loop.seen.optimizers.values())
+
+
+def test_models_that_such_a_script_trains_one_after_the_other_are_held_no_longer_than_it_does(led):
+    held = []
+
+    def train():
+        for _ in range(3):
+            held.append(weakref.ref(decayed(steps=6)))
+            gc.collect()
+        return decayed()
+
+    loop, _, document = led(train, "channels_last")
+    assert not loop.problems
+    assert all(one() is None for one in held)
+    assert document["plan"] == {"channels_last": {"weights": False}}
+
+
+def test_another_models_steps_are_none_of_the_first_ones(led):
+    first = images()[0]
+
+    def train():
+        decayed(model_of=lambda _: first)
+        return decayed(steps=250)
+
+    loop, _, _ = led(train, "channels_last")
+    assert "another optimizer began to step" in loop.left_alone
+    assert not loop.problems

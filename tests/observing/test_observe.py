@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 import vivace
 from vivace.inspection import inspect
+from vivace.observing import reference
 from vivace.observing.observe import kept_by_graphs, live_bytes, observe
 from vivace.observing.reference import PARTS, profile_reference
 from vivace.operators import LEAST_ONE_BY_ONE as MANY
@@ -166,7 +167,8 @@ ATTENTION = {  # of 4 heads and 192 tokens: how many scores, and whether that is
 
 @on_cpu
 @pytest.mark.parametrize("name", ATTENTION)
-def test_a_profile_says_how_many_scores_attention_has_and_whether_it_is_slow(name):
+def test_a_profile_says_how_many_scores_attention_has_and_whether_it_is_slow(name, monkeypatch):
+    monkeypatch.setattr(reference, "LEAST_DROPPED_FLOAT", 2**17)
     function, shape, scores, slow = ATTENTION[name]
     found = features_of(Doing(lambda x: function(x).float(), 1, *shape), torch.ones(1, *shape))
     assert (found["attention_scores"], found["slow_attention"]) == (scores, slow)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from vivace.live.own_update import OwnUpdate
 from vivace.live.refusals import Seen, device_of
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -65,7 +66,8 @@ def additions(
     attention = (
         [find("batched_attention")()] if on_processor and not ATTENTION.isdisjoint(differentiated) else []
     )
-    found += [gradients, attention if WRITTEN_OUT in differentiated or not precision else []]
+    in_half = "bf16_autocast" in own or any(one.dtype == torch.bfloat16 for one in root.parameters())
+    found += [gradients, attention if in_half or WRITTEN_OUT in differentiated else []]
     if gradients or attention:  # which in bfloat16 matter most
         groups = dict.fromkeys(map(tuple, (precision, both)))
         found += [[*group, *gradients, *attention] for group in groups if group]
@@ -145,6 +147,8 @@ def own_settings(
         found["host_allocator"] = "its steps take hardly any memory anew from the system"
     if len(seen.optimizers) > 1:
         found["fused_optimizer"] = "several optimizers update its weights"
+    elif any(isinstance(one, OwnUpdate) for one in seen.optimizers.values()):
+        found["fused_optimizer"] = "no optimizer of torch's updates its weights"
     return found
 
 

@@ -20,6 +20,7 @@ from vivace.live.failing import Before, fails_alone
 from vivace.live.followed import Followed
 from vivace.live.hosted import Hosted, acts_on_calls, of_process_alone
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
+from vivace.live.own_update import OwnUpdate
 from vivace.live.pairs import Pause, Segment, Timing
 from vivace.live.ranks import MOST_STEPS
 from vivace.live.refusals import why_of_model
@@ -140,7 +141,8 @@ class Conductor:
 
     def updated(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer has stepped: a step of the script is over. Was there more to do than to count it?"""
-        if optimizer is not self.optimizer:
+        of_another = isinstance(optimizer, OwnUpdate) and not self._calls  # model's backward pass
+        if optimizer is not self.optimizer or of_another:
             self._steps_of_others += 1
             is_new = not self.rest and not any(optimizer is known for known in self._optimizers)
             if is_new or self._steps_of_others > MOST_INTERRUPTED:

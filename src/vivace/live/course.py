@@ -34,6 +34,7 @@ from vivace.live.kept import CannotKeep, Kept
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, compared, length, middle
 from vivace.live.proof import Proof, Verdict, left_to_the_original
 from vivace.live.refusals import device_of
+from vivace.live.spending import SHARE
 from vivace.plan import Plan
 from vivace.technique import Technique
 from vivace.tensors.modules import untouched
@@ -158,11 +159,17 @@ class Course:
         return proof
 
     def _afforded(self, seconds: float) -> Wishes:
-        """Let steps pass until so much may be spent."""
-        begin, lacked = self.clock.wall(), self.spending.lacks(seconds, self.loop.copy_seconds)
-        while not self.spending.affords(seconds, self.loop.copy_seconds):
-            is_long = self.clock.wall() - begin >= STARVING_SECONDS
-            if is_long and self.spending.lacks(seconds, self.loop.copy_seconds) >= lacked:
+        """Let steps pass until so much may be spent, or as much less as steps have become shorter."""
+        begin, spent, first = self.clock.wall(), self.spending.spent, self.loop.copy_seconds
+        lacked = self.spending.lacks(seconds, first)
+        while True:
+            a_copy = self.loop.copy_seconds
+            needed = seconds * min(1.0, a_copy / first) if first else seconds
+            if self.spending.affords(needed, a_copy):
+                return
+            waited = self.clock.wall() - begin
+            is_looking = self.spending.spent - spent >= SHARE * waited  # else it is given back meanwhile
+            if waited >= STARVING_SECONDS and is_looking and self.spending.lacks(needed, a_copy) >= lacked:
                 raise CannotKeep(STARVED)
             yield self._a_moment()
 

@@ -98,8 +98,15 @@ def of_process_alone(plan: Plan) -> bool:
 
 
 def acts_on_calls(plan: Plan) -> bool:
-    """Does a plan act on the root's calls, and not on the process and the update alone?"""
-    return any(technique.card.stage not in (Stage.PROCESS, Stage.OPTIMIZER) for technique in plan.techniques)
+    """Does a plan act on the root's calls, and not on the update alone, or on the process without changing
+    a number?
+    """
+    exact = [
+        one
+        for one in plan.techniques
+        if one.card.stage == Stage.PROCESS and one.card.numerics == Numerics.EXACT
+    ]
+    return any(one.card.stage != Stage.OPTIMIZER and one not in exact for one in plan.techniques)
 
 
 def _call(batch: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:

@@ -16,7 +16,7 @@ from torch.utils.hooks import unserializable_hook
 from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.live.following import copied
-from vivace.live.refusals import device_of, why_of_model
+from vivace.live.refusals import NO_ROOM, device_of, why_of_model
 from vivace.profiling.record.hooks import tensors_of
 from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import UNIT_ROUNDOFF
@@ -30,7 +30,6 @@ PROOF_WEIGHTS = (
 ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
 _MOST: dict[torch.device, int] = {}  # see `_reserved_by_script`
 MOST_NODES = 20_000  # of autograd, that are looked at
-NO_ROOM = "the memory does not hold its model a second time"
 
 
 class CannotKeep(Exception):

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import math
 import os
-import resource
 import sys
 import threading
 import weakref
@@ -25,15 +24,15 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from vivace import words
-from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.length import Length
-from vivace.live.refusals import Seen, is_training, several, why_left_alone, why_only_the_rest
-from vivace.live.spending import Clock, Spending
+from vivace.live.own_update import OwnUpdate, OwnUpdates
+from vivace.live.refusals import Seen, fault_of, is_training, several, why_left_alone, why_only_the_rest
+from vivace.live.spending import Clock, Spending, page_faults
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
-from vivace.profiling.record.signals import raised_by_handler
+from vivace.profiling.record.signals import end_as_interrupted, raised_by_handler
 from vivace.tensors.loaders import that_iterate_themselves
 from vivace.tensors.outside import of_library
 from vivace.torch_internals.tensors import in_backward
@@ -100,6 +99,7 @@ class Loop:
         self._of_updates: tuple[Any, ...] = ()
         self._looking, self._gradients, self._loaders = (Patches(self.guard) for _ in range(3))
         self._waiting, self._leading = (Patches(self.guard) for _ in range(2))
+        self._own_updates = OwnUpdates(self)
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._depth = 0
         self._at_work = False
@@ -118,6 +118,7 @@ class Loop:
         waiting = self._waiting
         try:
             waiting.hide()
+            self._own_updates.install()
             self._look_at_calls()
             waiting.replace(torch, "compile", self._compiling)
             waiting.replace(DataLoader, "__iter__", self._new_pass)
@@ -160,6 +161,7 @@ class Loop:
             self._tell()
         except Exception as error:  # at the end of a person's script
             print(f"vivace: what came of this run cannot be told: {error}", file=sys.stderr)
+        end_as_interrupted()
 
     def _tell(self) -> None:
         told_already = os.path.exists(os.path.join(self.errand.folder, DOCUMENT))  # by one that it started
@@ -203,6 +205,7 @@ class Loop:
     def _restore(self) -> None:
         for patches in (self._leading, self._looking, self._gradients, self._loaders, self._waiting):
             patches.restore()
+        self._own_updates.restore()
         if self.conductor is not None:
             self.conductor.let_go()
         if self.ranks is not None:
@@ -332,6 +335,11 @@ class Loop:
             self.spending.waited += self.clock.wall() - begin
         return answer
 
+    def stepped(self, optimizer: OwnUpdate) -> None:
+        """A step is over of which no optimizer of torch's tells."""
+        self.guard.answering(self._before_update)(optimizer, (), {})
+        self.guard.looking(self._updated)(optimizer)
+
     def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
         if threading.get_ident() != self._thread:
@@ -369,11 +377,7 @@ class Loop:
 
     def _is_recorded(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is a CUDA graph being recorded? Its replays pass by all hooks, and meanwhile nothing may wait."""
-        first = None
-        for group in optimizer.param_groups:
-            if group["params"]:
-                first = group["params"][0]
-                break
+        first = next((group["params"][0] for group in optimizer.param_groups if group["params"]), None)
         if first is None or not first.is_cuda or not torch.cuda.is_current_stream_capturing():
             return False
         (self.leave_alone if self.conductor is None else self.conductor.drop)(RECORDED)
@@ -391,18 +395,22 @@ class Loop:
     def _count(self, optimizer: torch.optim.Optimizer, now: float) -> None:
         """Before a search."""
         if self.seen.is_past(optimizer):
-            self.seen = Seen(compiles=self.seen.compiles)
-            self.step_seconds.clear()
-            self._num_looked, self._looked = 0, False
-            self._looking.restore()
-            if not self.seen.compiles:
-                self._look_at_calls()
+            self.look_anew()
         if self.seen.ends_step(optimizer):
             self.num_steps += 1
             if self._looked:
                 self._wait(optimizer, now)
             else:
                 self._look(optimizer)
+
+    def look_anew(self) -> None:
+        """The script trains on with another optimizer."""
+        self.seen = Seen(compiles=self.seen.compiles)
+        self.step_seconds.clear()
+        self._num_looked, self._looked = 0, False
+        self._looking.restore()
+        if not self.seen.compiles:
+            self._look_at_calls()
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
         self._num_looked += 1
@@ -414,7 +422,7 @@ class Loop:
         self._loaders.restore()
         for kind in that_iterate_themselves(DataLoader):
             self._loaders.replace(kind, "__iter__", self._new_pass)
-        self._faults = self.num_steps, _page_faults()
+        self._faults = self.num_steps, page_faults()
         self._join()
         reason = why_left_alone(self.seen, together=self.ranks is not None)
         if reason:
@@ -423,6 +431,7 @@ class Loop:
         self.rest = why_only_the_rest(self.seen)
         self.calls = max(1, self.seen.calls)
         self._gradients.restore()
+        self._own_updates.looked()
         if self.total_steps is None:  # for the second look to say something
             self.length.look(self.num_steps, self._steps_left(), self._steps_a_pass)
         self._last = self.clock.wall()
@@ -495,7 +504,7 @@ class Loop:
             return
         if self.spending.begins(self.copy_seconds, self.seconds_left if self.length.is_said else math.inf):
             steps, before = self._faults  # what is imported now takes memory, too
-            self.page_faults = (_page_faults() - before) / (self.num_steps - steps)
+            self.page_faults = (page_faults() - before) / (self.num_steps - steps)
             self._begin(optimizer)
 
     @property
@@ -532,12 +541,13 @@ class Loop:
         return self._pass[1] / self.calls
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
-        from vivace.live import page as page
         from vivace.live.conductor import Conductor
         from vivace.live.kept import Weights
 
         self.rest = self.rest or why_only_the_rest(self.seen)  # as it is by now
+        if self.rest and isinstance(optimizer, OwnUpdate):
+            self.leave_alone(self.rest)
+            return
         try:
             root = Weights(optimizer) if self.rest else self.seen.root
         except (TypeError, ValueError):  # what is updated are no parameters of a model
@@ -574,21 +584,6 @@ class Loop:
                 self._depth -= 1
 
         return call
-
-
-def fault_of(error: Exception) -> str:
-    """Why nothing acts any more, where the fault is ours, or there was no memory for what we do."""
-    if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
-        return "its processes no longer reach each other"
-    if ran_out_of_memory(error):
-        from vivace.live.kept import NO_ROOM
-
-        return NO_ROOM
-    return f"a fault of Vivace's own, {type(error).__name__}: {error}"
-
-
-def _page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _in_child(found: weakref.ref[Loop]) -> Callable[[], None]:

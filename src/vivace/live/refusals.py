@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules import module as of_modules
 
 from vivace import words
+from vivace.errors import ran_out_of_memory
 from vivace.live.methods import Methods
 from vivace.machine import NOT_YET, TRAINED_ON
 from vivace.torch_internals.modules import all_hooks, hooks_of_all, is_compiled
@@ -27,6 +28,7 @@ LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "LBFGS evaluates the loss several times a step",
     torch.optim.SparseAdam: "SparseAdam takes sparse gradients",
 }
+NO_ROOM = "the memory does not hold its model a second time"
 MOST_OF_OTHERS = 50  # steps of them to one
 OUTSIDE = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")  # reach beyond the arguments
 
@@ -126,6 +128,15 @@ def why_only_the_rest(seen: Seen) -> str:
     if other is not None and not _of_loop(other):
         seen.roots, seen.calls, seen.method, why = other.roots, other.calls, other.method, ""
     return why or why_of_model(seen.root)
+
+
+def fault_of(error: Exception) -> str:
+    """Why nothing acts any more, where the fault is ours, or there was no memory for what we do."""
+    if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
+        return "its processes no longer reach each other"
+    if ran_out_of_memory(error):
+        return NO_ROOM
+    return f"a fault of Vivace's own, {type(error).__name__}: {error}"
 
 
 def several() -> bool:

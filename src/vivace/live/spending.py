@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import resource
 import time
 from collections.abc import Callable
 
@@ -159,3 +160,8 @@ def least_seconds(step_seconds: float) -> float:
 def search_seconds(step_seconds: float) -> float:
     """What a first search takes, about."""
     return IMPORT_SECONDS + SEARCH_STEPS * step_seconds
+
+
+def page_faults() -> int:
+    """How often the system has given this process 4 KiB of memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

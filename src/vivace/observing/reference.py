@@ -22,10 +22,11 @@ from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import minor_faults, now, observe, profile_step
 from vivace.operators import (
-    LEAST_DROPPED,
+    LEAST_DROPPED_FLOAT,
     LEAST_MASK,
     LEAST_ONE_BY_ONE,
     LEAST_SCORES,
+    MOST_KEYS,
     ONE_BY_ONE,
     SMALL_MAP,
     class_of,
@@ -157,12 +158,13 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         """Count scores of attention: of PyTorch's kernel for CPUs, or written out, as where it drops some."""
         if name == "_safe_softmax":
             self.attention_scores += found.numel()
-            self.slow_attention |= found.numel() >= LEAST_DROPPED
+            self.slow_attention |= found.numel() >= LEAST_DROPPED_FLOAT and found.shape[-1] <= MOST_KEYS
         elif name == "_scaled_dot_product_flash_attention_for_cpu":
             query, key = arguments[:2]
-            scores = query[..., 0].numel() * key.shape[-2]
+            scores, keys = query.shape[:-1].numel() * key.shape[-2], key.shape[-2]
             self.attention_scores += scores
-            self.slow_attention |= query.dtype == torch.bfloat16 and scores >= LEAST_SCORES
+            half = query.dtype == torch.bfloat16
+            self.slow_attention |= half and scores >= LEAST_SCORES and keys <= MOST_KEYS
 
 
 def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:

@@ -13,15 +13,14 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
-from vivace.operators import LEAST_DROPPED
 from vivace.tensors.modules import modules_of, patched
 from vivace.tensors.settings import hold
 from vivace.tensors.trees import cast
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 16_384  # numbers of a head's keys: up to so many a processor's attention is faster in float32
-# While it holds anything, attention of many scores is faster in bfloat16 where it is for gradients.
-OF_MANY_HEADS: list[Callable[[int], object]] = []
+# Who has something faster for attention in bfloat16: they say so of queries, keys, values and a mask.
+FASTER: list[Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], bool]] = []
 
 
 class Workbench(Protocol):
@@ -120,10 +119,10 @@ def _attention(within: str) -> Callable[..., Any]:
         if kind == torch.float32 and torch.is_autocast_enabled("cpu"):
             kind = torch.get_autocast_dtype("cpu")
         short = query.device.type == "cpu" and not key.is_nested and key.shape[-2] * key.shape[-1] <= SHORT
-        many = bool(OF_MANY_HEADS) and kind == torch.bfloat16 and torch.is_grad_enabled()
-        many = many and query[..., 0].numel() * key.shape[-2] >= LEAST_DROPPED
+        if kind == torch.bfloat16 and any(takes(*tensors, attn_mask) for takes in FASTER):
+            short = False
         # With dropout torch has another kernel.
-        if kind not in HALF or not short or many or dropout_p or not _acts(within):
+        if kind not in HALF or not short or dropout_p or not _acts(within):
             return _torch_attention(*tensors, attn_mask, dropout_p, *others, **named)
         mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
         with torch.autocast("cpu", enabled=False):

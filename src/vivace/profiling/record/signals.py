@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import signal
+import sys
 from itertools import pairwise
 from types import CodeType, FrameType
 
@@ -50,3 +52,14 @@ def _code(handler: object) -> CodeType | None:
         handler = type(handler).__call__  # of an object that is called
     function = handler.__func__ if inspect.ismethod(handler) else handler
     return function.__code__ if inspect.isfunction(function) else None
+
+
+def end_as_interrupted() -> None:
+    """Where a Ctrl-C has ended the script, let Python end by that signal, as alone.
+
+    It forgets that at its end as soon as anything runs code from a string, as dataclasses do when a module is
+    imported, and remembers it where such code is interrupted.
+    """
+    if isinstance(vars(sys).get("last_value"), KeyboardInterrupt) and not hasattr(sys, "ps1"):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")

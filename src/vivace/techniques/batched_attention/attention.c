@@ -6,7 +6,7 @@
 
 #include "numbers.h"
 
-enum { NONE, MAY, ADDED, ADDED_HALF }; /* kinds of masks */
+enum { NONE, ALLOWED, ADDED, ADDED_HALF }; /* kinds of masks */
 
 typedef struct {
     int64_t batch, heads, queries, keys, causal, kind, steps[4], threads; /* steps: of the mask, by axis */
@@ -17,7 +17,7 @@ typedef struct {
 static inline void begin(float *row, const void *mask, int64_t at, int64_t step, int64_t kind, int64_t keys) {
     if (kind == NONE)
         for (int64_t n = 0; n < keys; n++) row[n] = 0;
-    else if (kind == MAY) {
+    else if (kind == ALLOWED) {
         const uint8_t *from = (const uint8_t *)mask + at;
         for (int64_t n = 0; n < keys; n++) row[n] = from[n * step] ? 0.0f : -INFINITY;
     } else if (kind == ADDED) {

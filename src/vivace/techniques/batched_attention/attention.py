@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled, threads_for
-from vivace.operators import LEAST_DROPPED, LEAST_SCORES
-from vivace.tensors.precision import OF_MANY_HEADS
+from vivace.operators import LEAST_DROPPED, LEAST_DROPPED_FLOAT, LEAST_SCORES, MOST_KEYS
+from vivace.tensors.precision import FASTER
 from vivace.torch_internals.kernels import exchange
 from vivace.torch_internals.tensors import is_batched, is_transformed
 
@@ -24,13 +25,11 @@ SOURCE = Path(__file__).with_name("attention.c")
 COMPUTED = (torch.float32, torch.bfloat16)
 MASKS = {torch.bool: 1, torch.float32: 2, torch.bfloat16: 3}  # as in C
 CHUNK = 2**20  # scores that are computed at once: so many stay in a processor's cache
-MOST_KEYS = 1024  # with more, PyTorch's kernel, which never holds all scores of a query, is as fast
-LEAST_DROPPED_FLOAT = 2**21  # scores of which weights are dropped in float32, below which PyTorch is as fast
 COST = 4  # of a score, in numbers of a plain pass
 Told = Callable[[int], object]
 
 _beginning = threading.Lock()
-_told = OF_MANY_HEADS  # while it is empty, torch computes
+_told: list[Told] = []  # while it is empty, torch computes
 _exchanged: list[bool] = []
 
 
@@ -102,6 +101,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, kept, sums = context.saved_tensors
+        # Hooks may have saved them in another order.
+        kept, sums = kept if kept is None else kept.contiguous(), sums.contiguous()
         if is_batched(of_out) or torch.is_grad_enabled():  # by `is_grads_batched`, or to be differentiated
             return (*_differentiable(context, query, key, value, mask, kept, of_out), None, None, None)
         of_query, of_key, of_value = (
@@ -197,60 +198,74 @@ def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        suits = (
-            bool(_told) and _suits(query, key, value, dropout_p) and not (is_causal and attn_mask is not None)
-        )
-        mask = None
-        if suits and attn_mask is not None:
-            sizes = (*query.shape[:3], key.shape[2])
-            suits = _masks(attn_mask, sizes, query.dtype)
-            mask = attn_mask.expand(sizes) if suits else None
+        suits = _suits(query, key, value, attn_mask, dropout_p) and not (is_causal and attn_mask is not None)
         if not suits:
             return own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        kept = None
-        if dropout_p:  # by the same numbers as PyTorch's
-            kept = query.new_empty(*query.shape[:3], key.shape[2], dtype=torch.bool).bernoulli_(1 - dropout_p)
+        sizes = (*query.shape[:3], key.shape[2])
+        mask, kept = attn_mask, None
+        if dropout_p:  # by the same numbers as PyTorch's, which keeps no mask then: it may be changed later
+            mask = mask if mask is None else mask.clone()
+            kept = query.new_empty(sizes, dtype=torch.bool).bernoulli_(1 - dropout_p)
         how = _How(query.shape[3] ** -0.5 if scale is None else scale, is_causal, dropout_p)
-        found = _Attention.apply(query, key, value, mask, kept, how)  # type: ignore[no-untyped-call]
+        spread = mask if mask is None else mask.expand(sizes)
+        found = _Attention.apply(query, key, value, spread, kept, how)  # type: ignore[no-untyped-call]
         for each in tuple(_told):
-            each(query[..., 0].numel() * key.shape[2])
+            each(math.prod(sizes))
         return found
 
     return attention
 
 
-def _suits(query: Tensor, key: Tensor, value: Tensor, dropped: float) -> bool:
-    """Can they attend here: on the CPU, in training, with enough scores and not too many keys?"""
+def _suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropped: float) -> bool:
+    """Can they attend here, and is PyTorch's way slower?"""
     given = (query, key, value)
-    if not all(type(one) in (Tensor, nn.Parameter) and one.dim() == 4 for one in given):
+    half, same = query.dtype == torch.bfloat16, query.dtype == key.dtype == value.dtype
+    if not _told or not same or query.dtype not in COMPUTED or not _fits(*given, mask, dropped, half):
         return False
-    suits = query.dtype in COMPUTED and query.dtype == key.dtype == value.dtype
-    suits = suits and torch.is_grad_enabled() and any(one.requires_grad for one in given)
-    suits = suits and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.shape[2] == value.shape[2]
-    suits = suits and query.shape[3] == key.shape[3] and key.shape[2] <= MOST_KEYS and 0 <= dropped < 1
-    suits = suits and query.shape[3] * value.shape[3] > 0 and _pays(query, key, dropped)
-    if not suits or any(one.device.type != "cpu" or one.is_neg() or one.is_inference() for one in given):
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        return False
+    tensors = given if mask is None else (*given, mask)
+    if any(one.device.type != "cpu" or one.is_neg() or one.is_inference() for one in tensors):
         return False
     # A mode may give tensors without memory where none went in.
     return not is_transformed() and type(torch.empty(0)) is Tensor
 
 
-def _pays(query: Tensor, key: Tensor, dropped: float) -> bool:
-    """Is PyTorch's way slower for so many scores?"""
-    scores, half = query[..., 0].numel() * key.shape[2], query.dtype == torch.bfloat16
-    if not dropped:  # else PyTorch holds all scores, too, and has no kernel that could be switched off
-        few = query.shape[2] * key.shape[2] <= MOST_KEYS**2
-        on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-        return on and half and few and scores >= LEAST_SCORES
-    return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
+def _takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Are they faster here, once they are in bfloat16, than in PyTorch's kernel in float32?"""
+    fits = bool(_told) and _fits(query, key, value, mask, 0.0, half=True)
+    return fits and query.shape[:3].numel() * key.shape[2] >= LEAST_DROPPED
 
 
-def _masks(mask: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Is it a mask of so many scores that C code can read, and that takes no gradient?"""
-    suits = type(mask) is Tensor and mask.dim() in (2, 4) and mask.dtype in (torch.bool, dtype)
-    if not suits or mask.requires_grad or mask.device.type != "cpu" or mask.is_neg() or mask.is_inference():
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropped: float, half: bool) -> bool:
+    """Are they of sizes that are faster here, and for gradients, of which the mask needs none?"""
+    given = (query, key, value)
+    if not all(type(one) in (Tensor, nn.Parameter) and one.dim() == 4 for one in given):
         return False
-    return all(size in (1, wanted) for size, wanted in zip(mask.shape, sizes[-mask.dim() :], strict=True))
+    (batch, heads, queries, width), keys = query.shape, key.shape[2]
+    suits = torch.is_grad_enabled() and any(one.requires_grad for one in given)
+    suits = suits and key.shape == (batch, heads, keys, width) and value.shape[:3] == (batch, heads, keys)
+    suits = suits and width * value.shape[3] > 0 and keys <= MOST_KEYS and queries * keys <= MOST_KEYS**2
+    if not suits or not 0 <= dropped < 1:
+        return False
+    if mask is not None:
+        sizes = query.shape[:3] + key.shape[2:3]
+        suits = (
+            type(mask) is Tensor and mask.dim() in (2, 4) and mask.dtype in MASKS and not mask.requires_grad
+        )
+        fits = suits and all(map(_spreads, mask.shape, sizes[-mask.dim() :]))
+        if not fits:
+            return False
+    scores = batch * heads * queries * keys
+    if dropped:
+        return scores >= (LEAST_DROPPED if half else LEAST_DROPPED_FLOAT)
+    # A person may have switched off the kernel in whose place this would be.
+    on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    return on and half and scores >= LEAST_SCORES
+
+
+def _spreads(size: int, wanted: int) -> bool:
+    return size in (1, wanted)
 
 
 def begin(told: Told) -> Callable[[], None]:
@@ -263,6 +278,7 @@ def begin(told: Told) -> Callable[[], None]:
     with _beginning:
         if not _exchanged:
             exchange("scaled_dot_product_attention", _instead, composite=True)
+            FASTER.append(_takes)
             _exchanged.append(True)
         _told.append(told)
     return partial(_told.remove, told)

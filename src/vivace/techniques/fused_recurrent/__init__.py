@@ -76,7 +76,8 @@ class FusedRecurrent(Technique):
         ran: Ran = seen.notes["layers_over_steps"]
         if not ran.calls:
             raise Refused(
-                "it changed nothing: no GRU or RNN, and no LSTM of packed sequences, ran in training"
+                "it changed nothing: no GRU or RNN, and no LSTM of packed sequences, that it takes over ran "
+                "in training"
             )
         count = "one module" if ran.modules == 1 else f"up to {ran.modules} modules"
         return f"recurrent layers of {count} in one pass a step"

@@ -281,7 +281,7 @@ def in_place_of(kind: str, told: Callable[[], object]) -> Callable[..., Any]:
 
     def function(*arguments: Argument) -> Any:
         # With the numbers of sequences of each step behind the data it is a packed batch.
-        packed = len(arguments) > 1 and not isinstance(arguments[3], bool)
+        packed = len(arguments) > 3 and not isinstance(arguments[3], bool)
         if kind == "lstm" and not packed:  # PyTorch's library has that in one piece
             return own(*arguments)
         x, *rest = arguments
