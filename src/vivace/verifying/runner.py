@@ -62,8 +62,7 @@ SAME_WEIGHTS = (
     "model that is trained already: build a new one in it, or return copy.deepcopy of yours"
 )
 NO_NUMBER = (
-    "the job's own loss is no number (NaN) at step {}, before any plan, and what is none tells nothing "
-    "apart: mend the job first"
+    "the job's own loss is NaN at step {}, without any plan, and a NaN cannot be compared: mend the job first"
 )
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
