@@ -186,3 +186,9 @@ def test_a_batch_of_inference_mode_is_given_as_it_was(inside):
         again = Again(batch)
         again().sub_(1)
         assert again().tolist() == [1, 2]
+
+
+def test_a_batch_is_given_again_where_it_lay():
+    again = Again(torch.ones(2, device="meta"))
+    again().sub_(1)
+    assert again().device.type == "meta"
