@@ -138,3 +138,32 @@ def test_page_faults_are_counted_over_the_steps_that_warmed_up():
         assert worker.observe()["page_faults"] > 128
     finally:
         worker.session.close()
+
+
+def test_blocks_without_the_loader_take_one_batch_from_it_in_all():
+    read, sums = [], set()
+
+    class Counted(TensorDataset):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    def loss(model, batch):
+        sums.add(float(batch[0].sum()))
+        batch[0].zero_()
+        return mlp().loss(model, batch)
+
+    (x, y), *_ = mlp().data()
+    job = dataclasses.replace(mlp(), loss=loss, data=lambda: DataLoader(Counted(x, y), batch_size=2))
+    worker = Worker(job, vivace.inspect().to_dict())
+    worker.open({})
+    try:
+        worker.block(1)
+        before = len(read)
+        sums.clear()
+        for _ in range(3):
+            worker.block(2, cached=True)
+        assert len(read) - before == 2  # samples
+        assert len(sums) == 1
+    finally:
+        worker.session.close()

@@ -123,6 +123,26 @@ def test_batches_above_the_budget_are_not_tried():
     assert tight.batches[4].peak_bytes is None
 
 
+def test_steps_that_write_into_their_batch_do_not_spoil_the_other_sizes():
+    seen = []
+
+    def loss(model, batch):
+        x, y = batch
+        seen.append(set(y.tolist()))
+        y -= 1  # labels from 1 on, as some data has them
+        return nn.functional.cross_entropy(model(x), y)
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(3, 2),
+        data=lambda: [(torch.ones(8, 3), torch.tensor([1, 2] * 4)) for _ in range(4)],
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    curve = batch_curve(job, vivace.inspect(), Plan(), None, 0.1)
+    assert [b.samples for b in curve.batches if b.ratio] == [2, 4, 8, 16, 32]
+    assert seen == [{1, 2}] * len(seen)
+
+
 def test_batches_that_cannot_be_joined_say_so():
     job = dataclasses.replace(LONG, optimizer=lambda model: torch.optim.Adam(model.parameters()))
     curve = batch_curve(job, vivace.inspect(), Plan(), None, 0.1)

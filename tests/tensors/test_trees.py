@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from vivace.errors import Refused
 from vivace.tensors.modules import patched
 from vivace.tensors.optimizers import switch_optimizer
-from vivace.tensors.trees import batch_size, digest, joined, map_tensors, outline, split, tensors
+from vivace.tensors.trees import Again, batch_size, digest, joined, map_tensors, outline, split, tensors
 
 
 def test_a_dictionary_of_another_kind_stays_one():
@@ -166,3 +166,29 @@ def test_lists_of_whole_batches_are_none_of_samples():
 def test_a_batch_without_samples_is_one_piece():
     batch = (torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
     assert split(batch, 0) == [batch]
+
+
+def test_a_batch_that_is_given_again_is_never_written_into():
+    batch = torch.ones(2, requires_grad=True), torch.tensor([1, 2])
+    again = Again(batch)
+    given = again()
+    assert again()[1] is given[1]
+    assert given[0].requires_grad
+    given[1].sub_(1)
+    assert [one()[1].tolist() for one in (again, Again(batch))] == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_batch_of_inference_mode_is_given_as_it_was(inside):
+    with torch.inference_mode():
+        batch = torch.tensor([1, 2])
+    with torch.inference_mode(inside):
+        again = Again(batch)
+        again().sub_(1)
+        assert again().tolist() == [1, 2]
+
+
+def test_a_batch_is_given_again_where_it_lay():
+    again = Again(torch.ones(2, device="meta"))
+    again().sub_(1)
+    assert again().device.type == "meta"

@@ -365,7 +365,7 @@ def test_a_loss_that_is_no_number_later_is_told_and_proves_nothing(ruler_of, pla
     ruler = ruler_of(_that_loses_itself)
     verdict = ruler.judge(planted(untouched, Stage.MODEL, Numerics.EXACT))
     assert verdict["kept"] is None
-    assert "loss is no number (NaN) at step 2" in verdict["reason"]
+    assert "loss is NaN at step 2" in verdict["reason"]
 
 
 def _that_loses_itself():
@@ -425,3 +425,26 @@ def test_a_job_with_its_own_step_is_evaluated_by_its_metric(numerics, ruler_of, 
         verdict = ruler.judge(planted(spoiling, Stage.MODEL, numerics))
         assert verdict["kept"] is False
         assert "metric of the same weights" in verdict["reason"]
+
+
+@pytest.mark.parametrize("kind", ["equal", "random", "failing"])
+def test_the_metric_of_an_own_step_runs_often_only_where_it_differs(kind, ruler_of, planted):
+    calls = []
+
+    def metric(model, batches):
+        calls.append(model)
+        if kind == "failing":
+            raise ValueError("no labels")
+        return _right(model, batches) + (len(calls) if kind == "random" else 0)
+
+    def untouched(build):
+        """Promise what nothing breaks."""
+
+    ruler = ruler_of(lambda: dataclasses.replace(_with_own_step(), metric=metric))
+    calls.clear()
+    verdict = ruler.judge(planted(untouched, Stage.MODEL, Numerics.ROUNDING))
+    assert verdict["kept"], verdict["reason"]
+    assert len(calls) <= 3
+    told = {"random": "it says otherwise each time", "failing": "it fails without any plan"}
+    assert told.get(kind, "") in verdict["reason"]
+    assert ("the metric was not compared" in verdict["reason"]) == (kind in told)

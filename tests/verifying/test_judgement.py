@@ -197,6 +197,20 @@ def test_a_weight_without_numbers_is_no_obstacle():
     assert set(distances(after, after, before, {}, 1).values()) == {0.0}
 
 
+def test_a_layer_that_steps_use_at_random_may_move_where_the_reference_left_it():
+    """As LayerDrop does, and experts to which nothing was routed; one that no shadow moves may not."""
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    before = State(dict.fromkeys(("w", "drawn", "unused"), zeros), {})
+    ends = {"w": ones, "drawn": zeros, "unused": zeros}
+    theirs = _ended(ends, gradients={"w": ones})
+    shadow = _ended(ends | {"drawn": ones}, gradients={"w": ones, "drawn": ones})
+    found = resolution(theirs, before, [distances(one, theirs, before, {}, 1) for one in (theirs, shadow)])
+    for quantity in (Quantity.SCALE, Quantity.RESIDUAL):
+        assert found[Measure(quantity, "drawn")] == math.inf
+        assert found[Measure(quantity, "unused")] < 1.0
+        assert resolution(theirs, before)[Measure(quantity, "drawn")] < 1.0
+
+
 def test_what_is_nan_in_both_is_the_same():
     """As a buffer that waits for its first value, and data with gaps."""
     gaps, weights = torch.tensor([1.0, math.nan]), {"w": torch.zeros(2)}

@@ -112,6 +112,7 @@ class Worker:
         self._share_read = 1.0  # of the data, in the first pass
         self._waited = 0.0  # seconds for batches to arrive
         self._faults: list[int] = []  # page faults until each of the later steps that warmed up
+        self._cached: Again | None = None  # the batch of the steps without the loader
         self._largest: list[Again] | None = None
         self._validation: list[Any] | None = None
         self._remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -239,7 +240,7 @@ class Worker:
         self._strides = Strides(self.session, self.ranks, Unwatched())
         self._strides.begin()
         self._feed = Feed(self.job, self.ranks, seed, None, lambda text: None)
-        self._again, self._share_read = None, 1.0
+        self._again, self._share_read, self._cached = None, 1.0, None
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
             self._again = self._read_first(self._feed)
         self._stream = self._endless(self._feed, self._again)
@@ -325,7 +326,9 @@ class Worker:
         assert self.session is not None
         self.ranks.gather(None)
         device = self.session.build.device
-        given = Again(next(self._stream)) if cached else None
+        if cached and self._cached is None:
+            self._cached = Again(next(self._stream))
+        given = self._cached if cached else None
         full, begin, worked, self._waited = retries(device), time.perf_counter(), time.process_time(), 0.0
         samples = self._steps(steps, given)
         seconds, waited = self.ranks.largest(time.perf_counter() - begin, self._waited)

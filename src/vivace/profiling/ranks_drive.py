@@ -57,8 +57,8 @@ class Together:
         ):
             if together.build.own_step:
                 raise JobError("a job with its own step= is not measured on several ranks: ddp cannot cut it")
-            checked_step(alone, parts[num][0])
-            checked_step(together, parts[num][0])
+            checked_step(alone, Again(parts[num][0])())
+            checked_step(together, Again(parts[num][0])())
             blocks = {n: self._block(alone, parts[n]) for n in counts} | {
                 0: self._block(together, parts[num])
             }

@@ -60,24 +60,35 @@ def map_tensors(
 
 
 class Again:
-    """Gives one batch for step after step: as it is, and once a step has written into it, copies of what it
-    was.
+    """Gives copies of one batch for step after step: the same one, until a step has written into it. The
+    batch itself is never given, so that whoever holds it finds it as it was.
     """
 
     def __init__(self, batch: Tree) -> None:
-        self._batch, self._versions = batch, _versions(batch)
-        self._kept = map_tensors(batch, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._kept = batch
+        self._renew()
 
     def __call__(self) -> Any:
         """The batch for the next step."""
         if _versions(self._batch) != self._versions:
-            self._batch = map_tensors(self._kept, torch.Tensor.clone)
-            self._versions = _versions(self._batch)
+            self._renew()
         return self._batch
+
+    def _renew(self) -> None:
+        self._batch = map_tensors(self._kept, _copied)
+        self._versions = _versions(self._batch)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy where the tensor lies, which asks for a gradient where that does."""
+    copied = tensor.detach().clone()
+    pinned = tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.is_pinned()
+    return (copied.pin_memory() if pinned else copied).requires_grad_(tensor.requires_grad)
 
 
 def _versions(batch: Tree) -> list[int]:
-    return [version_of(tensor) for tensor in tensors(batch)]
+    """Other ones each time of tensors that do not count who writes into them, made in inference mode."""
+    return [next(_unlike) if tensor.is_inference() else version_of(tensor) for tensor in tensors(batch)]
 
 
 def fields_of(thing: object) -> list[str] | None:

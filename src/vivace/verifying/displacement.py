@@ -261,7 +261,9 @@ def _products(mine: torch.Tensor | None, theirs: torch.Tensor) -> tuple[float, f
     return dot, square, whole
 
 
-def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
+def resolution(
+    reference: Outcome, before: State, shadows: Sequence[dict[Measure, float]] = ()
+) -> dict[Measure, float]:
     """The smallest `scale` and `residual` worth judging: a unit in the last place of each weight, of fp32 at
     least; and of buffers in 16 bits.
 
@@ -269,10 +271,12 @@ def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
     gradient is all rounding: a rare event that few shadows show. Its scale has room for two. A gradient has
     room for a ReLU that flips for one sample: two fifths of one row, which is an output's. A layer that does
-    not move has all the room there is, unless it has no gradient at all: then nothing rounds.
+    not move has all the room there is, unless it has no gradient at all and moves in no shadow, of which
+    `shadows` are the distances: then nothing rounds, and it is not one that steps use at random.
     """
     found = dict[str, float]()
     still = before.parameters.keys() - reference.gradients if reference.gradients else set[str]()
+    still -= {measure.layer for run in shadows for measure, apart in run.items() if apart}
     weights = way = 0.0
     for name, start in before.parameters.items():
         unit = max(FP32_UNIT, torch.finfo(start.dtype).eps if is_measured(start) else 0.0)

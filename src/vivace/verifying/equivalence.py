@@ -148,7 +148,8 @@ class Pairs:
         told = f"about {needed} seeds would decide" if needed else f"more than {MOST_NEEDED} seeds are needed"
         if self.step:
             told += (
-                f", as the metric moves in steps of {self.step:.2g}, more validation data, or a wider margin"
+                f"; the metric moves in steps of {self.step:.2g}, so more validation data or a wider margin "
+                "needs fewer"
             )
         return f"not decided{why}: {told}" if len(self.differences) > 1 else f"not decided{why}"
 
@@ -279,8 +280,8 @@ def _step_of(values: Sequence[float]) -> float:
 def equivalence_p(differences: Sequence[float], margin: float, step: float = 0.0) -> float:
     """The p value of at least two `differences` having a mean within ±`margin`; small means equivalent.
 
-    Of a metric that moves in a `step` wider than the margin, equal metrics may be chance: a mean of `margin`
-    needs but one such step in so many seeds.
+    Of a metric that moves in a `step` wider than the margin, equal metrics may be chance: if the true mean
+    were the margin, a share margin/step of the seeds would differ; the chance that none of `count` does.
     """
     count, center = len(differences), mean(differences)
     error = stdev(differences) / math.sqrt(count)

@@ -497,7 +497,7 @@ class Ruler(Runner):
                 outcome = self._lockstep(session, snapshot, stream=stream, noise=noise)
                 runs.append(self._distances(outcome, snapshot, references[index]))
             scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
-            smallest = resolution(references[index], snapshot.state)
+            smallest = resolution(references[index], snapshot.state, runs)
             envelopes.append(envelope_of(runs, scale, smallest))
         courses, ends = [], []
         for seed in range(effort.course_seeds):
@@ -572,7 +572,7 @@ class Ruler(Runner):
             shadow = self._live(self.session, stream=3 if same_streams else 80 + seed, noise=noise)
             runs.append(self._life_distances(shadow.outcome, life.outcome))
         scale = 1.0 if same_streams else math.sqrt(2 / (count + 1))
-        smallest = resolution(life.outcome, self.snapshots[0].state)
+        smallest = resolution(life.outcome, self.snapshots[0].state, runs)
         return life.outcome, envelope_of(runs, scale, smallest)
 
     def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[Measure, float]:

@@ -62,8 +62,7 @@ SAME_WEIGHTS = (
     "model that is trained already: build a new one in it, or return copy.deepcopy of yours"
 )
 NO_NUMBER = (
-    "the job's own loss is no number (NaN) at step {}, before any plan, and what is none tells nothing "
-    "apart: mend the job first"
+    "the job's own loss is NaN at step {}, without any plan, and a NaN cannot be compared: mend the job first"
 )
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
@@ -376,10 +375,18 @@ class Runner:
         return [OwnMeasure(self.job, session, FEWEST_BATCHES, math.inf)(state)]
 
     def _own_metric_checks(self, ran: Ran, roundoff: float) -> list[dict[str, Any]]:
-        """The figure of `_measured` under a plan; none where the job itself says otherwise each time."""
+        """The figure of `_measured` under a plan; a note in its place where the job has none to compare."""
+        if not ran.measured or self.job.metric is None:
+            return []
         measure = OwnMeasure(self.job, self.session, FEWEST_BATCHES, math.inf)
-        first, again = (measure(ran.end) if ran.measured else None for _ in range(2))
-        if first is None or first != again:
+        first = measure(ran.end)
+        if first is not None and ran.measured[0] == first:
+            return [check_of(first, first, [])]
+        if first is None or first != measure(ran.end):
+            why = (
+                "fails without any plan" if first is None else "says otherwise each time of the same weights"
+            )
+            ran.notes = list(dict.fromkeys([*ran.notes, f"the metric was not compared: it {why}"]))
             return []
         noises = (Rounding(roundoff, seed=49_000 + seed, halves={}) for seed in range(SHADOWS))
         shadows = [found for noise in noises if (found := measure(ran.end, around=noise)) is not None]
