@@ -325,11 +325,11 @@ class Loop:
     def _before_update(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Any, ...] | None:
-        if threading.get_ident() != self._thread or self._at_work or self._is_recorded(optimizer):
+        if threading.get_ident() != self._thread or self._at_work:
             return None  # what is tried on copies steps as well
         answer = None
         self.seen.optimizers[id(optimizer)] = optimizer
-        if self.conductor is not None and self.rest:
+        if self.conductor is not None and not self._is_recorded(optimizer) and self.rest:
             begin = self.clock.wall()
             answer = self.conductor.updating(optimizer, arguments, keywords)
             self.spending.waited += self.clock.wall() - begin
