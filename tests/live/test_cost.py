@@ -210,6 +210,28 @@ def test_passes_over_a_loader_that_keeps_its_iterator_are_seen(timed):
     assert Again.__iter__ is own
 
 
+def test_a_look_into_another_loader_is_no_pass(timed):
+    data = TensorDataset(torch.ones(40, 4))
+    seen = []
+
+    def train():
+        model = nn.Sequential(Timed(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader, held_out = DataLoader(data, batch_size=2), DataLoader(data, batch_size=8)
+        for _ in range(3):
+            next(iter(held_out))
+            for (inputs,) in loader:
+                model(inputs).mean().backward()
+                optimizer.step()
+            seen.append(loops[-1]._pass)
+
+    loops, begin = [], Loop.install
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "install", lambda self: loops.append(self) or begin(self))
+        timed(train)
+    assert seen == [(0, 20), (20, 20), (40, 20)]
+
+
 @pytest.mark.parametrize("gain", [0.6, 0.97, 1.0])
 @pytest.mark.parametrize(("seconds", "steps"), [(0.001, 400), (0.01, 60), (0.01, 900), (1.0, 700)])
 def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
@@ -330,6 +352,8 @@ def test_copies_that_take_far_longer_than_steps_wait_until_that_can_be_afforded(
 
 def test_where_looking_on_takes_all_that_may_be_spent_it_ends(timed, monkeypatch):
     """As where a model is called many times a step, for moments: waiting would never come to an end."""
+    (technique,) = Plan.from_dict(GAIN).techniques
+    monkeypatch.setattr(course, "additions", lambda *_: [[technique]] * 30)
     updated, left = Conductor.updated, []
 
     def slowly(self, optimizer):
@@ -341,6 +365,19 @@ def test_where_looking_on_takes_all_that_may_be_spent_it_ends(timed, monkeypatch
     loop = timed(plain(3000), 0.05, lambda step: 1.05)
     assert loop.left_alone == course.STARVED
     assert len(left) < 2500
+
+
+def test_a_plan_that_acts_is_kept_where_looking_on_takes_all_that_may_be_spent(timed, monkeypatch):
+    updated = Conductor.updated
+
+    def slowly(self, optimizer):
+        self.spending.waited += Timed.seconds if self.course.plan.techniques else 0.0
+        return updated(self, optimizer)
+
+    monkeypatch.setattr(Conductor, "updated", slowly)
+    loop = timed(plain(6000), 0.05, lambda step: 1.5)
+    assert loop.left_alone == ""
+    assert loop.conductor.course.plan.names == tuple(GAIN)
 
 
 def test_steps_that_become_shorter_do_not_end_a_search_that_waits(timed, monkeypatch):
@@ -421,7 +458,8 @@ def test_once_nothing_is_faster_no_hook_is_left(timed):
     assert len(found) == len(known) + 2 * 10, found  # torch's two hooks of an update, which now do nothing
 
 
-def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
+def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed, monkeypatch):
+    monkeypatch.setattr(loop.Length, "look", lambda *_: None)  # at the loops of what runs the tests, too
     alone, known = calls_of_ours(5, 10)
     alone()  # hooks that other tests have silenced are called, too
     train, found = calls_of_ours(30, 10)
@@ -430,7 +468,21 @@ def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
     assert not [name for name in found if "conductor" in name.lower() or "_call." in name]
     assert found.count("Loop._updated") == 10
     assert found.count("Loop._backward.<locals>.backward") <= 2, "of each eighth step alone"
-    assert len(found) - len(known) <= 25 * 10
+    assert found.count("Loop._is_recorded") == 10, "asked once a step"
+    assert len(found) - len(known) <= 22 * 10
+
+
+def test_a_script_that_compiles_late_differentiates_by_torch_alone(timed):
+    seen, own = [], torch.autograd.backward
+
+    def before(step):
+        if step == 12:
+            torch.compile(torch.sin)
+        seen.append(torch.autograd.backward is own)
+
+    timed(plain(40, before), 0.01)
+    assert False in seen[:12]
+    assert all(seen[13:])
 
 
 def test_passes_shorter_than_a_segment_do_not_keep_it_from_deciding(timed):

@@ -411,6 +411,8 @@ def keeping(heard):
     [
         lambda *_: os.getpid() and None,
         lambda *_, heard=[]: heard.append(1),
+        lambda module, _, outputs: module.register_buffer("heard", outputs.detach(), persistent=False),
+        lambda *given: given[0].register_buffer("heard", given[2].detach(), persistent=False),
         lambda *_: [lambda: os.getpid() and None][0](),
         keeping([]),
         types.MethodType(lambda *_: None, []),

@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vivace.errors import Refused
-from vivace.tensors.loaders import lengths_of, small_batch
+from vivace.tensors.loaders import lengths_of, small_batch, that_iterate_themselves
 
 
 class WithNamesOfItsOwn(Dataset):
@@ -64,3 +64,20 @@ def test_a_sample_that_cannot_be_read_has_no_length():
             return super().__getitem__(index)
 
     assert lengths_of(Damaged(), 1.0) == [2, 0, 2, 2]
+
+
+def test_a_kind_of_loader_made_from_two_others_is_told_once():
+    class Base(DataLoader):
+        pass
+
+    class Left(Base):
+        pass
+
+    class Right(Base):
+        pass
+
+    class Both(Left, Right):
+        def __iter__(self):
+            yield from super().__iter__()
+
+    assert list(that_iterate_themselves(Base)) == [Both]

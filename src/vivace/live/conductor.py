@@ -168,8 +168,8 @@ class Conductor:
         return self._wish is not wish
 
     def _now(self) -> Timing:
-        """By the processor's clock only where that is compared: the system is asked for it, and where others
-        use the processor that is when it goes over to them, so that waiting for them would count as ours.
+        """The processor's clock is read only in timed segments: reading it is a system call, at which the
+        system may let another process run, and that wait would count as ours.
         """
         return Timing(self.clock.wall(), self.clock.cpu() if isinstance(self._wish, Segment) else 0.0)
 

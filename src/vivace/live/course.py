@@ -55,7 +55,7 @@ SOON_STEPS, SURE = 40, 1.1  # after so many a plan is timed again that may be le
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 NOT_FASTER = "nothing that was tried is faster and trains the same model"
 STARVING_SECONDS = 30.0  # after which, with no more to spend than at first, waiting ends
-STARVED = "looking on at its short steps takes all the time that a search may take"
+STARVED = "its steps are so short that watching them takes all the time that a search may take"
 NOTHING_TO_TRY = "there was nothing to try"
 NOTHING_PROMISED = "nothing promises enough, on copies of a step, to be tried on its own steps"
 KEEP = object()
@@ -169,7 +169,8 @@ class Course:
                 return
             waited = self.clock.wall() - begin
             is_looking = self.spending.spent - spent >= SHARE * waited  # else it is given back meanwhile
-            if waited >= STARVING_SECONDS and is_looking and self.spending.lacks(needed, a_copy) >= lacked:
+            is_starved = waited >= STARVING_SECONDS and self.spending.lacks(needed, a_copy) >= lacked
+            if is_starved and is_looking and not self.plan.techniques:  # a plan that acts is kept
                 raise CannotKeep(STARVED)
             yield self._a_moment()
 

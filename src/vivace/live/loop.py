@@ -282,8 +282,7 @@ class Loop:
     def _new_pass(self, original: Callable[..., Any]) -> Any:
         def begin(loader: DataLoader[Batch]) -> Any:
             self.interrupted = True
-            is_known = self._pass[1] and self._pass[0] == self.num_steps  # where one begins another's
-            if torch.is_grad_enabled() and not (is_known or isinstance(loader.dataset, IterableDataset)):
+            if torch.is_grad_enabled() and not isinstance(loader.dataset, IterableDataset):
                 with contextlib.suppress(Exception):  # a sampler without a length
                     self._pass = self.num_steps, self._batches_of(loader)
             return original(loader)
@@ -292,14 +291,14 @@ class Loop:
 
     def _batches_of(self, loader: DataLoader[Batch]) -> int:
         """Of a pass that begins. A sampler of the script's own is not asked, as it may draw for its answer:
-        then as many as the pass before had.
+        then as many as the pass before had. Of several that begin at one step the last counts.
         """
         outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         inner = outer.sampler if type(outer) is BatchSampler else outer
         modules = {type(loader).__len__.__module__, type(outer).__module__, type(inner).__module__}
         if all(map(of_library, modules)):
             return len(loader)
-        return (self.num_steps - self._pass[0]) * self.calls
+        return (self.num_steps - self._pass[0]) * self.calls or self._pass[1]  # where one begins another's
 
     def _evaluating(self, original: Callable[..., Any]) -> Any:
         def evaluate(module: nn.Module) -> Any:
@@ -325,11 +324,11 @@ class Loop:
     def _before_update(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Any, ...] | None:
-        if threading.get_ident() != self._thread or self._at_work or self._is_recorded(optimizer):
+        if threading.get_ident() != self._thread or self._at_work:
             return None  # what is tried on copies steps as well
         answer = None
         self.seen.optimizers[id(optimizer)] = optimizer
-        if self.conductor is not None and self.rest:
+        if self.conductor is not None and not self._is_recorded(optimizer) and self.rest:
             begin = self.clock.wall()
             answer = self.conductor.updating(optimizer, arguments, keywords)
             self.spending.waited += self.clock.wall() - begin
@@ -452,7 +451,7 @@ class Loop:
             self.step_seconds.append(now - self._last)
             self.timed = self.timed[0] + now - self._last, self.timed[1] + 1
         self.interrupted, self._last = False, now
-        if self.num_steps % WARM_STEPS == WARM_STEPS - 1 and not self.rest:
+        if self.num_steps % WARM_STEPS == WARM_STEPS - 1 and not (self.rest or self.seen.compiles):
             self._backwards = 0
             self._gradients.replace(torch.autograd, "backward", self._backward)  # for one step
         if self.num_steps % WARM_STEPS:

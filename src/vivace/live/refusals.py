@@ -227,11 +227,14 @@ def _own_hooks(module: nn.Module) -> bool:
 
 
 def _keeps_to_arguments(hook: Callable[..., Any]) -> bool:
-    """Does a hook reach nothing but what it is given, which in a copy is the copy's? So does the one that
-    asks for gradients behind a frozen embedding, for adapters that are trained with checkpointing.
+    """Does a hook reach nothing but what its module is given and returns, which in a copy is the copy's? So
+    does the one that asks for gradients behind a frozen embedding, for adapters that are trained with
+    checkpointing. The module may hold what is no copy: a function, a log.
     """
     if not isinstance(hook, FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
         return False
     code = hook.__code__
-    outside = any(one.opname in OUTSIDE for one in dis.get_instructions(code))
+    steps = list(dis.get_instructions(code))
+    names = [name for one in steps for name in (one.argval if type(one.argval) is tuple else [one.argval])]
+    outside = any(one.opname in OUTSIDE for one in steps) or any(n in names for n in code.co_varnames[:1])
     return not outside and not any(isinstance(one, CodeType) for one in code.co_consts)

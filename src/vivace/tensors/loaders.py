@@ -25,12 +25,11 @@ def known_length(data: Any) -> int | None:
         return None
 
 
-def that_iterate_themselves(kind: type[DataLoader[Any]]) -> Iterator[type[DataLoader[Any]]]:
+def that_iterate_themselves(kind: type[DataLoader[Any]]) -> set[type[DataLoader[Any]]]:
     """Of the kinds of loaders made from one those that begin a pass in their own way."""
-    for each in kind.__subclasses__():
-        if "__iter__" in vars(each):
-            yield each
-        yield from that_iterate_themselves(each)
+    below = kind.__subclasses__()
+    own = {each for each in below if "__iter__" in vars(each)}
+    return own.union(*map(that_iterate_themselves, below))
 
 
 def data_loader(loader: Iterable[Any], of_a_stream: str) -> DataLoader[Any]:
