@@ -55,6 +55,7 @@ def test_the_call_is_compiled_once_and_only_for_the_batches_that_were_proven(
     led, compiler, monkeypatch, capsys
 ):
     monkeypatch.setattr(spending, "COMPILING_SHARE", 1e9)
+    monkeypatch.setattr(spending, "LATE", 1e9)  # also where others compute
     loop, model, document = led(train, "compile")
     assert list(document["plan"]) == ["compile"]
     assert not loop.problems
@@ -89,6 +90,7 @@ def test_nothing_is_compiled_where_the_run_is_too_short_or_bits_must_be_equal(le
     assert "compile" not in [name for entry in document["tried"] for name in entry["plan"]]
     assert loop.guard.off  # every hook is gone
     monkeypatch.setattr(spending, "COMPILING_SHARE", 1e9)
+    monkeypatch.setattr(spending, "LATE", 1e9)  # also where others compute
     torch.use_deterministic_algorithms(True)
     try:
         _, _, document = led(train, "compile")

@@ -31,7 +31,8 @@ def compiled(source: Path) -> ctypes.CDLL:
     # What a compiler defines names its version and every instruction that it may use.
     defined = _output(compiler, *FLAGS, "-dM", "-E", os.devnull)
     text = "".join(file.read_text(encoding="utf-8") for file in (HEADER, source))
-    key = hashlib.sha256(f"{text}{FLAGS[:-1]}{defined}".encode()).hexdigest()[:16]
+    flags = tuple(flag for flag in FLAGS if not flag.startswith("-I"))  # wherever the header lies
+    key = hashlib.sha256(f"{text}{flags}{defined}".encode()).hexdigest()[:16]
     path = cache_folder() / "compiled" / f"{source.stem}-{key}.so"
     if not path.exists():
         _compile(compiler, source, path)
