@@ -349,7 +349,7 @@ def test_a_process_forked_after_threads_have_begun_does_not_wait_for_them():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
 @pytest.mark.usefixtures("one_thread")
 def test_a_process_forked_while_a_thread_begins_can_begin():
-    with attention._beginning:
+    with attention._ours.lock:
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -816,7 +816,7 @@ def test_pytorch_computes_again_once_all_sessions_have_ended(order):
     with opened():
         assert attends()
     assert not attends()
-    assert not attention._told
+    assert not attention._ours.told
 
 
 def test_a_session_that_fails_in_opening_leaves_pytorchs():

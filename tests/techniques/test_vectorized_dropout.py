@@ -425,7 +425,7 @@ def test_a_kernel_that_cannot_be_exchanged_leaves_nothing_behind(monkeypatch, in
         raise Refused("no kernel of PyTorch's own can be exchanged")
 
     with monkeypatch.context() as patch:
-        patch.setattr(masks, "_exchanged", [])
+        patch.setattr(masks._ours, "is_there", False)
         patch.setattr(masks, "exchange", exchanged)
         with pytest.raises(Refused, match=r"^vectorized_dropout: no kernel of PyTorch's own"):
             opened()

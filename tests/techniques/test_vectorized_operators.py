@@ -816,7 +816,7 @@ def test_kernels_that_cannot_be_exchanged_leave_nothing_behind(monkeypatch, in_v
         exchange(name, make)
 
     with monkeypatch.context() as patch:
-        patch.setattr(operators, "_exchanged", [])
+        patch.setattr(operators._ours, "is_there", False)
         patch.setattr(operators, "exchange", exchanged)
         with pytest.raises(Refused, match=r"^vectorized_operators: no kernel of PyTorch's own"):
             opened()
@@ -861,14 +861,14 @@ def test_sessions_may_begin_and_end_while_other_threads_compute():
     for thread in others:
         thread.join()
     assert not different
-    assert not operators._told
+    assert not operators._ours.told
 
 
 @needs_gcc
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
 @pytest.mark.usefixtures("one_thread")
 def test_a_process_forked_while_a_thread_begins_can_begin():
-    with operators._beginning:
+    with operators._ours.lock:
         child = os.fork()
         if not child:
             signal.alarm(60)  # else it would wait for ever

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-import os
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled, threads_for
+from vivace.mechanisms.exchanged import Exchanged
 from vivace.operators import LEAST_DROPPED, LEAST_DROPPED_FLOAT, LEAST_SCORES, MOST_KEYS
 from vivace.tensors.precision import FASTER
 from vivace.torch_internals.kernels import exchange
@@ -27,19 +25,6 @@ MASKS = {torch.bool: 1, torch.float32: 2, torch.bfloat16: 3}  # as in C
 CHUNK = 2**20  # scores that are computed at once: so many stay in a processor's cache
 COST = 4  # of a score, in numbers of a plain pass
 Told = Callable[[int], object]
-
-_beginning = threading.Lock()
-_told: list[Told] = []  # while it is empty, torch computes
-_exchanged: list[bool] = []
-
-
-def _unlocked() -> None:
-    """In a process that was forked while another thread began, nobody is left who could unlock it."""
-    global _beginning
-    _beginning = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlocked)
 
 
 class _Shape(ctypes.Structure):
@@ -209,8 +194,7 @@ def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
         how = _How(query.shape[3] ** -0.5 if scale is None else scale, is_causal, dropout_p)
         spread = mask if mask is None else mask.expand(sizes)
         found = _Attention.apply(query, key, value, spread, kept, how)  # type: ignore[no-untyped-call]
-        for each in tuple(_told):
-            each(math.prod(sizes))
+        _ours.tell(math.prod(sizes))
         return found
 
     return attention
@@ -220,7 +204,7 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropp
     """Can they attend here, and is PyTorch's way slower?"""
     given = (query, key, value)
     half, same = query.dtype == torch.bfloat16, query.dtype == key.dtype == value.dtype
-    if not _told or not same or query.dtype not in COMPUTED or not _fits(*given, mask, dropped, half):
+    if not _ours.told or not same or query.dtype not in COMPUTED or not _fits(*given, mask, dropped, half):
         return False
     if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
         return False
@@ -233,7 +217,7 @@ def _suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropp
 
 def _takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Are they faster here, once they are in bfloat16, than in PyTorch's kernel in float32?"""
-    fits = bool(_told) and _fits(query, key, value, mask, 0.0, half=True)
+    fits = bool(_ours.told) and _fits(query, key, value, mask, 0.0, half=True)
     return fits and query.shape[:3].numel() * key.shape[2] >= LEAST_DROPPED
 
 
@@ -275,10 +259,12 @@ def begin(told: Told) -> Callable[[], None]:
     OSError where the code cannot be compiled.
     """
     compiled(SOURCE)
-    with _beginning:
-        if not _exchanged:
-            exchange("scaled_dot_product_attention", _instead, composite=True)
-            FASTER.append(_takes)
-            _exchanged.append(True)
-        _told.append(told)
-    return partial(_told.remove, told)
+    return _ours.begin(told)
+
+
+def _put() -> None:
+    exchange("scaled_dot_product_attention", _instead, composite=True)
+    FASTER.append(_takes)
+
+
+_ours = Exchanged(_put)

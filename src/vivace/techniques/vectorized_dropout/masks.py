@@ -7,7 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vivace.mechanisms.c_code import compiled
+from vivace.mechanisms.exchanged import Exchanged
 from vivace.operators import LEAST_MASK
 from vivace.torch_internals.kernels import exchange
 
@@ -29,15 +30,13 @@ ONES = {
 }
 _RANGE = 2.0**53  # of the whole numbers that are compared with a probability
 # A signal's handler may draw while its own thread does.
-_drawing, _beginning = threading.RLock(), threading.Lock()
-_told: list[Callable[[int], object]] = []  # while it is empty, torch draws
-_exchanged: list[bool] = []
+_drawing = threading.RLock()
 
 
 def _unlocked() -> None:
     """In a process that was forked while another thread drew, nobody is left who could unlock it."""
-    global _drawing, _beginning
-    _drawing, _beginning = threading.RLock(), threading.Lock()
+    global _drawing
+    _drawing = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_unlocked)
@@ -92,24 +91,18 @@ def begin(told: Callable[[int], object]) -> Callable[[], None]:
     `told` gets how many numbers each mask has that is drawn so. Raises Refused where torch's kernel cannot be
     exchanged.
     """
-    with _beginning:
-        if not _exchanged:
-            exchange("bernoulli_.float", _instead)
-            _exchanged.append(True)
-        _told.append(told)
-    return partial(_told.remove, told)
+    return _ours.begin(told)
 
 
 def _instead(own: Callable[..., Any]) -> Callable[..., Any]:
     def bernoulli(mask: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
         source = torch.default_generator if generator is None else generator
-        suits = _told and mask.numel() >= LEAST_MASK and mask.dtype in ONES and 0.0 <= p <= 1.0
+        suits = _ours.told and mask.numel() >= LEAST_MASK and mask.dtype in ONES and 0.0 <= p <= 1.0
         if not suits or not _is_dense(mask) or source.device.type != "cpu":
             own(mask, p, generator=generator)
             return mask
         draw(mask, p, source)
-        for each in tuple(_told):
-            each(mask.numel())
+        _ours.tell(mask.numel())
         return mask
 
     return bernoulli
@@ -120,3 +113,6 @@ def _is_dense(mask: Tensor) -> bool:
     orders = {4: torch.channels_last, 5: torch.channels_last_3d}
     other = orders.get(mask.dim())
     return mask.is_contiguous() or (other is not None and mask.is_contiguous(memory_format=other))
+
+
+_ours = Exchanged(lambda: exchange("bernoulli_.float", _instead))

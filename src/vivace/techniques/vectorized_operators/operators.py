@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vivace.mechanisms.c_code import compiled, threads_for
+from vivace.mechanisms.exchanged import Exchanged
 from vivace.operators import LEAST_ONE_BY_ONE
 from vivace.tensors.modules import both
 from vivace.torch_internals.kernels import exchange
@@ -25,19 +23,6 @@ WHOLE = 2**53  # numbers up to it are exact in double precision
 MOST_PIXELS = 2**31  # of a feature map: places in it are counted in 32 bits
 CHOSEN = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 Told = Callable[[str, int], object]
-
-_beginning = threading.Lock()
-_told: list[Told] = []  # while it is empty, torch computes
-_exchanged: list[bool] = []
-
-
-def _unlocked() -> None:
-    """In a process that was forked while another thread began, nobody is left who could unlock it."""
-    global _beginning
-    _beginning = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlocked)
 
 
 class Pool(ctypes.Structure):
@@ -103,7 +88,7 @@ def _where(own: Callable[..., Any]) -> Callable[..., Any]:
         out = torch.empty_like(whole, memory_format=torch.contiguous_format)
         if not choose(condition, a, b, out):
             return own(condition, self, other)
-        _tell("where", out.numel())
+        _ours.tell("where", out.numel())
         return out
 
     return where
@@ -141,7 +126,7 @@ def _masked_fill(own: Callable[..., Any]) -> Callable[..., Any]:
         if not suits or not choose(mask, torch.tensor(number, dtype=self.dtype, device="cpu"), self, self):
             own(self, mask, value)
         else:
-            _tell("masked_fill", self.numel())
+            _ours.tell("masked_fill", self.numel())
         return self
 
     return masked_fill
@@ -180,7 +165,7 @@ def _max_pool(own: Callable[..., Any]) -> Callable[..., Any]:
         failed = compiled(SOURCE).pool(*map(_place, (self, found, indices)), ctypes.byref(shape))
         if failed:
             return own(self, *map(list, given), ceil_mode)
-        _tell("max_pool", self.numel())
+        _ours.tell("max_pool", self.numel())
         return found, indices
 
     return max_pool
@@ -224,7 +209,7 @@ def _index_put(own: Callable[..., Any]) -> Callable[..., Any]:
         if outside:  # torch says which
             own(self, indices, values, accumulate, unsafe)
         else:
-            _tell("index_put", values.numel())
+            _ours.tell("index_put", values.numel())
         return self
 
     return index_put
@@ -256,7 +241,7 @@ def _prelu_backward(own: Callable[..., Any]) -> Callable[..., Any]:
         compiled(SOURCE).prelu_backward(
             *map(_place, (grad_output, self, weight, *found)), *map(ctypes.c_int64, (*sizes, half, threads))
         )
-        _tell("prelu_backward", self.numel())
+        _ours.tell("prelu_backward", self.numel())
         return found
 
     return prelu_backward
@@ -275,12 +260,7 @@ def _place(tensor: Tensor) -> ctypes.c_void_p:
 
 
 def _suits(numbers: int) -> bool:
-    return bool(_told) and numbers >= LEAST_ONE_BY_ONE
-
-
-def _tell(name: str, numbers: int) -> None:
-    for each in tuple(_told):
-        each(name, numbers)
+    return bool(_ours.told) and numbers >= LEAST_ONE_BY_ONE
 
 
 def _elsewhere(*tensors: Tensor) -> bool:
@@ -305,10 +285,12 @@ def begin(told: Told) -> Callable[[], None]:
     kernels cannot be exchanged, and OSError where the code cannot be compiled.
     """
     compiled(SOURCE)
-    with _beginning:
-        if not _exchanged:
-            for operator, make in INSTEAD.items():
-                exchange(operator, make)
-            _exchanged.append(True)
-        _told.append(told)
-    return partial(_told.remove, told)
+    return _ours.begin(told)
+
+
+def _put() -> None:
+    for operator, make in INSTEAD.items():
+        exchange(operator, make)
+
+
+_ours = Exchanged(_put)
