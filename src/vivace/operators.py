@@ -7,14 +7,22 @@ advice are read without it.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SMALL_MAP = (
     64  # pixels an image, up to which convolutions on a CPU were seen to be slower than matrix products
 )
 LEAST_MASK = 4096  # numbers: of fewer, to read and write a generator's state takes as long as to draw
+
+TILE = 4  # pixels along a side of what one tile of Winograd's filtering gives
+NARROWEST, FEWEST_TILES = (
+    32,
+    32,
+)  # channels, and tiles of a batch: of fewer, its transforms take what it saves
+LEAST_FILLED = 0.6  # of the tiles' pixels, that lie on the map
 
 LEAST_SCORES = 16_384  # of queries and keys: of fewer, to go through Python takes as long as they do
 LEAST_DROPPED, LEAST_DROPPED_FLOAT = 2**17, 2**21  # where weights are dropped, in bfloat16 and in float32
@@ -22,6 +30,14 @@ MOST_KEYS = 1024  # with more, PyTorch's attention, which never holds all scores
 LEAST_ONE_BY_ONE = 16_384  # numbers: of fewer, to go through Python takes as long as they do
 ONE_BY_ONE: tuple[str, ...] = ("where", "masked_fill", "masked_fill_", "_prelu_kernel_backward")
 ONE_BY_ONE += ("max_pool2d_with_indices", "index_put", "index_put_", "_index_put_impl_")
+
+
+def gains_by_winograd(weight: Sequence[int], result: Sequence[int]) -> bool:
+    """Do the shapes of a convolution's weights and result, at a stride of one, suit Winograd's filtering?"""
+    (outputs, inputs, *window), (images, _, high, wide) = weight, result
+    tiles = images * math.ceil(high / TILE) * math.ceil(wide / TILE)
+    filled = images * high * wide >= LEAST_FILLED * tiles * TILE**2
+    return window == [3, 3] and min(outputs, inputs) >= NARROWEST and tiles >= FEWEST_TILES and filled
 
 
 def _words(*words: str) -> str:
@@ -34,7 +50,7 @@ def _words(*words: str) -> str:
 _PATTERNS = {
     "attention": ("attention", _words("attn")),
     "recurrent": (_words("lstm", "gru", "rnn"),),
-    "convolution": ("conv(?!ert)", "^depthwise_"),
+    "convolution": ("conv(?!ert)", "^depthwise_", "^winograd"),
     "norm": ("(batch|layer|group|instance|rms)_norm",),
     # Windows, orders, scans, transforms, decompositions, random numbers: neither a product nor one pass.
     "other": (

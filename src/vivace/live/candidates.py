@@ -13,7 +13,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.technique.registry import find
-from vivace.tensors.modules import DROPOUTS, is_slow_depthwise
+from vivace.tensors.modules import DROPOUTS, is_slow_depthwise, is_wide_window
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 FEWEST_FAULTS = 256  # a MiB
@@ -28,6 +28,7 @@ LIBRARY_LSTM = "MkldnnRnnLayerBackward0"
 OF_CALLS = (
     "channels_last",
     "depthwise_gradients",
+    "winograd",
     "fused_recurrent",
     "batched_attention",
     "bf16_autocast",
@@ -67,6 +68,9 @@ def additions(
         [find("batched_attention")()] if on_processor and not ATTENTION.isdisjoint(differentiated) else []
     )
     in_half = "bf16_autocast" in own or any(one.dtype == torch.bfloat16 for one in root.parameters())
+    filtering = [find("winograd")()] if on_processor and has_wide_windows(root) else []
+    if filtering and "bf16_autocast" not in own and not any("amx_bf16" in one.features for one in processors):
+        found.append([*layout, *filtering])
     found += [gradients, attention if in_half or WRITTEN_OUT in differentiated else []]
     if gradients or attention:  # which in bfloat16 matter most
         groups = dict.fromkeys(map(tuple, (precision, both)))
@@ -101,6 +105,11 @@ def adding(base: Plan, group: list[Technique]) -> Plan:
 def has_slow_depthwise(root: nn.Module) -> bool:
     """Has it depthwise convolutions of PyTorch's own whose gradients libraries for CPUs are slow at?"""
     return any(type(one) is nn.Conv2d and is_slow_depthwise(one) for one in root.modules())
+
+
+def has_wide_windows(root: nn.Module) -> bool:
+    """Has it 3x3 convolutions of PyTorch's own with many channels, which can be had by fewer products?"""
+    return any(type(one) is nn.Conv2d and is_wide_window(one) for one in root.modules())
 
 
 def of_memory_alone(plan: Plan) -> bool:

@@ -30,6 +30,7 @@ from vivace.operators import (
     ONE_BY_ONE,
     SMALL_MAP,
     class_of,
+    gains_by_winograd,
     seconds_by_class,
 )
 from vivace.session.opening import call, endless_batches
@@ -128,6 +129,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
         self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
         self.slow_depthwise = False
+        self.winograd = 0  # of the convolutions' multiplications
         self.mask_numbers = self.one_by_one = 0
         self.layers_of_library = self.slow_attention = False
         self.attention_scores = 0
@@ -149,6 +151,8 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
             plain = weight.shape[2:] == (1, 1) or found[0, 0].numel() <= SMALL_MAP
             self.convolutions += number
             self.small += number if groups == 1 and plain else 0
+            once = max(*stride, *dilation, groups) == 1 and not transposed
+            self.winograd += number if once and gains_by_winograd(weight.shape, found.shape) else 0
             usual = max(weight.shape[2:]) <= 3 and max(*stride, *dilation) == 1
             depthwise = not transposed and 1 < groups == len(weight) == arguments[0].shape[1]
             self.slow_depthwise = self.slow_depthwise or (depthwise and not usual)
@@ -185,10 +189,10 @@ def numbers_one_by_one(name: str, arguments: Sequence[Any]) -> int:
 
 def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     """Of a forward and backward pass: how many operators differ in name or shapes, but products; of the 2-D
-    convolutions, which share of their multiplications has 1x1 windows or small maps, and whether any is
-    depthwise and not a plain 3x3; whether recurrent layers run step by step; how many numbers large masks
-    have, and what is computed one by one; how many scores attention has, and whether it is of a kind that is
-    slow here; and the share of denormal numbers.
+    convolutions, which share of their multiplications has 1x1 windows or small maps, which suits Winograd's
+    filtering, and whether any is depthwise and not a plain 3x3; whether recurrent layers run step by step;
+    how many numbers large masks have, and what is computed one by one; how many scores attention has, and
+    whether it is of a kind that is slow here; and the share of denormal numbers.
     """
     kernels = Kernels()
 
@@ -199,14 +203,15 @@ def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
     seams = ("step",) if session.build.own_step else ("forward", "backward")
     with session.seams.observed(**dict.fromkeys(seams, counted)):
         session.step(batch)
-    small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
+    multiplications = max(1, kernels.convolutions)
     layers = [layer for model in session.build.models for layer in modules_of(model, nn.GRU, nn.LSTM, nn.RNN)]
     return {
         "stepwise_recurrent": not all(
             kernels.layers_of_library and isinstance(one, nn.LSTM) for one in layers
         ),
         "distinct_operators": len(kernels.seen),
-        "small_convolutions": small,
+        "small_convolutions": kernels.small / multiplications,
+        "winograd_convolutions": kernels.winograd / multiplications,
         "slow_depthwise": kernels.slow_depthwise,
         "mask_numbers": kernels.mask_numbers,
         "one_by_one": kernels.one_by_one,

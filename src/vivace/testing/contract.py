@@ -179,6 +179,7 @@ def plain_profile() -> Profile:
                 ("batch_norm", "convolution_2d", "recurrent", "stepwise_recurrent", "dropout"), True
             ),
             "small_convolutions": 0.5,
+            "winograd_convolutions": 0.5,
             "slow_depthwise": True,
             "mask_numbers": 100_000,
             "one_by_one": 1_000_000,
