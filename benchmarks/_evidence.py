@@ -216,6 +216,7 @@ def own_kernels(record: dict, file: str) -> Iterator[Row]:
     """How much faster a step is with C code of our own, network by network."""
     for technique in (
         "depthwise_gradients",
+        "winograd",
         "vectorized_dropout",
         "vectorized_operators",
         "fused_recurrent",

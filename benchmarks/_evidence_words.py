@@ -72,6 +72,8 @@ WORDS = {
         "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
         "depthwise_gradients": "Networks with depthwise convolutions on a CPU: a step with "
         "`depthwise_gradients` over the fastest of PyTorch's own layouts and precisions",
+        "winograd": "Networks with wide 3x3 convolutions on a CPU: a step with `winograd` and `channels_last` "
+        "over the fastest of PyTorch's own layouts and precisions",
         "vectorized_dropout": "Encoders with dropout on a CPU: a step with `vectorized_dropout` over the "
         "faster of fp32 and bfloat16 without",
         "vectorized_operators": "A graph network, sound with max pooling and images with PReLU on a CPU: a "
@@ -198,6 +200,8 @@ WORDS = {
         "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "conv_gemm": "ResNet-50 的 bfloat16 训练步（{batch} 张 {pixels} 像素的图片）使用 `conv_gemm`：{name}",
         "depthwise_gradients": "CPU 上含深度卷积的网络：使用 `depthwise_gradients` 的训练步，"
+        "相对于 PyTorch 自带的布局与精度中最快的一种",
+        "winograd": "CPU 上含较宽 3x3 卷积的网络：使用 `winograd` 与 `channels_last` 的训练步，"
         "相对于 PyTorch 自带的布局与精度中最快的一种",
         "vectorized_dropout": "CPU 上含 dropout 的编码器：使用 `vectorized_dropout` 的训练步，"
         "相对于不使用时 fp32 与 bfloat16 中较快的一种",

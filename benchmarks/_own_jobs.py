@@ -32,6 +32,11 @@ efficientnet_b0 = image_job(
 )
 
 
+vgg11 = image_job(
+    lambda: torchvision.models.vgg11_bn(num_classes=NUM_CLASSES), sgd(0.01), size=64, batch_size=16
+)
+
+
 class CharacterGRU(nn.Module):
     """Characters of text by a gated recurrent unit (Cho et al., 2014, arXiv:1406.1078)."""
 

@@ -25,8 +25,9 @@ from _own_jobs import (
     shufflenet_v2,
     sound,
     tagger,
+    vgg11,
 )
-from jobs import gpt
+from jobs import gpt, resnet18_32, unet
 from peer_jobs import bert, bert_padded, convnext_tiny, mobilenet_v3_small
 
 import vivace
@@ -47,12 +48,15 @@ __all__ = [
     "gru",
 ]
 __all__ += [
+    "resnet18_32",
+    "unet",
     "mnasnet",
     "mobilenet_v2",
     "mobilenet_v3_small",
     "shufflenet_v2",
     "sound",
     "tagger",
+    "vgg11",
 ]  # jobs, by name
 
 CHOOSING_SECONDS, COMPARING_SECONDS = 4.0, 8.0
@@ -69,6 +73,7 @@ DEPTHWISE = (
 )
 TECHNIQUES = {  # and networks
     "depthwise_gradients": DEPTHWISE,
+    "winograd": ("resnet18_32", "unet", "vgg11"),
     "vectorized_dropout": ("bert", "bert_padded"),
     "vectorized_operators": ("graph_network", "sound", "enlarger"),
     "fused_recurrent": ("gru", "tagger"),
@@ -102,8 +107,9 @@ def main() -> None:
 def measure(name: str, technique: str, machine: Machine, pairs: int) -> dict:
     """The fastest way without the technique, the fastest with it, and how they compare."""
     source = Source(f"{__file__}:{name}")
-    ways = OF_IMAGES if name in (*DEPTHWISE, "enlarger") else OF_OTHERS
+    ways = OF_IMAGES if name in (*DEPTHWISE, *TECHNIQUES["winograd"], "enlarger") else OF_OTHERS
     usual = fastest(source, [plan_of(way) for way in ways], machine)
+    ways = (LAYOUT,) if technique == "winograd" else ways  # which acts in no other
     with_it = [plan_of((*way, technique)) for way in ways]
     own = fastest(source, with_it, machine)
     return {

@@ -34,7 +34,7 @@ class Winograd(Technique):
         numerics=Numerics.ROUNDING,
         summary="3x3 convolutions in a quarter of the multiplications",
         source="https://arxiv.org/abs/1509.09308",
-        unit_roundoff=16 * UNIT_ROUNDOFF["float32"],
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cpu",),
         measured_on=("cpu",),
     )
