@@ -48,14 +48,14 @@ __all__ = [
     "gru",
 ]
 __all__ += [
-    "resnet18_32",
-    "unet",
     "mnasnet",
     "mobilenet_v2",
     "mobilenet_v3_small",
+    "resnet18_32",
     "shufflenet_v2",
     "sound",
     "tagger",
+    "unet",
     "vgg11",
 ]  # jobs, by name
 
