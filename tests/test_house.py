@@ -184,6 +184,7 @@ WORDS_LIKE_TECHNIQUES = {
         "host_allocator",
         "vectorized_dropout",
         "vectorized_operators",
+        "winograd",
     },
     "live/loop.py": {"compile"},
     "trainers/huggingface.py": {"fsdp", "tf32"},

@@ -85,7 +85,6 @@ class _Winograd(torch.autograd.Function):
             found = torch.ops.aten.convolution_backward(gradient, x, weight, [len(weight)], *where, *asked)
             return (*found, None)
         of_input = of_weights = None
-        gradient = _in_order(gradient)
         if for_input:
             around = [2 - p for p in context.padding]
             of_input = torch.ops.vivace.winograd(gradient, weight, None, around, True)
