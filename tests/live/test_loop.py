@@ -980,9 +980,9 @@ def test_units_for_bfloat16_are_those_of_the_models_device():
         assert any(one.name == "bf16_autocast" for group in groups for one in group) == tried
 
 
-def names_of(root, *processors, differentiated=()):
+def names_of(root, *processors, own=(), differentiated=()):
     devices = tuple(Device("cpu", name, 1, features) for name, features in processors)
-    groups = candidates.additions(root, Machine(devices, 2, {}, {}), differentiated=differentiated)
+    groups = candidates.additions(root, Machine(devices, 2, {}, {}), own, differentiated)
     return [[one.name for one in group] for group in groups]
 
 
@@ -1002,6 +1002,23 @@ def test_depthwise_gradients_are_tried_alone_and_beside_what_is_tried_without_th
         ["depthwise_gradients"],
         ["channels_last", "depthwise_gradients"],
     ]
+
+
+def test_wide_windows_are_filtered_in_channels_last_order_where_no_units_multiply_bfloat16():
+    root, filtering = nn.Conv2d(32, 32, 3), ["channels_last", "winograd"]
+    plain = ("a processor", ("avx512_bf16",))
+    assert [group for group in names_of(root, plain) if "winograd" in group] == [filtering]
+    assert filtering in names_of(root, ("a processor", ()))
+    assert filtering not in names_of(root, ("a processor", ("avx512_bf16", "amx_bf16")))
+    for other in (nn.Conv2d(31, 32, 3), nn.Conv2d(32, 32, 3, stride=2), copy.deepcopy(root).to("meta")):
+        assert filtering not in names_of(other, plain)
+    assert names_of(root, plain, own={"bf16_autocast": ""}) == [
+        ["host_allocator"],
+        ["channels_last"],
+        ["fused_optimizer"],
+    ]
+    assert ["winograd"] in names_of(root, plain, own={"channels_last": ""})
+    assert not any("winograd" in group for group in names_of(root, plain, own={"winograd": ""}))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,23 @@ def test_a_profile_says_whether_depthwise_convolutions_have_slow_gradients(layer
     assert features_of(layer, torch.randn(2, 4, 12, 12))["slow_depthwise"] is slow
 
 
+def test_a_profile_says_which_share_of_convolutions_suits_winograds_filtering():
+    layers = {  # with how many multiplications a pixel of 8 images of 12 x 12
+        nn.Conv2d(4, 32, 3, padding=1): 4 * 9 * 32,  # few channels
+        nn.Conv2d(32, 64, 3, padding=1): 32 * 9 * 64,  # suits
+        nn.Conv2d(64, 32, 1): 64 * 32,  # another window
+        nn.Conv2d(32, 32, 3, padding=2, dilation=2): 32 * 9 * 32,
+        nn.ConvTranspose2d(32, 32, 3, padding=1): 32 * 9 * 32,
+        nn.Conv2d(32, 64, 3, padding=1, groups=2): 16 * 9 * 64,
+        nn.Conv2d(64, 32, 3, padding=1, stride=2): 64 * 9 * 32 / 4,  # of a quarter of the pixels
+        nn.Conv2d(32, 32, 3): 32 * 9 * 32 * 4 * 4 / 144,  # 8 tiles, of 4 x 4 pixels
+    }
+    found = features_of(nn.Sequential(*layers), torch.randn(8, 4, 12, 12))
+    assert found["winograd_convolutions"] == pytest.approx(32 * 9 * 64 / sum(layers.values()))
+    assert features_of(nn.Conv2d(4, 8, 3), torch.randn(2, 4, 12, 12))["winograd_convolutions"] == 0
+    assert features_of(nn.Linear(12, 2), torch.randn(2, 4, 12, 12))["winograd_convolutions"] == 0
+
+
 @on_cpu
 def test_a_profile_says_how_many_numbers_large_masks_have():
     layers = [nn.Linear(8, 300), nn.Dropout(0.3), nn.Dropout(0.0), nn.Linear(300, 256), nn.Dropout(0.5)]

@@ -123,13 +123,11 @@ static ALWAYS int into_planes(const float *map, float *planes, int size, const S
             if (!room) continue;
             int64_t number = s->first + t, y = number % tiles / s->tiles_wide * 4 - s->top;
             int64_t x = number % tiles % s->tiles_wide * 4 - s->left;
-            const float *image = map + number / tiles * s->height * s->width * c;
-            const float *tile = image + (y * s->width + x) * c;
-            int64_t row = s->width * c;
-            if (y < 0 || x < 0 || y + size > s->height || x + size > s->width) {
+            const float *image = map + number / tiles * s->height * s->width * c, *tile = room;
+            int64_t row = size * c;
+            if (y < 0 || x < 0 || y + size > s->height || x + size > s->width)
                 gathered(room, image, y, x, size, s);
-                tile = room, row = size * c;
-            }
+            else tile = image + (y * s->width + x) * c, row = s->width * c;
             float *to = planes + t * c;
             int64_t k = 0;
             for (; k + LANES <= c; k += LANES) planes_of(to + k, tile + k, row, LANES, size, s);

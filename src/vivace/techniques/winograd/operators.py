@@ -1,7 +1,8 @@
 """Convolutions with 3x3 windows by `kernels.c` and products, as operators that PyTorch's tools know.
 
-`vivace::winograd` and `vivace::winograd_weights` read feature maps in NHWC memory order and copy what lies
-otherwise. Which results and gradients are theirs follows from shapes alone, so that runs repeat bit for bit.
+`vivace::winograd` and `vivace::winograd_weights` read feature maps in NHWC memory order, copy what lies
+otherwise, and give maps in that order. Which results and gradients are theirs follows from shapes alone, so
+that runs repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ def library() -> ctypes.CDLL:
 def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     """What the module gives for a batch of images in NHWC memory order; None where nothing would gain."""
     weight, bias, padding = module.weight, module.bias, padding_of(module)
-    if {x.dtype, weight.dtype} != {torch.float32} or x.device.type != "cpu" or not is_wide_window(module):
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in given):
         return None
     if torch.is_autocast_enabled("cpu") or padding is None or is_transformed() or not _lies_in_order(x):
         return None
-    if x.shape[1] != weight.shape[1] or not gains_by_winograd(weight.shape, _size(x, weight, padding, False)):
+    fits = x.shape[1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    if not (is_wide_window(module) and fits):  # whose settings and weights may have changed
+        return None
+    if not gains_by_winograd(weight.shape, _size(x, weight, padding, False)):
         return None
     return cast("Tensor", _Winograd.apply(x, weight, bias, padding))  # type: ignore[no-untyped-call]
 
@@ -137,7 +142,6 @@ class _Tiles:
 def _winograd(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], back: bool) -> Tensor:
     """The convolution, or with `back` the one that gives its input's gradient from its result's."""
     given, found = _in_order(x), _result(x, weight, bias, padding, back)
-    found = _in_order(found)
     size = len(weight) * weight.shape[1]
     room = weight.new_empty(PLANES * (size + PADDING)).view(PLANES, -1)
     factors = room[:, :size].view(PLANES, *weight.shape[:2])
@@ -148,7 +152,7 @@ def _winograd(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[
         tiles.take_input()
         torch.bmm(tiles.of_x, factors, out=tiles.of_y)
         tiles.give(bias)
-    return found if _lies_in_order(x) else found.contiguous()
+    return found
 
 
 def _winograd_weights(gradient: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
@@ -193,9 +197,8 @@ def _run(name: str, shape: _Shape | _Weights, *tensors: Tensor | None) -> None:
 
 
 def _result(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], back: bool) -> Tensor:
-    order = torch.channels_last if _lies_in_order(x) else torch.contiguous_format
     shape = _size(x, weight, padding, back)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def _like_weight(gradient: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
