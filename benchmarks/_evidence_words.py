@@ -72,8 +72,8 @@ WORDS = {
         "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
         "depthwise_gradients": "Networks with depthwise convolutions on a CPU: a step with "
         "`depthwise_gradients` over the fastest of PyTorch's own layouts and precisions",
-        "winograd": "Networks with wide 3x3 convolutions on a CPU: a step with `winograd` over the "
-        "fastest of PyTorch's own layouts and precisions",
+        "winograd": "Networks with wide 3x3 convolutions on a CPU: a step with `winograd` and "
+        "`channels_last` over the fastest of PyTorch's own layouts and precisions",
         "vectorized_dropout": "Encoders with dropout on a CPU: a step with `vectorized_dropout` over the "
         "faster of fp32 and bfloat16 without",
         "vectorized_operators": "A graph network, sound with max pooling and images with PReLU on a CPU: a "

@@ -93,11 +93,12 @@ def main() -> None:
     record["conditions"] = {"pairs": arguments.pairs}
     record = _record.of_today(record, ("machine", "versions", "vivace", "conditions")) or record
     for technique, names in TECHNIQUES.items():
-        rows = record.setdefault(technique, {})
         for name in _record.named_jobs(parser, arguments.networks, NETWORKS):
             if name not in names:
                 continue
-            rows[name] = found = measure(name, technique, machine, arguments.pairs)
+            record.setdefault(technique, {})[name] = found = measure(
+                name, technique, machine, arguments.pairs
+            )
             _record.write(record)
             print(
                 f"{name}: {found['ratio']} over {' + '.join(found['fastest']) or 'strict fp32'}", flush=True

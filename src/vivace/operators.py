@@ -7,7 +7,6 @@ advice are read without it.
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,11 +17,9 @@ SMALL_MAP = (
 LEAST_MASK = 4096  # numbers: of fewer, to read and write a generator's state takes as long as to draw
 
 TILE = 4  # pixels along a side of what one tile of Winograd's filtering gives
-NARROWEST, FEWEST_TILES = (
-    32,
-    32,
-)  # channels, and tiles of a batch: of fewer, its transforms take what it saves
-LEAST_FILLED = 0.6  # of the tiles' pixels, that lie on the map
+NARROWEST_WINDOW = 32  # channels: of fewer, its transforms take what its products save
+FEWEST_TILES = 32  # of a batch: of fewer, the transforms of the weights do
+LEAST_FILLED = 60  # percent of the tiles' pixels that lie on the map
 
 LEAST_SCORES = 16_384  # of queries and keys: of fewer, to go through Python takes as long as they do
 LEAST_DROPPED, LEAST_DROPPED_FLOAT = 2**17, 2**21  # where weights are dropped, in bfloat16 and in float32
@@ -32,12 +29,17 @@ ONE_BY_ONE: tuple[str, ...] = ("where", "masked_fill", "masked_fill_", "_prelu_k
 ONE_BY_ONE += ("max_pool2d_with_indices", "index_put", "index_put_", "_index_put_impl_")
 
 
+def tiles_along(size: int) -> int:
+    """How many of Winograd's tiles cover so many pixels."""
+    return -(-size // TILE)
+
+
 def gains_by_winograd(weight: Sequence[int], result: Sequence[int]) -> bool:
     """Do the shapes of a convolution's weights and result, at a stride of one, suit Winograd's filtering?"""
     (outputs, inputs, *window), (images, _, high, wide) = weight, result
-    tiles = images * math.ceil(high / TILE) * math.ceil(wide / TILE)
-    filled = images * high * wide >= LEAST_FILLED * tiles * TILE**2
-    return window == [3, 3] and min(outputs, inputs) >= NARROWEST and tiles >= FEWEST_TILES and filled
+    tiles = images * tiles_along(high) * tiles_along(wide)
+    filled = 100 * images * high * wide >= LEAST_FILLED * TILE**2 * tiles
+    return window == [3, 3] and min(outputs, inputs) >= NARROWEST_WINDOW and tiles >= FEWEST_TILES and filled
 
 
 def _words(*words: str) -> str:

@@ -45,8 +45,9 @@ def headlines(records):
             each = [ratio["estimate"] for ratio in each if ratio]
             found += [record["vivace_against_best"]["estimate"], min(each), max(each)]
         elif kind == "own_kernels":
-            each = [one["ratio"]["estimate"] for one in record["depthwise_gradients"].values()]
-            found += [min(each), max(each)]
+            for technique in {"depthwise_gradients", "winograd"} & set(record):
+                each = [one["ratio"]["estimate"] for one in record[technique].values()]
+                found += [min(each), max(each)]
         elif kind == "gpu":
             found += [case["ratio"]["estimate"] for _, case in _gpus.steps(record)]
             ends = [(min(each.values()), max(each.values())) for _, each in _gpus.kernels(record)]

@@ -231,15 +231,23 @@ def test_other_convolutions_are_left_alone():
     with pytest.raises(Refused, match="16 channels or more"):
         opened(nn.Sequential(*layers), window_pixels=64)
     with opened(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)), window_pixels=64) as session:
-        assert session.build.notes["convolutions_as_products"] == 1
+        assert session.build.notes["convolutions_as_products"] == [1, 0]
 
 
-def test_it_confirms_by_the_convolutions_that_are_gone():
-    before = Observation({"aten::convolution": 3}, {}, 0, 0.0, notes={"convolutions_as_products": 1})
+def test_it_confirms_by_the_products_that_ran_whatever_else_replaces_convolutions():
+    before = Observation({"aten::convolution": 3}, {}, 0, 0.0)
+    after = Observation({"aten::convolution": 2}, {}, 0, 0.0, notes={"convolutions_as_products": [1, 0]})
     with pytest.raises(Refused, match="changed nothing"):
-        ConvGemm().confirm(before, before)
-    after = Observation({"aten::convolution": 2}, {}, 0, 0.0, notes={"convolutions_as_products": 1})
-    assert ConvGemm().confirm(after, before) == "1 of 3 convolutions ran as matrix products"
+        ConvGemm().confirm(after, before)
+    after.notes["convolutions_as_products"][1] += 1
+    assert ConvGemm().confirm(after, before) == "up to 1 convolution ran as matrix products"
+
+
+def test_it_counts_the_products_of_a_step():
+    layers = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)).to(memory_format=torch.channels_last)
+    with opened(layers) as session:
+        layers(torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last))
+        assert session.build.notes["convolutions_as_products"] == [1, 1]
 
 
 def test_a_convolution_with_a_forward_of_its_own_stays():
@@ -283,5 +291,5 @@ def test_a_convolution_may_be_given_its_input_by_name(name):
 def test_windows_of_complex_convolutions_stay_the_librarys():
     made = nn.Conv2d(16, 16, 3, dtype=torch.complex64), nn.Conv2d(16, 16, 3)
     with opened(nn.Sequential(*made), window_pixels=100) as session:
-        assert session.build.notes["convolutions_as_products"] == 1
+        assert session.build.notes["convolutions_as_products"] == [1, 0]
         assert ["forward" in vars(one) for one in made] == [False, True]

@@ -23,7 +23,7 @@ from vivace.ledger import Observation
 from vivace.mechanisms import c_code
 from vivace.mechanisms.c_code import compiled
 from vivace.observing.observe import observe
-from vivace.operators import FEWEST_TILES, NARROWEST, gains_by_winograd
+from vivace.operators import FEWEST_TILES, NARROWEST_WINDOW, gains_by_winograd
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
@@ -323,8 +323,8 @@ LEFT_ALONE = {
     "a stride": (lambda: wide(padding=1, stride=(1, 2)), lambda: images(8, 32, 16, 16), None),
     "a dilation": (lambda: wide(padding=2, dilation=2), lambda: images(8, 32, 8, 8), None),
     "more padding": (lambda: wide(padding=(1, 3)), lambda: images(8, 32, 8, 8), None),
-    "few inputs": (lambda: wide(NARROWEST - 1, 32, padding=1), lambda: images(8, NARROWEST - 1, 8, 8), None),
-    "few outputs": (lambda: wide(32, NARROWEST - 1, padding=1), lambda: images(8, 32, 8, 8), None),
+    "few inputs": (lambda: wide(NARROWEST_WINDOW - 1, 32, padding=1), lambda: images(8, NARROWEST_WINDOW - 1, 8, 8), None),
+    "few outputs": (lambda: wide(32, NARROWEST_WINDOW - 1, padding=1), lambda: images(8, 32, 8, 8), None),
     "few tiles": (lambda: wide(padding=1), lambda: images(FEWEST_TILES - 1, 32, 4, 4), None),
     "a window of 5": (lambda: nn.Conv2d(32, 32, 5, padding=2), lambda: images(8, 32, 8, 8), None),
     "a window of 1x3": (lambda: nn.Conv2d(32, 32, (1, 3)), lambda: images(8, 32, 8, 8), None),
@@ -445,9 +445,51 @@ def test_it_confirms_by_what_ran_and_is_refused_where_nothing_did(beside):
             Winograd().confirm(seen[1], seen[0])
 
 
-def test_of_a_compiled_step_it_says_how_many_it_may_be():
-    seen = Observation({}, {}, 0, 0.0, compiled_graphs=1, notes={"winograd_convolutions": 3})
-    assert Winograd().confirm(seen, seen) == "up to 3 convolutions"
+def test_what_the_process_compiled_elsewhere_is_no_evidence():
+    seen = Observation({}, {}, 0, 0.0, compiled_graphs=1)
+    with pytest.raises(Refused, match="changed nothing"):
+        Winograd().confirm(seen, seen)
+
+
+def attached(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return attach(
+        Plan([Winograd()]), model=model, optimizer=optimizer, loss=lambda m, b: m(b).square().mean()
+    )
+
+
+@pytest.mark.parametrize("name", ["forward", "_conv_forward"])
+def test_a_convolution_whose_forward_somebody_has_replaced_is_left_alone(name):
+    layer, calls = wide(padding=1), []
+    own = getattr(layer, name)
+    setattr(layer, name, lambda *given: calls.append(1) or own(*given))
+    with pytest.raises(Refused, match="no 2-D convolution in float32"):
+        attached(nn.Sequential(layer))
+    with attached(nn.Sequential(layer, wide(padding=1))) as session:
+        session.model(images(8, 32, 8, 8))
+    assert calls == [1]
+
+
+def test_weights_in_double_precision_are_refused():
+    with pytest.raises(Refused, match="no 2-D convolution in float32"):
+        attached(nn.Sequential(wide(padding=1)).double())
+
+
+def test_it_is_refused_where_the_script_lets_products_round():
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with pytest.raises(Refused, match="lets matrix products in float32 round as bf16"):
+            attached(nn.Sequential(wide(padding=1)))
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+def test_maps_in_the_usual_order_meet_weights_in_channels_last_as_in_the_library():
+    layer, x = wide(padding=1).to(memory_format=torch.channels_last), torch.randn(8, 32, 8, 8)
+    wanted = layer(x)
+    found = operators.convolution(layer, x)
+    assert found.stride() == wanted.stride()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_of_the_persons_own_finds_it_inside_the_step_alone():

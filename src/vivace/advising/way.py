@@ -55,7 +55,8 @@ def in_words(precision: str) -> str:
 def _of_plan(plan: Plan, own: str) -> tuple[str, str]:
     """The precision of a plan's cards for a job whose `own` precision it may leave as it is, and a sentence
     on it."""
-    half = [technique for technique in plan.techniques if technique.card.stage == Stage.PRECISION]
+    slot, stage = "precision", Stage.PRECISION
+    half = [one for one in plan.techniques if one.card.slot == slot and one.card.stage == stage]
     if half and own in WEIGHT_BYTES:  # neither autocast nor copies in half precision change such weights
         name = half[0].name
         return own, f"in {own}, the job's own; the plan's {name} is for weights in fp32 and not counted"

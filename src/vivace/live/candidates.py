@@ -17,6 +17,7 @@ from vivace.tensors.modules import DROPOUTS, is_slow_depthwise, is_wide_window
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 FEWEST_FAULTS = 256  # a MiB
+EACH_COSTS = 0.02  # so much faster must be what has one technique more
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 EACH_COMPILES = "each of its processes would have to compile its model"
 ONE_BY_ONE = {"WhereBackward0", "MaskedFillBackward0", "IndexBackward0", "PreluKernelBackward0"}
@@ -109,7 +110,8 @@ def has_slow_depthwise(root: nn.Module) -> bool:
 
 def has_wide_windows(root: nn.Module) -> bool:
     """Has it 3x3 convolutions of PyTorch's own with many channels, which can be had by fewer products?"""
-    return any(type(one) is nn.Conv2d and is_wide_window(one) for one in root.modules())
+    found = [one for one in root.modules() if type(one) is nn.Conv2d and is_wide_window(one)]
+    return any(one.weight.dtype == torch.float32 for one in found)
 
 
 def of_memory_alone(plan: Plan) -> bool:

@@ -19,6 +19,7 @@ from vivace.inspection import inspect
 from vivace.ledger import Ledger
 from vivace.live.candidates import (
     EACH_COMPILES,
+    EACH_COSTS,
     PRECISION_COSTS,
     adding,
     additions,
@@ -330,7 +331,8 @@ class Course:
             if ratio < HOPELESS:
                 self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
         hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS] + alone
-        hopeful.sort(key=lambda p: -times.get(p, 1.0) / (1.0 + PRECISION_COSTS * bool(p.precision)))
+        prices = {p: 1.0 + PRECISION_COSTS * bool(p.precision) + EACH_COSTS * len(p) for p in hopeful}
+        hopeful.sort(key=lambda p: -times.get(p, 1.0) / prices[p])
         ranked = [{"plan": plan.to_dict(), "ratio": times.get(plan)} for plan in hopeful]
         self._record("ranked", {"step": self.loop.num_steps, "on_copies": ranked})
         return [(plans[plan], times.get(plan)) for plan in hopeful]

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from vivace.errors import Refused
 from vivace.mechanisms.beside import OF_MODULES, Beside, objects
 from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
+from vivace.operators import class_of
 from vivace.tensors.outside import as_it_is, is_persons
 from vivace.tensors.trees import map_tensors, same_numbers, tensors
 from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
@@ -120,6 +121,12 @@ class _Saved(NamedTuple):
     total: torch.Tensor | None  # of its numbers, in a block's first pass
 
 
+def _is_expensive(function: Operator) -> bool:
+    """Does it multiply matrices, or is it a convolution of Vivace's own?"""
+    own = function.namespace == "vivace" and class_of(function.overloadpacket.__name__) == "convolution"
+    return own or function in EXPENSIVE
+
+
 class _Products(OperatorMode):  # type: ignore[misc]
     """Keeps the results of expensive operators in the first pass; `again` hands them back in later ones."""
 
@@ -130,7 +137,7 @@ class _Products(OperatorMode):  # type: ignore[misc]
 
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run or skip the operator. One that draws random numbers runs, so that the stream moves on."""
-        if function not in EXPENSIVE or _drops(function, arguments, keywords):
+        if not _is_expensive(function) or _drops(function, arguments, keywords):
             return function(*arguments, **keywords)
         if self.at is None:
             result = function(*arguments, **keywords)

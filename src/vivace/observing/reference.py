@@ -151,7 +151,7 @@ class Kernels(Denormals):  # type: ignore[no-untyped-call]
             plain = weight.shape[2:] == (1, 1) or found[0, 0].numel() <= SMALL_MAP
             self.convolutions += number
             self.small += number if groups == 1 and plain else 0
-            once = max(*stride, *dilation, groups) == 1 and not transposed
+            once = max(*stride, *dilation, groups) == 1 and not transposed and found.dtype == torch.float32
             self.winograd += number if once and gains_by_winograd(weight.shape, found.shape) else 0
             usual = max(weight.shape[2:]) <= 3 and max(*stride, *dilation) == 1
             depthwise = not transposed and 1 < groups == len(weight) == arguments[0].shape[1]

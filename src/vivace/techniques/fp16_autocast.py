@@ -48,7 +48,7 @@ class Fp16Autocast(Technique):
         build.require(has_float32(build.models), "no weight is float32")
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
-        build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        build.require(not recurrent, "a CPU cannot train an LSTM in float16")
         halved = next((n for n, p in build.model.named_parameters() if _is_trained_in_half(p)), "")
         build.require(
             not halved, f"the weight '{halved}' is in float16, whose gradient torch does not unscale"

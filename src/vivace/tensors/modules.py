@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from vivace.operators import NARROWEST
+from vivace.operators import NARROWEST_WINDOW
 from vivace.tensors.outside import PLAIN, alike
 from vivace.torch_internals.modules import BatchNorm
 
@@ -206,7 +206,7 @@ def is_wide_window(module: nn.Conv2d) -> bool:
     """Has a convolution a 3x3 window, stride, dilation and group of one, zeros around, and many channels?"""
     padding, once = padding_of(module), max(both(module.stride) + both(module.dilation)) == module.groups == 1
     plain = once and module.padding_mode == "zeros" and padding is not None and max(padding) <= 2
-    wide = min(module.in_channels, module.out_channels) >= NARROWEST
+    wide = min(module.in_channels, module.out_channels) >= NARROWEST_WINDOW
     return plain and wide and both(module.kernel_size) == (3, 3)
 
 

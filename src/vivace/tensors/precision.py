@@ -33,6 +33,18 @@ class Workbench(Protocol):
         """Call it when the session closes."""
 
 
+@functools.cache
+def runs_lstm_in_bfloat16() -> bool:
+    """Can an LSTM be trained in bfloat16 on this processor? oneDNN's wants AVX-512."""
+    layer = nn.LSTM(1, 1, device="meta", dtype=torch.bfloat16)  # draws no random numbers
+    try:
+        with torch.enable_grad():
+            layer.to_empty(device="cpu")(torch.zeros(1, 1, 1, dtype=torch.bfloat16))[0].sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
 def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     """Let sums of half-precision numbers be rounded when they are complete, until the build closes.
 

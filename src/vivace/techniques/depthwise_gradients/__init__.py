@@ -38,14 +38,10 @@ class DepthwiseGradients(Technique):
 
     def apply(self, build: Build) -> None:
         """Compile the kernels where this machine has none yet, and put them behind each such convolution."""
-        from torch import nn
-
-        from vivace.mechanisms.forwards import act_in_steps
+        from vivace.mechanisms.forwards import act_in_steps, own_convolutions
         from vivace.techniques.depthwise_gradients.operators import library, may_gain
-        from vivace.tensors.modules import modules_of
 
-        every = [m for model in build.models for m in modules_of(model, nn.Conv2d)]
-        found = [m for m in every if may_gain(m)]
+        found = [m for m in own_convolutions(build.models) if may_gain(m)]
         wanted = "depthwise with a window of more than 3x3, a stride or a dilation"
         build.require(found, f"no 2-D convolution is {wanted}")
         try:

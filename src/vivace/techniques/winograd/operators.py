@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled
-from vivace.operators import TILE, gains_by_winograd
+from vivace.operators import gains_by_winograd, tiles_along
 from vivace.tensors.modules import is_wide_window, padding_of
 from vivace.torch_internals.tensors import is_transformed
 
@@ -56,7 +56,9 @@ def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
     given = (x, weight) if bias is None else (x, weight, bias)
     if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in given):
         return None
-    if torch.is_autocast_enabled("cpu") or padding is None or is_transformed() or not _lies_in_order(x):
+    if torch.is_autocast_enabled("cpu") or padding is None or is_transformed():
+        return None
+    if not (_lies_in_order(x) or _lies_in_order(weight)):  # where the library's result is not, either
         return None
     fits = x.shape[1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
     if not (is_wide_window(module) and fits):  # whose settings and weights may have changed
@@ -106,11 +108,12 @@ class _Tiles:
             one[: PLANES * rows * maps.shape[1]].view(PLANES, rows, maps.shape[1])
             for one, maps in zip(room, (x, y), strict=True)
         )
+        self.of_x[:, count:].zero_()  # numbers of nobody may be slow ones
 
     @classmethod
     def all(cls, x: Tensor, y: Tensor, padding: Sequence[int]) -> Iterator[_Tiles]:
         """All tiles, a few at a time; the room is used again."""
-        total = len(y) * _tiles_along(y.shape[2]) * _tiles_along(y.shape[3])
+        total = len(y) * tiles_along(y.shape[2]) * tiles_along(y.shape[3])
         widest = max(x.shape[1], y.shape[1])
         parts = -(-total // max(TILES_AT_ONCE, NUMBERS_AT_ONCE // (PLANES * widest)))
         most = -(-total // parts)
@@ -133,7 +136,7 @@ class _Tiles:
     def _run(self, name: str, *tensors: Tensor | None, before: Sequence[int] = (0, 0)) -> None:
         *given, maps = tensors
         channels, height, width = cast("Tensor", maps).shape[1:]
-        along = [_tiles_along(size) for size in self.y.shape[2:]]
+        along = [tiles_along(size) for size in self.y.shape[2:]]
         plane = (self.count | 1) * channels
         where = (*before, *along, self.first, self.count, plane, torch.get_num_threads())
         _run(name, _Shape(height, width, channels, *where), *given)
@@ -173,10 +176,6 @@ def _size(x: Tensor, weight: Tensor, padding: Sequence[int], back: bool) -> tupl
     return len(x), weight.shape[1 if back else 0], high, wide
 
 
-def _tiles_along(size: int) -> int:
-    return -(-size // TILE)
-
-
 def _lies_in_order(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last)
 
@@ -192,7 +191,7 @@ def _weights(weight: Tensor, plane: int, *, flipped: bool = False) -> _Weights:
 
 def _run(name: str, shape: _Shape | _Weights, *tensors: Tensor | None) -> None:
     pointers = [None if one is None else ctypes.c_void_p(one.data_ptr()) for one in tensors]
-    if library()[name](*pointers, ctypes.byref(shape)):
+    if getattr(library(), name)(*pointers, ctypes.byref(shape)):
         raise MemoryError("there is no memory left for the tiles at the edge of a map")
 
 
