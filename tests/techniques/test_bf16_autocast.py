@@ -7,18 +7,35 @@ import torch
 from torch import nn
 
 import vivace
+from vivace.errors import Refused
 from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.techniques.bf16_autocast import Bf16Autocast
+from vivace.tensors import precision
+from vivace.tensors.precision import autocasts_lstm
 
 PLAN = {"bf16_autocast": {}}
 
 
 @pytest.mark.parametrize("kind", ["cnn", "text", "lstm"])
 def test_it_trains_the_same_model_up_to_rounding(tiny, kind):
+    if kind == "lstm" and not autocasts_lstm():
+        with pytest.raises(Refused, match="cannot run an LSTM under autocast"):
+            tiny(kind).errors(PLAN)
+        return
     of_losses, of_weights = tiny(kind).errors(PLAN)
     assert 0 < of_losses < 0.02
     assert of_weights < 0.1
+
+
+def test_an_lstm_is_refused_where_the_processor_cannot_run_it_under_autocast(tiny, monkeypatch):
+    before = torch.get_rng_state()
+    assert autocasts_lstm() in (True, False)
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(precision, "autocasts_lstm", lambda: False)
+    with pytest.raises(Refused, match="use bf16_weights"):
+        tiny("lstm").errors(PLAN)
+    tiny("lstm").errors({"bf16_weights": {}})
 
 
 def test_products_run_in_bfloat16_and_the_loss_is_fp32(tiny):

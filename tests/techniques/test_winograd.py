@@ -323,7 +323,11 @@ LEFT_ALONE = {
     "a stride": (lambda: wide(padding=1, stride=(1, 2)), lambda: images(8, 32, 16, 16), None),
     "a dilation": (lambda: wide(padding=2, dilation=2), lambda: images(8, 32, 8, 8), None),
     "more padding": (lambda: wide(padding=(1, 3)), lambda: images(8, 32, 8, 8), None),
-    "few inputs": (lambda: wide(NARROWEST_WINDOW - 1, 32, padding=1), lambda: images(8, NARROWEST_WINDOW - 1, 8, 8), None),
+    "few inputs": (
+        lambda: wide(NARROWEST_WINDOW - 1, 32, padding=1),
+        lambda: images(8, NARROWEST_WINDOW - 1, 8, 8),
+        None,
+    ),
     "few outputs": (lambda: wide(32, NARROWEST_WINDOW - 1, padding=1), lambda: images(8, 32, 8, 8), None),
     "few tiles": (lambda: wide(padding=1), lambda: images(FEWEST_TILES - 1, 32, 4, 4), None),
     "a window of 5": (lambda: nn.Conv2d(32, 32, 5, padding=2), lambda: images(8, 32, 8, 8), None),

@@ -62,9 +62,12 @@ def test_a_planted_defect_is_caught_by_what_is_there_for_it(job, defect, words, 
     assert any(words in text for text in broken), broken
 
 
-@pytest.mark.parametrize("job", ["cnn", "transformer", "lstm"])
-def test_real_rounding_does_not_hide_a_defect(job, rulers):
-    assert rulers(job).judge({"bf16_autocast": {}, "defect_learning_rate_factor_0.98": {}})["kept"] is False
+# An LSTM under autocast does not start on every processor.
+@pytest.mark.parametrize(
+    ("job", "half"), [("cnn", "bf16_autocast"), ("transformer", "bf16_autocast"), ("lstm", "bf16_weights")]
+)
+def test_real_rounding_does_not_hide_a_defect(job, half, rulers):
+    assert rulers(job).judge({half: {}, "defect_learning_rate_factor_0.98": {}})["kept"] is False
 
 
 def test_a_defect_that_cannot_act_refuses(rulers):

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 
 def require_bfloat16(build: Build) -> None:
-    """Raise Refused where no weight is float32, the GPU has no bfloat16 units, or the processor no LSTM."""
+    """Raise Refused where no weight is float32, or the GPU has no bfloat16 units."""
     import torch
-    from torch import nn
 
-    from vivace.tensors.modules import has_float32, modules_of
-    from vivace.tensors.precision import runs_lstm_in_bfloat16
+    from vivace.tensors.modules import has_float32
 
     build.require(has_float32(build.models), "no weight is float32")
     if build.device.type == "cuda":
@@ -32,8 +30,6 @@ def require_bfloat16(build: Build) -> None:
             torch.cuda.get_device_capability(build.device) >= (8, 0),
             "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast",
         )
-    elif any(has_float32([layer]) for model in build.models for layer in modules_of(model, nn.LSTM)):
-        build.require(runs_lstm_in_bfloat16(), "PyTorch has no LSTM in bfloat16 for this processor")
 
 
 def autocast(build: Build, dtype: torch.dtype) -> None:

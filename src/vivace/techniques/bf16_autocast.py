@@ -43,7 +43,14 @@ class Bf16Autocast(Technique):
         """Run the forward seam, or each model of an own step, under autocast."""
         import torch
 
+        from vivace.tensors.modules import has_float32, modules_of
+        from vivace.tensors.precision import autocasts_lstm
+
         require_bfloat16(build)
+        layers = [layer for model in build.models for layer in modules_of(model, torch.nn.LSTM)]
+        if build.device.type == "cpu" and has_float32(layers):
+            reason = "PyTorch cannot run an LSTM under autocast on this processor: use bf16_weights"
+            build.require(autocasts_lstm(), reason)
         autocast(build, torch.bfloat16)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

@@ -34,12 +34,12 @@ class Workbench(Protocol):
 
 
 @functools.cache
-def runs_lstm_in_bfloat16() -> bool:
-    """Can an LSTM be trained in bfloat16 on this processor? oneDNN's wants AVX-512."""
-    layer = nn.LSTM(1, 1, device="meta", dtype=torch.bfloat16)  # draws no random numbers
+def autocasts_lstm() -> bool:
+    """Can an LSTM be trained under autocast to bfloat16 on this processor? oneDNN's wants AVX-512."""
+    layer = nn.LSTM(1, 1, device="meta").to_empty(device="cpu")  # draws no random numbers
     try:
-        with torch.enable_grad():
-            layer.to_empty(device="cpu")(torch.zeros(1, 1, 1, dtype=torch.bfloat16))[0].sum().backward()
+        with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+            layer(torch.zeros(1, 1, 1))[0].sum().backward()
     except RuntimeError:
         return False
     return True
