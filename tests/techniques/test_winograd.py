@@ -514,12 +514,17 @@ def test_a_step_of_the_persons_own_finds_it_inside_the_step_alone():
 
 def test_it_is_proposed_where_such_convolutions_run():
     profile, machine = plain_profile(), this_machine()
-    assert Winograd.candidates(profile, machine) == [Winograd()]
+    plain, units = (
+        dataclasses.replace(machine, devices=(dataclasses.replace(machine.device, features=features),))
+        for features in (("avx2", "avx512_bf16"), ("avx2", "avx512_bf16", "amx_bf16"))
+    )
+    assert Winograd.candidates(profile, plain) == [Winograd()]
+    assert Winograd.candidates(profile, units) == []
     low, high = Winograd.gain(profile, machine)
     assert low < 1 < high
-    assert Winograd().company(profile, machine) == [{"channels_last": {}}]
+    assert Winograd().company(profile, machine) == [{"channels_last": {}}, {}]
     profile.features["winograd_convolutions"] = 0.0
-    assert Winograd.candidates(profile, machine) == []
+    assert Winograd.candidates(profile, plain) == []
     assert Winograd.gain(profile, machine) == (1.0, 1.0)
 
 

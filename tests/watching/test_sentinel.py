@@ -263,7 +263,7 @@ HEALTHY = [
     ("cnn", "channels_last"),
     ("cnn", "bf16_autocast channels_last fused_optimizer"),
     ("cnn", "checkpoint"),
-    ("lstm", "bf16_autocast"),
+    ("lstm", "bf16_weights"),
     ("transformer", "micro_batches"),
     ("transformer", "bf16_autocast fused_optimizer"),
     ("transformer", "bf16_weights"),
