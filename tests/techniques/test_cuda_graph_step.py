@@ -282,6 +282,7 @@ def test_a_shape_that_comes_again_gets_a_graph_of_its_own():
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_loss_scaling_skips_a_step_inside_of_the_graph(name):
     """Among replays one batch overflows float16: no weight moves, and the scale is halved on the device."""
+    torch.manual_seed(0)  # of other weights a gradient may be rounding alone, which Adam scales up
     job = TINY_JOBS[name]()
     batches = [batch for _ in range(2) for batch in job.data()]
     if name == "cnn":
