@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from vivace.live import conductor, course, kept, spending
+from vivace.live import candidates, conductor, course, kept, spending
 from vivace.live import loop as loop_module
 from vivace.live.ending import tell
 from vivace.live.errand import Errand
@@ -37,6 +37,12 @@ class Turned:
 def _room(monkeypatch):
     """What other tests of this process have taken is no part of a script."""
     monkeypatch.setattr(kept, "free_memory", lambda: 2**60)
+
+
+@pytest.fixture(autouse=True)
+def _units(monkeypatch):
+    """bfloat16 is tried on any processor, with units for it or without."""
+    monkeypatch.setattr(candidates, "UNITS", candidates.UNITS | {"avx2", "neon"})
 
 
 Turned.__module__ = "torch"  # else copies of steps would put the clock back, as what is the script's

@@ -537,7 +537,7 @@ def test_models_that_such_a_script_trains_one_after_the_other_are_held_no_longer
     loop, _, document = led(train, "channels_last")
     assert not loop.problems
     assert all(one() is None for one in held)
-    assert document["plan"] == {"channels_last": {"weights": False}}
+    assert "channels_last" in document["plan"]
 
 
 def test_another_models_steps_are_none_of_the_first_ones(led):

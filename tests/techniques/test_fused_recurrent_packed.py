@@ -535,14 +535,14 @@ def test_it_is_proposed_for_a_packed_lstm_and_not_for_a_padded_one(tagger):
 def test_in_a_loop_it_is_proposed_for_a_packed_lstm_and_not_for_a_padded_one(tagger):
     for job, expected in zip(tagger, (True, False), strict=True):
         model, (words, _, lengths) = job.model(), job.data()[0]
-        for half in (False, True):
+        for half in {False, autocasts_lstm()}:
             with torch.autocast("cpu", HALF, enabled=half):
                 made = differentiated_in([model(words, lengths)])
             assert ([FusedRecurrent()] in additions(model, MACHINE, (), made)) == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", [{}, {"bf16_autocast": {}}])
+@pytest.mark.parametrize("beside", [{}, {"bf16_autocast" if autocasts_lstm() else "bf16_weights": {}}])
 def test_a_tagger_under_it_is_the_same_model(beside):
     verdict = vivace.verify(f"{SCENE}:packed", Plan.from_dict({"fused_recurrent": {}, **beside}), budget=10)
     assert verdict.kept, verdict.reason
@@ -556,7 +556,7 @@ def test_for_a_padded_lstm_it_says_that_it_did_nothing():
 @pytest.mark.parametrize(
     "beside",
     [
-        "bf16_autocast",
+        *(["bf16_autocast"] if autocasts_lstm() else []),
         "bf16_weights",
         "host_allocator",
         "micro_batches",

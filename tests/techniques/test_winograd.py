@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -418,12 +419,11 @@ def test_maps_gain_where_tiles_are_many_and_filled():
 def test_it_is_refused_where_no_such_convolution_is():
     others = [wide(31, 32), wide(stride=2), wide(dilation=2), wide(64, 64, groups=2), nn.Conv2d(32, 32, 5)]
     others += [Own(32, 32, 3), wide(padding=3), wide(padding_mode="reflect"), nn.Conv1d(32, 32, 3)]
-    wanted = r"winograd: no 2-D convolution has a 3x3 window at a stride of one, in one group, of 32 channels"
+    wanted = r"winograd: no 2-D convolution in float32 has a 3x3 window at a stride of one, in one group"
     with pytest.raises(Refused, match=wanted):
         opened(nn.Sequential(*others))
     layer = wide()
-    with opened(nn.Sequential(*others, layer)) as session:
-        assert session.build.notes["winograd_convolutions"] == 1
+    with opened(nn.Sequential(*others, layer)):
         assert "forward" in vars(layer)
         assert not any("forward" in vars(other) for other in others)
 
@@ -589,7 +589,7 @@ def test_without_a_compiler_it_refuses(monkeypatch, no_kernels_yet):
 
 
 def test_kernels_that_lack_memory_raise_no_wrong_numbers(monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: {"planes_of_weights": lambda *given: 1})
+    monkeypatch.setattr(operators, "library", lambda: SimpleNamespace(planes_of_weights=lambda *given: 1))
     with pytest.raises(MemoryError, match="no memory left"):
         operators._winograd(images(1, 2, 4, 4), torch.randn(2, 2, 3, 3), None, [1, 1], False)
 

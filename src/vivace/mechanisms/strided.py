@@ -36,10 +36,11 @@ def mend_strided(build: Build) -> None:
 def _is_wrong(module: nn.Conv2d) -> bool:
     from torch import nn
 
-    from vivace.tensors.modules import both, is_product
+    from vivace.tensors.modules import both, padding_of
     from vivace.torch_internals.modules import convolves_as
 
-    narrow = module.in_channels < BLOCK and max(both(module.stride)) > 1 and is_product(module)
+    plain = both(module.kernel_size) == (1, 1) and module.groups == 1 and padding_of(module) is not None
+    narrow = module.in_channels < BLOCK and max(both(module.stride)) > 1 and plain
     # Not by the weight: one that is computed may change what it is computed from.
     return narrow and convolves_as(module, nn.Conv2d) and not any(p.is_complex() for p in module.parameters())
 
@@ -61,7 +62,7 @@ def _convolution(
 ) -> torch.Tensor:
     import torch
 
-    from vivace.tensors.modules import both
+    from vivace.tensors.modules import both, padding_of
 
     # Settings may have changed since it was put there.
     if not _is_wrong(module) or input.dim() != 4 or not torch.is_grad_enabled():
@@ -69,4 +70,8 @@ def _convolution(
     if not torch.compiler.is_compiling() and _is_usual(module, input):  # it chooses the order itself
         return own(input)
     down, across = both(module.stride)
+    high, wide = padding_of(module) or (0, 0)
+    if high or wide:
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        input = torch.nn.functional.pad(input, (wide, wide, high, high), mode)
     return torch.nn.functional.conv2d(input[:, :, ::down, ::across], module.weight, module.bias)
