@@ -144,7 +144,8 @@ def test_in_bfloat16_they_are_right_up_to_its_rounding(case):
         found = results(layer, x, gradient)
     assert found[0].dtype == torch.bfloat16
     assert {one.dtype for one in found[1:]} == {torch.float32}
-    assert_near(found, rounded, x, gradient, rounding=2**-7)
+    # What stays the library's rounds once more where the processor has no units for bfloat16.
+    assert_near(found, rounded, x, gradient, rounding=2**-6)
 
 
 @pytest.mark.parametrize(
