@@ -536,6 +536,29 @@ def test_two_precisions_exclude_each_other(other):
         Plan.from_dict({"winograd": {}, other: {}})
 
 
+@pytest.mark.parametrize(("cheap", "extra"), [(["*"], 0), ([], 1)])
+def test_where_only_the_cheap_runs_again_it_does_not(cheap, extra, monkeypatch):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(wide(padding=1), nn.ReLU()) for _ in range(4))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    own, model, ran = operators._run, Net(), []
+    monkeypatch.setattr(operators, "_run", lambda name, *given: ran.append(name) or own(name, *given))
+    counts = []
+    for others in ({"channels_last": {}}, {"channels_last": {}, "checkpoint": {"cheap": cheap}}):
+        ran.clear()
+        with opened(copy.deepcopy(model), **others) as session:
+            session.step(images(8, 32, 8, 8))
+        counts.append(ran.count("planes_of_weights"))  # once for each map, forward or backward
+    assert counts[1] == counts[0] + 4 * extra
+
+
 def trained(plan, start, batches):
     """Losses of a few steps, and the operators of one more."""
     model = copy.deepcopy(start)
