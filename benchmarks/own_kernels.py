@@ -31,6 +31,7 @@ from jobs import gpt, resnet18_32, unet
 from peer_jobs import bert, bert_padded, convnext_tiny, mobilenet_v3_small
 
 import vivace
+from vivace.errors import Unsteady
 from vivace.ledger import Ratio
 from vivace.machine import Machine
 from vivace.measuring.paired import Contestant, across, compare
@@ -96,9 +97,12 @@ def main() -> None:
         for name in _record.named_jobs(parser, arguments.networks, NETWORKS):
             if name not in names:
                 continue
-            record.setdefault(technique, {})[name] = found = measure(
-                name, technique, machine, arguments.pairs
-            )
+            try:
+                found = measure(name, technique, machine, arguments.pairs)
+            except Unsteady as error:
+                print(f"{name}: not recorded; {error}", flush=True)
+                continue
+            record.setdefault(technique, {})[name] = found
             _record.write(record)
             print(
                 f"{name}: {found['ratio']} over {' + '.join(found['fastest']) or 'strict fp32'}", flush=True
