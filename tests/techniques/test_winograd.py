@@ -643,7 +643,14 @@ def test_the_kernels_read_and_write_their_own_memory_alone(tmp_path):
     """At all edges of small maps, with sanitizers, in a program of its own."""
     made, program = tmp_path / "edges", Path(__file__).with_name("winograd_edges.c")
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Wno-psabi"]
-    flags = ["-O1", "-g", "-march=native", "-fopenmp", f"-I{operators.SOURCE.parent}"]
+    flags = [
+        "-O1",
+        "-g",
+        "-march=native",
+        "-fopenmp",
+        f"-I{operators.SOURCE.parent}",
+        f"-I{c_code.HEADER.parent}",
+    ]
     built = subprocess.run(
         ["gcc", *flags, *checks, str(program), "-o", str(made), "-lm"],
         capture_output=True,

@@ -3,6 +3,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+
 static inline float wide(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
     float number;

@@ -5,15 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include "numbers.h"
+
 #define ALWAYS inline __attribute__((always_inline))
-typedef float Vector __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     int64_t height, width, channels, top, left; /* of the map, and how far the first tile begins before it */
