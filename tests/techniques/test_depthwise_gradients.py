@@ -96,20 +96,6 @@ def convolutions(draw):
     return layer, x, gradient
 
 
-def in_order(x, order):
-    """The same tensor, whose memory lies as the given permutation of a contiguous one's."""
-    backwards = [order.index(axis) for axis in range(4)]
-    return x.permute(backwards).contiguous().permute(order)
-
-
-def results(layer, x, gradient):
-    """Output, and gradients of the input and of all parameters."""
-    x = x.detach().requires_grad_()
-    found = layer(x)
-    wanted = [x, *layer.parameters()]
-    return [found.detach(), *torch.autograd.grad(found, wanted, gradient.to(found.dtype))]
-
-
 def assert_near(found, layer, x, gradient, rounding):
     """Within `rounding` times the sum of the products' absolute values, which is what sums round by."""
     exact = copy.deepcopy(layer).double()
@@ -445,6 +431,7 @@ def test_kernels_are_compiled_once_a_machine(monkeypatch, no_kernels_yet):
 SCENE = """
 import os
 from vivace.techniques.depthwise_gradients.operators import library
+from .convolving import in_order, results
 os.environ |= {"XDG_CACHE_HOME": f"{FOLDER}/cache", "PATH": f"{FOLDER}:{os.environ['PATH']}"}
 library()
 """

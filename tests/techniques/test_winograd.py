@@ -32,6 +32,8 @@ from vivace.techniques.winograd import operators
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.contract import plain_profile, this_machine
 
+from .convolving import in_order, results
+
 Winograd = registry.find("winograd")
 MAPS, WEIGHTS = "vivace::winograd", "vivace::winograd_weights"
 OURS, LIBRARYS = "_WinogradBackward", "ConvolutionBackward0"  # what autograd calls their results
@@ -77,20 +79,6 @@ def operators_of(function):
     with torch.profiler.profile() as profiler:
         function()
     return {row.key: row.count for row in profiler.key_averages() if row.key.startswith("vivace::")}
-
-
-def in_order(x, order):
-    """The same tensor, whose memory lies as the given permutation of a contiguous one's."""
-    backwards = [order.index(axis) for axis in range(4)]
-    return x.permute(backwards).contiguous().permute(order)
-
-
-def results(layer, x, gradient):
-    """Output, and gradients of the input and of all parameters."""
-    x = x.detach().requires_grad_()
-    found = layer(x)
-    wanted = [x, *layer.parameters()]
-    return [found.detach(), *torch.autograd.grad(found, wanted, gradient.to(found.dtype))]
 
 
 def assert_near(found, layer, x, gradient, rounding=1e-5):

@@ -210,6 +210,16 @@ def is_wide_window(module: nn.Conv2d) -> bool:
     return plain and wide and both(module.kernel_size) == (3, 3)
 
 
+def lies_in_nhwc(maps: torch.Tensor) -> bool:
+    """Lie feature maps, or weights, in channels-last order?"""
+    return maps.is_contiguous(memory_format=torch.channels_last)
+
+
+def in_nhwc(maps: torch.Tensor) -> torch.Tensor:
+    """Feature maps in channels-last order, copied where they lie otherwise."""
+    return maps.contiguous(memory_format=torch.channels_last)
+
+
 def both(setting: int | Sequence[int]) -> tuple[int, int]:
     """A convolution's setting by rows and columns: who sets it later may give one number for both."""
     return (setting, setting) if isinstance(setting, int) else (setting[0], setting[-1])

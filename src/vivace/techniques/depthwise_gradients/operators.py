@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled
-from vivace.tensors.modules import both, is_slow_depthwise, padding_of
+from vivace.tensors.modules import both, in_nhwc, is_slow_depthwise, lies_in_nhwc, padding_of
 from vivace.torch_internals.tensors import is_transformed
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -114,27 +114,19 @@ def _depthwise_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequ
     channels, _, high, wide = weight.shape
     groups = max(1, min(len(x), NUM_TASKS * CHANNELS_A_TASK // channels))
     sums = x.new_zeros((groups, high * wide, channels), dtype=torch.float32)
-    x, gradient = _in_order(x), _in_order(gradient)
+    x, gradient = in_nhwc(x), in_nhwc(gradient)
     shape = _shape(gradient, x, weight, where)
     _run(library().depthwise_weights, x, gradient, sums, ctypes.c_int64(groups), shape)
     return sums.sum(0).t().to(weight.dtype).contiguous().view(weight.shape)
 
 
 def _depthwise_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
-    gradient, found = _in_order(gradient), torch.empty_like(x, memory_format=torch.channels_last)
+    gradient, found = in_nhwc(gradient), torch.empty_like(x, memory_format=torch.channels_last)
     taps = weight.float().flatten(1).t().contiguous()
     _run(library().depthwise_input, taps, gradient, found, _shape(gradient, x, weight, where))
-    if _lies_in_order(x):
+    if lies_in_nhwc(x):
         return found
     return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(found)
-
-
-def _lies_in_order(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _in_order(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _shape(gradient: Tensor, x: Tensor, weight: Tensor, where: Sequence[Sequence[int]]) -> _Shape:
@@ -156,7 +148,7 @@ def _shapes_of_weights(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequ
 
 
 def _shapes_of_input(gradient: Tensor, x: Tensor, weight: Tensor, *where: Sequence[int]) -> Tensor:
-    order = torch.channels_last if _lies_in_order(x) else torch.contiguous_format
+    order = torch.channels_last if lies_in_nhwc(x) else torch.contiguous_format
     return torch.empty_like(x, memory_format=order)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vivace.mechanisms.c_code import compiled
 from vivace.operators import gains_by_winograd, tiles_along
-from vivace.tensors.modules import is_wide_window, padding_of
+from vivace.tensors.modules import in_nhwc, is_wide_window, lies_in_nhwc, padding_of
 from vivace.torch_internals.tensors import is_transformed
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -58,7 +58,7 @@ def convolution(module: nn.Conv2d, x: Tensor) -> Tensor | None:
         return None
     if torch.is_autocast_enabled("cpu") or padding is None or is_transformed():
         return None
-    if not (_lies_in_order(x) or _lies_in_order(weight)):  # where the library's result is not, either
+    if not (lies_in_nhwc(x) or lies_in_nhwc(weight)):  # where the library's result is not, either
         return None
     fits = x.shape[1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
     if not (is_wide_window(module) and fits):  # whose settings and weights may have changed
@@ -144,7 +144,7 @@ class _Tiles:
 
 def _winograd(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], back: bool) -> Tensor:
     """The convolution, or with `back` the one that gives its input's gradient from its result's."""
-    given, found = _in_order(x), _result(x, weight, bias, padding, back)
+    given, found = in_nhwc(x), _result(x, weight, bias, padding, back)
     size = len(weight) * weight.shape[1]
     room = weight.new_empty(PLANES * (size + PADDING)).view(PLANES, -1)
     factors = room[:, :size].view(PLANES, *weight.shape[:2])
@@ -159,7 +159,7 @@ def _winograd(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[
 
 
 def _winograd_weights(gradient: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
-    x, gradient = _in_order(x), _in_order(gradient)
+    x, gradient = in_nhwc(x), in_nhwc(gradient)
     sums = weight.new_empty(PLANES, *weight.shape[:2])
     for tiles in _Tiles.all(x, gradient, padding):
         tiles.take_input()
@@ -174,14 +174,6 @@ def _winograd_weights(gradient: Tensor, x: Tensor, weight: Tensor, padding: Sequ
 def _size(x: Tensor, weight: Tensor, padding: Sequence[int], back: bool) -> tuple[int, int, int, int]:
     high, wide = (size + 2 * p - 2 for size, p in zip(x.shape[2:], padding, strict=True))
     return len(x), weight.shape[1 if back else 0], high, wide
-
-
-def _lies_in_order(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _in_order(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _weights(weight: Tensor, plane: int, *, flipped: bool = False) -> _Weights:
