@@ -30,6 +30,8 @@ from vivace.techniques.depthwise_gradients import operators
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.contract import plain_profile, this_machine
 
+from .convolving import in_order, results
+
 DepthwiseGradients = registry.find("depthwise_gradients")
 WEIGHTS, INPUT = "vivace::depthwise_weights", "vivace::depthwise_input"
 OURS = "_DepthwiseBackward"  # what autograd calls a result of the technique
@@ -431,7 +433,6 @@ def test_kernels_are_compiled_once_a_machine(monkeypatch, no_kernels_yet):
 SCENE = """
 import os
 from vivace.techniques.depthwise_gradients.operators import library
-from .convolving import in_order, results
 os.environ |= {"XDG_CACHE_HOME": f"{FOLDER}/cache", "PATH": f"{FOLDER}:{os.environ['PATH']}"}
 library()
 """
