@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy
@@ -32,6 +33,7 @@ from vivace.live.proof import Proof
 from vivace.machine import Device, Machine
 from vivace.plan import Plan
 from vivace.technique import Card, Numerics, Seam, Stage, Technique
+from vivace.technique.registry import find
 
 
 def same_weights(mine, theirs):
@@ -1019,6 +1021,21 @@ def test_wide_windows_are_filtered_in_channels_last_order_where_no_units_multipl
     ]
     assert ["winograd"] in names_of(root, plain, own={"channels_last": ""})
     assert not any("winograd" in group for group in names_of(root, plain, own={"winograd": ""}))
+
+
+@pytest.mark.parametrize(("faster", "first"), [(1.01, "channels_last"), (1.1, "winograd")])
+def test_of_groups_that_are_about_as_fast_the_one_with_fewer_techniques_is_first(faster, first):
+    layout, filtering = find("channels_last")(weights=False), find("winograd")()
+
+    def on_copies(proof, plans, rounds):
+        yield from ()
+        return dict(zip(plans, (1.5, 1.5 * faster), strict=True)), {}
+
+    steered = SimpleNamespace(own={}, loop=SimpleNamespace(num_steps=1), tried=[])
+    steered._on_copies, steered._record = on_copies, lambda *given: None
+    with pytest.raises(StopIteration) as ended:
+        next(Course._ranked(steered, None, [[layout], [layout, filtering]], 1))
+    assert ended.value.value[0][0][-1].name == first
 
 
 @pytest.mark.parametrize(
