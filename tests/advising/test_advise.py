@@ -654,6 +654,8 @@ def test_a_plan_says_in_what_precision(profile, tmp_path, tables, precision):
         # without the technique, a plan forbids it
         ("tf32", {}, "fused_optimizer", "fp32", "in strict fp32, since the plan names no other precision"),
         ("float32", {}, "tf32", "tf32", "as the plan says, in tf32"),
+        ("float32", {}, "winograd", "fp32", "in strict fp32, since the plan names no other precision"),
+        ("float32", {}, "fp8_linear", "fp32", "in strict fp32, since the plan names no other precision"),
     ],
 )
 def test_a_plan_leaves_the_precision_that_it_does_not_name(
