@@ -8,8 +8,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import vivace
+from vivace.live import candidates, spending
 from vivace.live import compiling as module
-from vivace.live import spending
 from vivace.live.spending import Spending
 
 
@@ -25,8 +25,10 @@ class Net(nn.Module):
         return self.last(self.layers(inputs))
 
 
-def train(steps=150):
-    """Two sizes of batches."""
+def train(steps=220):
+    """Two sizes of batches, and enough steps for all that may be tried before: memory, too, where the process
+    that the tests run in takes more of it at each step.
+    """
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -56,8 +58,9 @@ def test_the_call_is_compiled_once_and_only_for_the_batches_that_were_proven(
 ):
     monkeypatch.setattr(spending, "COMPILING_SHARE", 1e9)
     monkeypatch.setattr(spending, "LATE", 1e9)  # also where others compute
+    monkeypatch.setattr(candidates, "FEWEST_FAULTS", -1)
     loop, model, document = led(train, "compile")
-    assert list(document["plan"]) == ["compile"]
+    assert list(document["plan"]) == ["compile"], document["tried"]
     assert not loop.problems
     assert "vivace: compiling a copy of the model, once, for about " in capsys.readouterr().err
     assert compiler["stats"]["unique_graphs"] == 1  # of the copy, which the script's own model runs

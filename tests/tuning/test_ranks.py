@@ -402,7 +402,10 @@ def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(stopped_o
     assert re.search(r"has given no answer for \d+ s: it is stopped \(SIGSTOP\): the search ended", text)
     assert text.endswith(f"the best so far stands in '{out / 'plan.toml'}'")
     kept = tomllib.loads((out / "plan.toml").read_text())["techniques"]
-    assert kept in [trial.techniques for trial in measured(ledger)]
+    if kept == {"ddp": {}}:  # on a loaded machine the first may show nothing
+        assert all(trial.ratio.low <= 1.0 for trial in measured(ledger))
+    else:
+        assert kept in [trial.techniques for trial in measured(ledger)]
 
 
 def measured(ledger):
