@@ -11,6 +11,8 @@
 #define LANES 4
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 static inline float wide(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -44,6 +46,38 @@ static inline float exponential(float x) {
     float power;
     memcpy(&power, &bits, 4);
     return p * power;
+}
+
+/* `count` numbers as a vector, and back; half: they are bfloat16. */
+static inline Vector widened(const void *from, int64_t at, int64_t count, int half) {
+    Vector wide = {0};
+    if (!half) {
+        if (count == LANES) memcpy(&wide, (const float *)from + at, sizeof wide);
+        else memcpy(&wide, (const float *)from + at, 4 * count);
+        return wide;
+    }
+    Halves halves = {0};
+    if (count == LANES) memcpy(&halves, (const uint16_t *)from + at, sizeof halves);
+    else memcpy(&halves, (const uint16_t *)from + at, 2 * count);
+    Bits bits = __builtin_convertvector(halves, Bits) << 16;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+static inline void narrowed(void *to, int64_t at, int64_t count, int half, Vector wide) {
+    if (!half) {
+        if (count == LANES) memcpy((float *)to + at, &wide, sizeof wide);
+        else memcpy((float *)to + at, &wide, 4 * count);
+        return;
+    }
+    Bits bits;
+    memcpy(&bits, &wide, sizeof bits);
+    Bits nan = (Bits)(wide != wide);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, ties to even */
+    bits = (bits & ~nan) | (0x7fc0 & nan);
+    Halves halves = __builtin_convertvector(bits, Halves);
+    if (count == LANES) memcpy((uint16_t *)to + at, &halves, sizeof halves);
+    else memcpy((uint16_t *)to + at, &halves, 2 * count);
 }
 
 #define SAME(x) (x)

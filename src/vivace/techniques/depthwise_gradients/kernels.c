@@ -6,45 +6,11 @@
 
 #include "numbers.h"
 
-typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-
 typedef struct {
     int64_t images, channels, height, width, out_height, out_width;
     int64_t window[2], stride[2], padding[2], dilation[2];
     int64_t half, threads;
 } Shape;
-
-static inline Vector widened(const void *from, int64_t at, int64_t count, int half) {
-    Vector wide = {0};
-    if (!half) {
-        if (count == LANES) memcpy(&wide, (const float *)from + at, sizeof wide);
-        else memcpy(&wide, (const float *)from + at, 4 * count);
-        return wide;
-    }
-    Halves halves = {0};
-    if (count == LANES) memcpy(&halves, (const uint16_t *)from + at, sizeof halves);
-    else memcpy(&halves, (const uint16_t *)from + at, 2 * count);
-    Bits bits = __builtin_convertvector(halves, Bits) << 16;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-static inline void narrowed(void *to, int64_t at, int64_t count, int half, Vector wide) {
-    if (!half) {
-        if (count == LANES) memcpy((float *)to + at, &wide, sizeof wide);
-        else memcpy((float *)to + at, &wide, 4 * count);
-        return;
-    }
-    Bits bits;
-    memcpy(&bits, &wide, sizeof bits);
-    Bits nan = (Bits)(wide != wide);
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, ties to even */
-    bits = (bits & ~nan) | (0x7fc0 & nan);
-    Halves halves = __builtin_convertvector(bits, Halves);
-    if (count == LANES) memcpy((uint16_t *)to + at, &halves, sizeof halves);
-    else memcpy((uint16_t *)to + at, &halves, 2 * count);
-}
 
 /* Rows `first` to `first + rows` of one image's `count` channels, zeros where the image has none. */
 static void widen_rows(Vector *to, const void *from, int64_t first, int64_t rows, int64_t height, int64_t width,

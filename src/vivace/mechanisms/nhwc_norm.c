@@ -1,0 +1,167 @@
+/* Training BatchNorm of feature maps in NHWC order: rows of pixels, a column for each channel. A few rows are summed in
+   float and those sums in double, in an order that follows from the shape alone: with any number of threads the bits are
+   the same. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "numbers.h"
+
+#define CHUNK 64  /* rows that are summed in float */
+#define SPLITS 32 /* parts of the rows at most, of LEAST chunks or more, each summed by one thread */
+#define LEAST 4
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    int64_t rows, channels;
+    int64_t half; /* are the maps in bfloat16? */
+    int64_t threads;
+} Shape;
+
+/* DO(count) for each vector of channels of each row. */
+#define EACH_ROW(FIRST, END, DO)                     \
+    for (int64_t row = FIRST; row < END; row++) {    \
+        int64_t k = 0, at = row * c;                 \
+        for (; k + LANES <= c; k += LANES) DO(LANES) \
+        if (k < c) DO(c - k)                         \
+    }
+
+/* DO for all rows, CHUNK of them at a time, from `first` to `end`. */
+#define EACH_CHUNK(DO)                                                   \
+    _Pragma("omp parallel for schedule(static) num_threads(s->threads)") \
+    for (int64_t first = 0; first < s->rows; first += CHUNK) {           \
+        int64_t end = first + CHUNK < s->rows ? first + CHUNK : s->rows; \
+        DO;                                                              \
+    }
+
+/* DO for each part `p` of the rows, from `first` to `end`, with room for its sums in double and in float. */
+#define EACH_PART(DO)                                                                \
+    _Pragma("omp parallel for schedule(static) num_threads(s->threads)")             \
+    for (int64_t p = 0; p < parts; p++) {                                            \
+        int64_t first = p * each, end = first + each < s->rows ? first + each : s->rows; \
+        double *to = sums + p * 2 * c;                                               \
+        float *few = (float *)(sums + parts * 2 * c) + p * 2 * c;                    \
+        DO;                                                                          \
+    }
+
+static int64_t rows_a_part(int64_t rows) {
+    int64_t chunks = (rows + CHUNK - 1) / CHUNK, each = (chunks + SPLITS - 1) / SPLITS;
+    return (each < LEAST ? LEAST : each) * CHUNK;
+}
+
+static double *room_for(int64_t parts, int64_t c) { return calloc(parts * 2 * c, sizeof(double) + sizeof(float)); }
+
+INLINE void add(float *to, int64_t count, Vector more) {
+    narrowed(to, 0, count, 0, widened(to, 0, count, 0) + more);
+}
+
+/* Means and sums of squared deviations of rows: those of a chunk from its first row's numbers, which are near. */
+INLINE void moments_of(const void *x, double *to, float *few, int64_t first, int64_t end, int64_t c, int half) {
+    for (int64_t begin = first; begin < end; begin += CHUNK) {
+        int64_t stop = end - begin < CHUNK ? end : begin + CHUNK;
+        memset(few, 0, 2 * c * sizeof(float));
+#define MOMENTS(COUNT)                                                                           \
+    {                                                                                            \
+        Vector off = widened(x, at + k, COUNT, half) - widened(x, begin * c + k, COUNT, half);   \
+        add(few + k, COUNT, off), add(few + c + k, COUNT, off * off);                            \
+    }
+        EACH_ROW(begin, stop, MOMENTS)
+        double before = begin - first, here = stop - begin, part = here / (before + here);
+        for (int64_t k = 0; k < c; k++) {
+            float from = half ? wide(((const uint16_t *)x)[begin * c + k]) : ((const float *)x)[begin * c + k];
+            double apart = few[k] / here, squares = few[c + k] - few[k] * apart, off = from + apart - to[k];
+            to[k] += off * part;
+            to[c + k] += (squares < 0.0 ? 0.0 : squares) + off * off * before * part;
+        }
+    }
+}
+
+INLINE void normalise(const void *x, const float *affine, void *restrict result, int64_t first, int64_t end, int64_t c,
+                      int half) {
+#define NORMAL(COUNT)                                                                                             \
+    {                                                                                                             \
+        Vector off = widened(x, at + k, COUNT, half) - widened(affine, k, COUNT, 0);                              \
+        off = off * widened(affine, c + k, COUNT, 0) + widened(affine, 2 * c + k, COUNT, 0);                      \
+        narrowed(result, at + k, COUNT, half, off);                                                               \
+    }
+    EACH_ROW(first, end, NORMAL)
+}
+
+/* Mean, biased variance and reciprocal deviation by channel, and the result. Weight and bias may be null. */
+int forward(const void *x, const float *weight, const float *bias, double epsilon, void *result, float *mean,
+            float *variance, float *rstd, const Shape *s) {
+    int64_t c = s->channels, each = rows_a_part(s->rows), parts = (s->rows + each - 1) / each;
+    double *sums = room_for(parts, c);
+    float *affine = malloc(3 * c * sizeof(float));
+    if (!sums || !affine) return free(sums), free(affine), 1;
+    if (s->half) EACH_PART(moments_of(x, to, few, first, end, c, 1))
+    else EACH_PART(moments_of(x, to, few, first, end, c, 0))
+    for (int64_t p = 1; p < parts; p++) {
+        double before = p * each, here = p + 1 < parts ? each : s->rows - p * each, part = here / (before + here);
+        const double *more = sums + p * 2 * c;
+        for (int64_t k = 0; k < c; k++) {
+            double off = more[k] - sums[k];
+            sums[k] += off * part;
+            sums[c + k] += more[c + k] + off * off * before * part;
+        }
+    }
+    for (int64_t k = 0; k < c; k++) {
+        double squares = sums[c + k] / s->rows, deviation = 1.0 / sqrt(squares + epsilon);
+        mean[k] = sums[k], variance[k] = squares, rstd[k] = deviation, affine[k] = sums[k];
+        affine[c + k] = deviation * (weight ? weight[k] : 1.0), affine[2 * c + k] = bias ? bias[k] : 0.0f;
+    }
+    if (s->half) EACH_CHUNK(normalise(x, affine, result, first, end, c, 1))
+    else EACH_CHUNK(normalise(x, affine, result, first, end, c, 0))
+    free(sums), free(affine);
+    return 0;
+}
+
+/* Sums of the gradient, and of its products with x less its mean. */
+INLINE void sums_of(const void *gradient, const void *x, const float *mean, double *to, float *few, int64_t first,
+                    int64_t end, int64_t c, int half) {
+    for (int64_t begin = first; begin < end; begin += CHUNK) {
+        int64_t stop = end - begin < CHUNK ? end : begin + CHUNK;
+        memset(few, 0, 2 * c * sizeof(float));
+#define SUMS(COUNT)                                                                                        \
+    {                                                                                                      \
+        Vector g = widened(gradient, at + k, COUNT, half);                                                 \
+        add(few + k, COUNT, g);                                                                            \
+        add(few + c + k, COUNT, g * (widened(x, at + k, COUNT, half) - widened(mean, k, COUNT, 0)));       \
+    }
+        EACH_ROW(begin, stop, SUMS)
+        for (int64_t k = 0; k < 2 * c; k++) to[k] += few[k];
+    }
+}
+
+INLINE void gradient_of(const void *gradient, const void *x, const float *mean, const float *factors, void *restrict for_x,
+                        int64_t first, int64_t end, int64_t c, int half) {
+#define GRADIENT(COUNT)                                                                              \
+    {                                                                                                \
+        Vector g = widened(gradient, at + k, COUNT, half) - widened(factors, c + k, COUNT, 0);       \
+        Vector off = widened(x, at + k, COUNT, half) - widened(mean, k, COUNT, 0);                   \
+        g = g * widened(factors, k, COUNT, 0) + off * widened(factors, 2 * c + k, COUNT, 0);         \
+        narrowed(for_x, at + k, COUNT, half, g);                                                     \
+    }
+    EACH_ROW(first, end, GRADIENT)
+}
+
+/* The gradient of x (unless null), and of weight and bias by channel. */
+int backward(const void *gradient, const void *x, const float *weight, const float *mean, const float *rstd, void *for_x,
+             float *for_weight, float *for_bias, const Shape *s) {
+    int64_t c = s->channels, each = rows_a_part(s->rows), parts = (s->rows + each - 1) / each;
+    double *sums = room_for(parts, c);
+    float *factors = malloc(3 * c * sizeof(float));
+    if (!sums || !factors) return free(sums), free(factors), 1;
+    if (s->half) EACH_PART(sums_of(gradient, x, mean, to, few, first, end, c, 1))
+    else EACH_PART(sums_of(gradient, x, mean, to, few, first, end, c, 0))
+    for (int64_t p = 1; p < parts; p++)
+        for (int64_t k = 0; k < 2 * c; k++) sums[k] += sums[p * 2 * c + k];
+    for (int64_t k = 0; k < c; k++) {
+        double products = sums[c + k] * rstd[k], scale = rstd[k] * (weight ? weight[k] : 1.0);
+        for_weight[k] = products, for_bias[k] = sums[k];
+        factors[k] = scale, factors[c + k] = sums[k] / s->rows, factors[2 * c + k] = -scale * rstd[k] * products / s->rows;
+    }
+    if (for_x && s->half) EACH_CHUNK(gradient_of(gradient, x, mean, factors, for_x, first, end, c, 1))
+    else if (for_x) EACH_CHUNK(gradient_of(gradient, x, mean, factors, for_x, first, end, c, 0))
+    free(sums), free(factors);
+    return 0;
+}

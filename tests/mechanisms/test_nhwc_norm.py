@@ -1,0 +1,311 @@
+"""BatchNorm of many pixels in NHWC order on a CPU sums as exactly as in the other order."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch import nn
+from torch.nn import functional
+
+from vivace.mechanisms import nhwc_norm
+from vivace.plan import Plan
+from vivace.session.opening import attach
+from vivace.technique.registry import find
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch):
+    """Maps of a few pixels are computed, too."""
+    monkeypatch.setattr(nhwc_norm, "FEWEST_PIXELS", 1)
+
+
+@pytest.fixture
+def ours():
+    end = nhwc_norm.begin()
+    yield
+    end()
+
+
+def maps(*shape, dtype=torch.float32, seed=0, far=0.0):
+    numbers = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(*shape, generator=numbers) + far
+    return drawn.to(dtype).to(memory_format=torch.channels_last)
+
+
+def affine(channels):
+    numbers = torch.Generator().manual_seed(7)
+    return torch.rand(channels, generator=numbers) + 0.5, torch.randn(channels, generator=numbers)
+
+
+def stepped(x, gradient, weight, bias, momentum=0.3):
+    """The result, all gradients, and the statistics after it; in the type of what is given."""
+    wanted = [one.clone().requires_grad_() for one in (x, weight, bias) if one is not None]
+    parameters = wanted[1:] or [None, None]
+    running = [torch.zeros(x.shape[1]), torch.ones(x.shape[1])]
+    if x.dtype == torch.float64:
+        running = [one.double() for one in running]
+    result = functional.batch_norm(wanted[0], *running, *parameters, True, momentum, 1e-3)
+    gradients = torch.autograd.grad(result, wanted, gradient.to(result.dtype))
+    return result, [result.detach(), *gradients, *running]
+
+
+def off(mine, theirs):
+    """The largest error of each, relative to the largest number."""
+    pairs = zip(mine, theirs, strict=True)
+    return [float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs]
+
+
+@settings(deadline=None)  # the first compiles
+@given(
+    shape=some.tuples(some.integers(2, 5), some.integers(1, 40), some.integers(3, 9), some.integers(3, 9)),
+    half=some.booleans(),
+    has_affine=some.booleans(),
+    far=some.sampled_from([0.0, 3.0]),
+    seed=some.integers(0, 9),
+)
+def test_it_is_batch_norm(shape, half, has_affine, far, seed):
+    dtype = torch.bfloat16 if half else torch.float32
+    x, gradient = (maps(*shape, dtype=dtype, seed=seed + i, far=far) for i in (0, 1))
+    parameters = affine(shape[1]) if has_affine else (None, None)
+    exact = [None if one is None else one.double() for one in parameters]
+    _, wanted = stepped(x.double(), gradient, *exact)
+    end = nhwc_norm.begin()
+    try:
+        result, found = stepped(x, gradient, *parameters)
+    finally:
+        end()
+    if x.is_contiguous():  # which lies in both orders, and is PyTorch's
+        assert type(result.grad_fn).__name__ != "_NormBackward"
+        return
+    assert type(result.grad_fn).__name__ == "_NormBackward"
+    assert [one.dtype for one in found] == [dtype, dtype, *[torch.float32] * (len(found) - 2)]
+    assert found[0].stride() == x.stride()
+    assert found[1].stride() == x.stride()
+    of_maps = 2.0**-7 if half else 2e-5
+    assert max(off(found[:2], wanted[:2])) < of_maps
+    assert max(off(found[2:], wanted[2:])) < 1e-5
+
+
+@pytest.mark.parametrize("far", [0.0, 5.0])
+def test_many_pixels_are_summed_as_exactly_as_in_the_other_order(far):
+    """PyTorch's own sums are off by ten to a hundred times as much."""
+    x, gradient = maps(16, 8, 128, 128, far=far), maps(16, 8, 128, 128, seed=1, far=1.0)
+    weight, bias = affine(8)
+    _, exact = stepped(x.double(), gradient, weight.double(), bias.double(), momentum=1.0)
+    _, other = stepped(x.contiguous(), gradient.contiguous(), weight, bias, momentum=1.0)
+    end = nhwc_norm.begin()
+    try:
+        _, found = stepped(x, gradient, weight, bias, momentum=1.0)
+    finally:
+        end()
+    for mine, theirs in zip(off(found, exact), off(other, exact), strict=True):
+        assert mine < 2 * theirs + 2e-6
+
+
+@pytest.mark.usefixtures("ours")
+def test_bits_do_not_depend_on_threads():
+    x, gradient = maps(8, 40, 48, 48), maps(8, 40, 48, 48, seed=1)
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(stepped(x, gradient, *affine(40))[1])
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.usefixtures("ours")
+def test_what_is_not_for_it_is_pytorchs():
+    x, (weight, bias) = maps(2, 4, 5, 5), affine(4)
+
+    def name(x, weight=weight, bias=bias, training=True, moved=(None, None)):
+        x = x.requires_grad_() if x.is_leaf else x
+        result = functional.batch_norm(x, *moved, weight, bias, training)
+        return type(result.grad_fn).__name__
+
+    assert name(x) == "_NormBackward"
+    assert name(x, weight=nn.Parameter(weight), bias=nn.Parameter(bias)) == "_NormBackward"
+    statistics = (torch.zeros(4), torch.ones(4))
+    assert name(x, training=False, moved=statistics) == "NativeBatchNormBackward0"
+    assert name(x.detach().contiguous()) == "NativeBatchNormBackward0"
+    assert name(x.detach().double(), weight.double(), bias.double()) == "NativeBatchNormBackward0"
+    assert name(torch.randn(6, 4)) == "NativeBatchNormBackward0"
+    with torch.no_grad():
+        same = functional.batch_norm(x, None, None, weight, bias, True)
+    torch.testing.assert_close(same, functional.batch_norm(x.contiguous(), None, None, weight, bias, True))
+
+
+@pytest.mark.usefixtures("ours")
+def test_too_few_pixels_are_pytorchs(monkeypatch):
+    monkeypatch.setattr(nhwc_norm, "FEWEST_PIXELS", 51)
+    x = maps(2, 4, 5, 5).requires_grad_()
+    assert type(functional.batch_norm(x, None, None, training=True).grad_fn).__name__ != "_NormBackward"
+
+
+@pytest.mark.usefixtures("ours")
+def test_numbers_that_are_not_finite_stay_in_their_channel():
+    x = maps(2, 4, 5, 5)
+    x[0, 1, 0, 0] = float("nan")
+    result = functional.batch_norm(x, None, None, training=True)
+    assert result[:, 1].isnan().all()
+    assert result[:, [0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.usefixtures("ours")
+def test_a_channel_of_one_number_has_no_variance():
+    x = torch.full((4, 3, 8, 8), 7.25).to(memory_format=torch.channels_last)
+    running = [torch.zeros(3), torch.ones(3)]
+    result = functional.batch_norm(x, *running, training=True, momentum=1.0)
+    assert not result.any()
+    assert running[0].tolist() == [7.25] * 3
+    assert running[1].tolist() == [0.0] * 3
+
+
+@pytest.mark.usefixtures("ours")
+def test_gradients_are_differentiated_in_turn():
+    x, (weight, bias) = maps(2, 3, 4, 4).requires_grad_(), affine(3)
+
+    def penalty(x):
+        (first,) = torch.autograd.grad(
+            functional.batch_norm(x, None, None, weight, bias, True).square().sum(), x, create_graph=True
+        )
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    torch.testing.assert_close(
+        penalty(x), penalty(x.detach().contiguous().requires_grad_()), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ours")
+def test_what_is_compiled_has_kernels_of_its_own():
+    x, (weight, bias) = maps(2, 4, 5, 5), affine(4)
+
+    def norm(x):
+        return functional.batch_norm(x, None, None, weight, bias, True)
+
+    compiled = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    try:
+        found = compiled(x.clone().requires_grad_())
+    finally:
+        torch.compiler.reset()
+    assert type(found.grad_fn).__name__ != "_NormBackward"
+    torch.testing.assert_close(found, norm(x))
+
+
+@pytest.mark.usefixtures("ours")
+def test_operators_are_known_to_pytorchs_tools():
+    x, (weight, bias) = maps(2, 4, 5, 5), affine(4)
+    for given_affine in ((weight, bias), (None, None)):
+        arguments = (x, *given_affine, 1e-5)
+        torch.library.opcheck(torch.ops.vivace.batch_norm_nhwc.default, arguments)
+        _, mean, _, rstd = torch.ops.vivace.batch_norm_nhwc(*arguments)
+        back = (maps(2, 4, 5, 5, seed=1), x, given_affine[0], mean, rstd)
+        torch.library.opcheck(torch.ops.vivace.batch_norm_nhwc_backward.default, back)
+
+
+def test_torchs_function_comes_back_with_the_last_that_ends():
+    own = torch.batch_norm
+    first, second = nhwc_norm.begin(), nhwc_norm.begin()
+    assert torch.batch_norm is nhwc_norm.batch_norm
+    first()
+    assert torch.batch_norm is nhwc_norm.batch_norm
+    second()
+    assert torch.batch_norm is own
+    end = nhwc_norm.begin()
+    torch.batch_norm = other = lambda *arguments: own(*arguments)
+    try:
+        end()
+        assert torch.batch_norm is other  # somebody else's stays
+    finally:
+        torch.batch_norm = own
+
+
+def test_several_threads_may_begin_and_end():
+    own = torch.batch_norm
+
+    def turn():
+        for _ in range(200):
+            nhwc_norm.begin()()
+
+    threads = [threading.Thread(target=turn) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert torch.batch_norm is own
+
+
+class Normed(nn.BatchNorm2d):
+    """As libraries have them: with a forward of its own, which calls the function."""
+
+    def forward(self, x):
+        x = functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps
+        )
+        return functional.relu(x)
+
+
+def model(norm):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.Conv2d(8, 8, 3, padding=1), norm(8)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def opened(net, own_step=False):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def loss(model, batch):
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    def step(batch):
+        optimizer.zero_grad()
+        found = loss(net, batch)
+        found.backward()
+        optimizer.step()
+        return found
+
+    how = (
+        {"step": step, "models": [net]} if own_step else {"model": net, "optimizer": optimizer, "loss": loss}
+    )
+    return attach(Plan([find("channels_last")()]), **how)
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, Normed])
+def test_channels_last_sums_exactly_while_it_acts(norm, own_step, monkeypatch):
+    own, net = torch.batch_norm, model(norm)
+    calls = []
+    monkeypatch.setattr(nhwc_norm, "_run", _counting(nhwc_norm._run, calls))
+    batch = torch.randn(4, 3, 6, 6), torch.zeros(4, dtype=torch.int64)
+    with opened(net, own_step) as session:
+        session.step(batch)
+        between = torch.batch_norm
+    assert calls == ["forward", "forward", "backward", "backward"]
+    assert (between is own) == own_step  # a step of the person's own is not all that they do
+    assert torch.batch_norm is own
+
+
+def _counting(run, calls):
+    def counted(name, *given):
+        calls.append(name)
+        run(name, *given)
+
+    return counted
+
+
+def test_without_a_compiler_channels_last_says_how_it_sums(monkeypatch):
+    def lacking(source):
+        raise OSError("gcc is needed")
+
+    monkeypatch.setattr(nhwc_norm, "compiled", lacking)
+    with opened(model(nn.BatchNorm2d)) as session:
+        session.step((torch.randn(4, 3, 6, 6), torch.zeros(4, dtype=torch.int64)))
+        assert session.build.notes["sums"] == (
+            "; BatchNorms are summed by PyTorch, inexactly over many pixels: gcc is needed"
+        )
