@@ -212,6 +212,20 @@ def conv_gemm(record: dict, file: str) -> Iterator[Row]:
         yield WORDS[file]["conv_gemm"].format(name=name, **record["conditions"]), _interval(ratio)
 
 
+def nhwc_norm(record: dict, file: str) -> Iterator[Row]:
+    """How exactly BatchNorm sums, and how fast."""
+    words, maps = WORDS[file], record["maps"]
+    for name in ("variance", "gradient_of_weights"):
+        found = ", ".join(f"{errors[name]:.0e}" for errors in maps[0]["errors"].values())
+        yield words[f"norm_{name}"].format(**maps[0]), found
+    for name, errors in record["networks"].items():
+        yield words["norm_network"].format(name=name), ", ".join(f"{one:.0e}" for one in errors.values())
+    told = [
+        f"{m['images']}x{m['channels']}x{m['pixels']}x{m['pixels']} {_interval(m['ratio'])}" for m in maps
+    ]
+    yield words["norm_speed"], ", ".join(told)
+
+
 def own_kernels(record: dict, file: str) -> Iterator[Row]:
     """How much faster a step is with C code of our own, network by network."""
     for technique in (
@@ -423,6 +437,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "feed": feed,
     "fold_eval": fold_eval,
     "conv_gemm": conv_gemm,
+    "nhwc_norm": nhwc_norm,
     "own_kernels": own_kernels,
     "compress": compress,
     "totals": totals,
@@ -454,6 +469,7 @@ DETAILS = (
     "real_loops",
     "fold_eval",
     "conv_gemm",
+    "nhwc_norm",
     "faults",
     "scripts",
     "apis",

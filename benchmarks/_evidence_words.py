@@ -70,6 +70,12 @@ WORDS = {
         "float64": "The same in float64, with products: largest difference of a loss, of what training moved",
         "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
         "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
+        "norm_variance": "BatchNorm of {images} images, {channels} channels of {pixels}x{pixels} pixels, on "
+        "a CPU: error of the variance in the usual memory order, in PyTorch's channels-last one, with "
+        "`channels_last`",
+        "norm_gradient_of_weights": "The same: error of the weights' gradient",
+        "norm_network": "`{name}`, a step on a CPU: error of all gradients in the same three ways",
+        "norm_speed": "BatchNorm forward and backward with `channels_last` over PyTorch's in that order",
         "depthwise_gradients": "Networks with depthwise convolutions on a CPU: a step with "
         "`depthwise_gradients` over the fastest of PyTorch's own layouts and precisions",
         "winograd": "Networks with wide 3x3 convolutions on a CPU: a step with `winograd` and "
@@ -199,6 +205,11 @@ WORDS = {
         "float64": "同上，float64，`products = true`：损失的最大差异、训练改变量的最大差异",
         "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "conv_gemm": "ResNet-50 的 bfloat16 训练步（{batch} 张 {pixels} 像素的图片）使用 `conv_gemm`：{name}",
+        "norm_variance": "CPU 上 {images} 张图片、{channels} 个 {pixels}x{pixels} 像素通道的 BatchNorm："
+        "方差的误差（通常的内存顺序、PyTorch 的 channels-last 顺序、使用 `channels_last`）",
+        "norm_gradient_of_weights": "同上：权重梯度的误差",
+        "norm_network": "`{name}` 在 CPU 上的一步：同样三种方式下全部梯度的误差",
+        "norm_speed": "使用 `channels_last` 的 BatchNorm 前向与反向，相对 PyTorch 的同一顺序",
         "depthwise_gradients": "CPU 上含深度卷积的网络：使用 `depthwise_gradients` 的训练步，"
         "相对于 PyTorch 自带的布局与精度中最快的一种",
         "winograd": "CPU 上含较宽 3x3 卷积的网络：使用 `winograd` 与 `channels_last` 的训练步，"
