@@ -1,5 +1,6 @@
 """BatchNorm of many pixels in NHWC order on a CPU sums as exactly as in the other order."""
 
+import contextlib
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from vivace.mechanisms import nhwc_norm
 from vivace.plan import Plan
@@ -23,9 +25,8 @@ def _few(monkeypatch):
 
 @pytest.fixture
 def ours():
-    end = nhwc_norm.begin()
-    yield
-    end()
+    with nhwc_norm.exactly():
+        yield
 
 
 def maps(*shape, dtype=torch.float32, seed=0, far=0.0):
@@ -71,11 +72,8 @@ def test_it_is_batch_norm(shape, half, has_affine, far, seed):
     parameters = affine(shape[1]) if has_affine else (None, None)
     exact = [None if one is None else one.double() for one in parameters]
     _, wanted = stepped(x.double(), gradient, *exact)
-    end = nhwc_norm.begin()
-    try:
+    with nhwc_norm.exactly():
         result, found = stepped(x, gradient, *parameters)
-    finally:
-        end()
     if x.is_contiguous():  # which lies in both orders, and is PyTorch's
         assert type(result.grad_fn).__name__ != "_NormBackward"
         return
@@ -95,11 +93,8 @@ def test_many_pixels_are_summed_as_exactly_as_in_the_other_order(far):
     weight, bias = affine(8)
     _, exact = stepped(x.double(), gradient, weight.double(), bias.double(), momentum=1.0)
     _, other = stepped(x.contiguous(), gradient.contiguous(), weight, bias, momentum=1.0)
-    end = nhwc_norm.begin()
-    try:
+    with nhwc_norm.exactly():
         _, found = stepped(x, gradient, weight, bias, momentum=1.0)
-    finally:
-        end()
     for mine, theirs in zip(off(found, exact), off(other, exact), strict=True):
         assert mine < 2 * theirs + 2e-6
 
@@ -199,31 +194,43 @@ def test_what_is_compiled_has_kernels_of_its_own():
 
 
 @pytest.mark.usefixtures("ours")
-def test_operators_are_known_to_pytorchs_tools():
-    x, (weight, bias) = maps(2, 4, 5, 5), affine(4)
-    for given_affine in ((weight, bias), (None, None)):
-        arguments = (x, *given_affine, 1e-5)
-        torch.library.opcheck(torch.ops.vivace.batch_norm_nhwc.default, arguments)
-        _, mean, _, rstd = torch.ops.vivace.batch_norm_nhwc(*arguments)
-        back = (maps(2, 4, 5, 5, seed=1), x, given_affine[0], mean, rstd)
-        torch.library.opcheck(torch.ops.vivace.batch_norm_nhwc_backward.default, back)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_are_known_to_pytorchs_tools(dtype):
+    x = maps(2, 4, 5, 5, dtype=dtype)
+    for weight, bias in (affine(4), (None, None)):
+        for running in ((torch.zeros(4), torch.ones(4)), (None, None)):
+            arguments = (x, weight, bias, *running, 0.1, 1e-5)
+            torch.library.opcheck(torch.ops.vivace.batch_norm_nhwc.default, arguments)
+        _, mean, rstd = torch.ops.vivace.batch_norm_nhwc(*arguments)
+        for gradient in (maps(2, 4, 5, 5, seed=1), maps(2, 4, 5, 5, seed=1).contiguous()):
+            for for_input in (True, False):
+                back = (gradient, x, weight, mean, rstd, for_input)
+                torch.library.opcheck(torch.ops.vivace.batch_norm_nhwc_backward.default, back)
 
 
 def test_torchs_function_comes_back_with_the_last_that_ends():
     own = torch.batch_norm
-    first, second = nhwc_norm.begin(), nhwc_norm.begin()
-    assert torch.batch_norm is nhwc_norm.batch_norm
-    first()
-    assert torch.batch_norm is nhwc_norm.batch_norm
-    second()
+    with nhwc_norm.exactly():
+        with nhwc_norm.exactly():
+            assert torch.batch_norm is nhwc_norm.batch_norm
+        assert torch.batch_norm is nhwc_norm.batch_norm
     assert torch.batch_norm is own
-    end = nhwc_norm.begin()
-    torch.batch_norm = other = lambda *arguments: own(*arguments)
+
+
+def test_somebody_elses_function_stays_and_calls_what_it_found():
+    own, x = torch.batch_norm, maps(2, 4, 5, 5)
     try:
-        end()
-        assert torch.batch_norm is other  # somebody else's stays
+        with nhwc_norm.exactly():
+            found = torch.batch_norm
+            torch.batch_norm = other = lambda *arguments: found(*arguments)
+        assert torch.batch_norm is other
+        with nhwc_norm.exactly():
+            functional.batch_norm(x, None, None, training=True)
+        assert torch.batch_norm is other
     finally:
         torch.batch_norm = own
+    result = nhwc_norm.batch_norm(x.requires_grad_(), None, None, None, None, True, 0.1, 1e-5, False)
+    assert type(result.grad_fn).__name__ == "NativeBatchNormBackward0"  # nobody wants it now
 
 
 def test_several_threads_may_begin_and_end():
@@ -231,7 +238,8 @@ def test_several_threads_may_begin_and_end():
 
     def turn():
         for _ in range(200):
-            nhwc_norm.begin()()
+            with nhwc_norm.exactly():
+                pass
 
     threads = [threading.Thread(target=turn) for _ in range(4)]
     for one in threads:
@@ -239,6 +247,99 @@ def test_several_threads_may_begin_and_end():
     for one in threads:
         one.join()
     assert torch.batch_norm is own
+
+
+def kept_of(x, moves, has_affine):
+    """What a call saves for its backward pass, the versions of its statistics, and its result."""
+    running = (torch.full((4,), 2.0), torch.full((4,), 3.0)) if moves else (None, None)
+    weight, bias = (one.requires_grad_() for one in affine(4)) if has_affine else (None, None)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.clone())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = functional.batch_norm(x, *running, weight, bias, True, momentum=0.0)
+    return kept, [one._version for one in running if one is not None], result
+
+
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("has_affine", [True, False])
+def test_it_saves_what_torch_saves_in_the_same_order(moves, has_affine):
+    """What is recomputed without it fills the places of what was saved with it."""
+    x, gradient = maps(2, 4, 5, 5).requires_grad_(), maps(2, 4, 5, 5, seed=1)
+    theirs, versions, _ = kept_of(x, moves, has_affine)
+    with nhwc_norm.exactly():
+        mine, own_versions, result = kept_of(x, moves, has_affine)
+    assert type(result.grad_fn).__name__ == "_NormBackward"
+    assert own_versions == versions
+    assert len(mine) == len(theirs)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.autograd.grad(result, x, gradient)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("again_exactly", [True, False])
+def test_what_a_checkpoint_runs_again_may_be_either(again_exactly):
+    x, net, none = maps(4, 3, 8, 8), nn.BatchNorm2d(3), contextlib.nullcontext
+
+    def gradients(first, again):
+        leaf = x.clone().requires_grad_()
+        with first:
+            result = checkpoint(net, leaf, use_reentrant=False)
+        net.zero_grad()
+        with again:
+            (result * x.square()).sum().backward()
+        return [leaf.grad, net.weight.grad, net.bias.grad]
+
+    wanted = gradients(none(), none())
+    found = gradients(nhwc_norm.exactly(), nhwc_norm.exactly() if again_exactly else none())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("ours")
+def test_one_norm_sees_maps_of_two_sizes_and_modes(monkeypatch):
+    monkeypatch.setattr(nhwc_norm, "FEWEST_PIXELS", 100)
+    norm, found = nn.BatchNorm2d(3), []
+    for x in (maps(2, 3, 5, 5), maps(2, 3, 9, 9), maps(2, 3, 9, 9).contiguous()):
+        found.append(norm(x.requires_grad_()).square().mean())
+    norm.eval()
+    found.append(norm(maps(2, 3, 9, 9).requires_grad_()).mean())
+    sum(found).backward()
+    assert norm.weight.grad.isfinite().all()
+
+
+@pytest.mark.usefixtures("ours")
+def test_wrong_sizes_are_torchs_errors():
+    x = maps(2, 64, 4, 4)
+    with pytest.raises(RuntimeError, match="weight should contain 64 elements not 8"):
+        functional.batch_norm(x, None, None, *affine(8), True)
+    with pytest.raises(RuntimeError, match="running_mean should contain 64 elements not 8"):
+        functional.batch_norm(x, torch.zeros(8), torch.ones(8), training=True)
+    with pytest.raises((ValueError, RuntimeError)):
+        functional.batch_norm(x, torch.zeros(64), None, training=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.usefixtures("ours")
+def test_traces_and_frozen_inputs():
+    net = nn.BatchNorm2d(3)
+    traced = torch.jit.trace(net, maps(2, 3, 5, 5), check_trace=False)
+    assert "batch_norm" in str(traced.inlined_graph)
+    assert "PythonOp" not in str(traced.inlined_graph)
+    net(maps(2, 3, 5, 5)).square().sum().backward()  # of whose input no gradient is wanted
+    assert net.weight.grad is not None
+
+
+@pytest.mark.usefixtures("ours")
+def test_a_border_unlike_the_rest_costs_no_digits():
+    x, gradient, (weight, bias) = maps(16, 4, 64, 64), maps(16, 4, 64, 64, seed=1), affine(4)
+    x[:, :, :, ::64] += 20.0
+    _, found = stepped(x, gradient, weight, bias, momentum=1.0)
+    _, exact = stepped(x.double(), gradient, weight.double(), bias.double(), momentum=1.0)
+    assert max(off(found[4:], exact[4:])) < 3e-7
 
 
 class Normed(nn.BatchNorm2d):
@@ -287,7 +388,7 @@ def test_channels_last_sums_exactly_while_it_acts(norm, own_step, monkeypatch):
         session.step(batch)
         between = torch.batch_norm
     assert calls == ["forward", "forward", "backward", "backward"]
-    assert (between is own) == own_step  # a step of the person's own is not all that they do
+    assert between is own  # who scripts or traces a model finds torch's function
     assert torch.batch_norm is own
 
 

@@ -1,6 +1,6 @@
-/* Training BatchNorm of feature maps in NHWC order: rows of pixels, a column for each channel. A few rows are summed in
-   float and those sums in double, in an order that follows from the shape alone: with any number of threads the bits are
-   the same. */
+/* Training BatchNorm of feature maps in NHWC order: rows of pixels, a column for each channel. CHUNK rows are summed in
+   float, and what came of them is put together in double, in an order that follows from the shape alone: with any number
+   of threads the bits are the same. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -39,7 +39,7 @@ typedef struct {
     for (int64_t p = 0; p < parts; p++) {                                            \
         int64_t first = p * each, end = first + each < s->rows ? first + each : s->rows; \
         double *to = sums + p * 2 * c;                                               \
-        float *few = (float *)(sums + parts * 2 * c) + p * 2 * c;                    \
+        float *few = (float *)(sums + parts * 2 * c) + p * 3 * c;                    \
         DO;                                                                          \
     }
 
@@ -48,27 +48,33 @@ static int64_t rows_a_part(int64_t rows) {
     return (each < LEAST ? LEAST : each) * CHUNK;
 }
 
-static double *room_for(int64_t parts, int64_t c) { return calloc(parts * 2 * c, sizeof(double) + sizeof(float)); }
+static double *room_for(int64_t parts, int64_t c) {
+    return calloc(parts * c, 2 * sizeof(double) + 3 * sizeof(float));
+}
 
 INLINE void add(float *to, int64_t count, Vector more) {
     narrowed(to, 0, count, 0, widened(to, 0, count, 0) + more);
 }
 
-/* Means and sums of squared deviations of rows: those of a chunk from its first row's numbers, which are near. */
+/* Means and sums of squared deviations of rows. Those of a chunk are taken from a number near its mean: that of the rows
+   before, or of the chunk itself. */
 INLINE void moments_of(const void *x, double *to, float *few, int64_t first, int64_t end, int64_t c, int half) {
+    float *near = few + 2 * c;
     for (int64_t begin = first; begin < end; begin += CHUNK) {
         int64_t stop = end - begin < CHUNK ? end : begin + CHUNK;
-        memset(few, 0, 2 * c * sizeof(float));
-#define MOMENTS(COUNT)                                                                           \
-    {                                                                                            \
-        Vector off = widened(x, at + k, COUNT, half) - widened(x, begin * c + k, COUNT, half);   \
-        add(few + k, COUNT, off), add(few + c + k, COUNT, off * off);                            \
+        double before = begin - first, here = stop - begin, part = here / (before + here);
+        memset(few, 0, 3 * c * sizeof(float));
+#define SUM(COUNT) add(near + k, COUNT, widened(x, at + k, COUNT, half));
+        if (begin == first) EACH_ROW(begin, stop, SUM)
+        for (int64_t k = 0; k < c; k++) near[k] = begin == first ? near[k] / here : to[k];
+#define MOMENTS(COUNT)                                                                      \
+    {                                                                                       \
+        Vector off = widened(x, at + k, COUNT, half) - widened(near, k, COUNT, 0);          \
+        add(few + k, COUNT, off), add(few + c + k, COUNT, off * off);                       \
     }
         EACH_ROW(begin, stop, MOMENTS)
-        double before = begin - first, here = stop - begin, part = here / (before + here);
         for (int64_t k = 0; k < c; k++) {
-            float from = half ? wide(((const uint16_t *)x)[begin * c + k]) : ((const float *)x)[begin * c + k];
-            double apart = few[k] / here, squares = few[c + k] - few[k] * apart, off = from + apart - to[k];
+            double apart = few[k] / here, squares = few[c + k] - few[k] * apart, off = near[k] + apart - to[k];
             to[k] += off * part;
             to[c + k] += (squares < 0.0 ? 0.0 : squares) + off * off * before * part;
         }
@@ -86,9 +92,10 @@ INLINE void normalise(const void *x, const float *affine, void *restrict result,
     EACH_ROW(first, end, NORMAL)
 }
 
-/* Mean, biased variance and reciprocal deviation by channel, and the result. Weight and bias may be null. */
-int forward(const void *x, const float *weight, const float *bias, double epsilon, void *result, float *mean,
-            float *variance, float *rstd, const Shape *s) {
+/* Mean and reciprocal deviation by channel, and the result; running statistics move by `momentum`. Weight and bias may be
+   null, and so may both statistics. */
+int forward(const void *x, const float *weight, const float *bias, float *running_mean, float *running_variance,
+            double momentum, double epsilon, void *result, float *mean, float *rstd, const Shape *s) {
     int64_t c = s->channels, each = rows_a_part(s->rows), parts = (s->rows + each - 1) / each;
     double *sums = room_for(parts, c);
     float *affine = malloc(3 * c * sizeof(float));
@@ -106,7 +113,12 @@ int forward(const void *x, const float *weight, const float *bias, double epsilo
     }
     for (int64_t k = 0; k < c; k++) {
         double squares = sums[c + k] / s->rows, deviation = 1.0 / sqrt(squares + epsilon);
-        mean[k] = sums[k], variance[k] = squares, rstd[k] = deviation, affine[k] = sums[k];
+        mean[k] = sums[k], rstd[k] = deviation, affine[k] = sums[k];
+        if (running_mean) {
+            squares = sums[c + k] / (s->rows - 1); /* here the unbiased one */
+            running_mean[k] = momentum * sums[k] + (1.0 - momentum) * running_mean[k];
+            running_variance[k] = momentum * squares + (1.0 - momentum) * running_variance[k];
+        }
         affine[c + k] = deviation * (weight ? weight[k] : 1.0), affine[2 * c + k] = bias ? bias[k] : 0.0f;
     }
     if (s->half) EACH_CHUNK(normalise(x, affine, result, first, end, c, 1))

@@ -27,8 +27,9 @@ class ChannelsLast(Technique):
     it reads, as it runs, and what follows keeps the order. What the models of an own step return is
     contiguous again, so that it can still be viewed in another shape.
 
-    On a CPU a BatchNorm of many pixels runs by C code of Vivace's own, compiled once for the machine: in this
-    order PyTorch sums them one by one in float32, and over 400,000 the variance is off by 1e-4.
+    On a CPU a BatchNorm of many pixels in this order runs by C code of Vivace's own, compiled once for the
+    machine: PyTorch adds the pixels of a channel one by one in float32, and over 400,000 of them the variance
+    is off by 1e-4 of itself. During a step that holds for all that the process computes.
     """
 
     card: ClassVar[Card] = Card(
@@ -107,7 +108,7 @@ class ChannelsLast(Technique):
         return Plain(
             model=("model = model.to(memory_format=torch.channels_last)",),
             note="a parameter of five dimensions has no such order, and this line fails: then move the 2-D "
-            "layers one by one; on a CPU PyTorch's BatchNorms sum many pixels less exactly so, and "
+            "layers one by one; on a CPU PyTorch's BatchNorms sum many pixels less exactly then; there "
             "leave out 1x1 convolutions of fewer than 16 channels at a stride, whose gradients oneDNN writes "
             "past their memory",
         )
@@ -123,26 +124,22 @@ def _sum_exactly(build: Build) -> str:
     """Let BatchNorms of many pixels sum as exactly as in the other order; else why they do not."""
     from torch import nn
 
-    from vivace.mechanisms.nhwc_norm import begin
+    from vivace.mechanisms.nhwc_norm import exactly
     from vivace.tensors.modules import modules_of
 
     if not any(modules_of(model, nn.BatchNorm2d) for model in build.models):
         return ""
     try:
-        end = begin()
+        with exactly():
+            pass
     except OSError as error:
         return f"; BatchNorms are summed by PyTorch, inexactly over many pixels: {error}"
-    if not build.own_step:
-        build.on_close(end)
-        return ""
 
     def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-        with contextlib.ExitStack() as acting:
-            acting.callback(begin())
+        with exactly():  # not between steps: who scripts or traces a model then finds torch's own function
             return following(batch)
 
-    end()
-    build.wrap(Seam.STEP, run)
+    build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
     return ""
 
 
