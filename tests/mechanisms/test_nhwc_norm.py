@@ -322,7 +322,7 @@ def test_wrong_sizes_are_torchs_errors():
         functional.batch_norm(x, torch.zeros(64), None, training=True)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated, and of what a trace keeps
 @pytest.mark.usefixtures("ours")
 def test_traces_and_frozen_inputs():
     net = nn.BatchNorm2d(3)
