@@ -31,7 +31,7 @@ def train(steps=220):
     """
     torch.manual_seed(0)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         size = 5 if step % 7 == 6 else 12
