@@ -1,7 +1,10 @@
 """BatchNorm of many pixels in NHWC order on a CPU sums as exactly as in the other order."""
 
 import contextlib
+import os
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -410,3 +413,19 @@ def test_without_a_compiler_channels_last_says_how_it_sums(monkeypatch):
         assert session.build.notes["sums"] == (
             "; BatchNorms are summed by PyTorch, inexactly over many pixels: gcc is needed"
         )
+
+
+@pytest.mark.parametrize("vectors", ["-march=native", "-mno-avx"])
+def test_the_kernels_read_and_write_their_own_memory_alone(vectors, tmp_path):
+    """With sanitizers, in a program of its own."""
+    made, program = tmp_path / "edges", Path(__file__).with_name("nhwc_norm_edges.c")
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Wno-psabi"]
+    flags = ["-O1", "-g", vectors, "-fopenmp", f"-I{nhwc_norm.SOURCE.parent}", *checks]
+    command = ["gcc", *flags, str(program), "-o", str(made), "-lm"]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find" in built.stderr or "unrecognized" in built.stderr:
+        pytest.skip("this compiler has no sanitizers, or other vectors")
+    assert (built.returncode, built.stderr) == (0, "")
+    surroundings = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # which needs rights that not all have
+    done = subprocess.run([str(made)], env=surroundings, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
