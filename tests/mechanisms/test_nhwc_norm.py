@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from vivace.mechanisms import nhwc_norm
+from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique.registry import find
@@ -403,16 +404,27 @@ def _counting(run, calls):
     return counted
 
 
+def confirmed(session):
+    """What channels_last says that it did in a step."""
+    seen = observe(session, [(torch.randn(4, 3, 6, 6), torch.zeros(4, dtype=torch.int64))])
+    return find("channels_last")().confirm(seen, seen)
+
+
+def test_it_is_told_how_batchnorms_were_summed(monkeypatch):
+    with opened(model(nn.BatchNorm2d)) as session:
+        assert confirmed(session) == "2 convolutions in channels-last order; 2 BatchNorms summed by C code"
+        monkeypatch.setattr(nhwc_norm, "FEWEST_PIXELS", 10**6)
+        assert confirmed(session) == "2 convolutions in channels-last order"
+
+
 def test_without_a_compiler_channels_last_says_how_it_sums(monkeypatch):
     def lacking(source):
         raise OSError("gcc is needed")
 
     monkeypatch.setattr(nhwc_norm, "compiled", lacking)
     with opened(model(nn.BatchNorm2d)) as session:
-        session.step((torch.randn(4, 3, 6, 6), torch.zeros(4, dtype=torch.int64)))
-        assert session.build.notes["sums"] == (
-            "; BatchNorms are summed by PyTorch, inexactly over many pixels: gcc is needed"
-        )
+        told = "BatchNorms are summed by PyTorch, inexactly over many pixels: gcc is needed"
+        assert confirmed(session) == f"2 convolutions in channels-last order; {told}"
 
 
 @pytest.mark.parametrize("vectors", ["-march=native", "-mno-avx"])
