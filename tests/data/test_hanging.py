@@ -138,7 +138,9 @@ def test_one_that_computes_is_left_alone(lives, tmp_path, impatient):
 
 @pytest.mark.fault(14)
 def test_without_workers_the_person_is_told(lives, tmp_path, impatient, monkeypatch):
-    monkeypatch.setattr(Sleeping, "hang", lambda self: time.sleep(4.0))
+    told, end_hang = threading.Event(), HangWatch._end_hang
+    monkeypatch.setattr(HangWatch, "_end_hang", lambda self, seconds: (end_hang(self, seconds), told.set()))
+    monkeypatch.setattr(Sleeping, "hang", lambda self: told.wait(120))  # what it takes, on a busy machine
     run = train(job(Sleeping, lives(1), num_workers=0), out=tmp_path / "run")
     assert [notice.startswith("reading the data has hung for") for notice in run.notices] == [True]
     assert "sample 5" in run.notices[0]
