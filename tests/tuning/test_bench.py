@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import vivace
 from vivace.errors import Code, JobError, Refused, Unsteady, VivaceError
@@ -58,6 +59,43 @@ def opened(folder, text):
         bench.check()
         bench.open_reference()
         yield bench
+
+
+FAULTING = """
+from pathlib import Path
+import torch
+import vivace
+
+
+def loss(model, batch):
+    if not Path(__file__).with_name("calm").exists():
+        torch.ones(12 * 2**20)  # 48 MiB, which glibc takes from the system and gives back
+    return model(batch).sum()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: [torch.ones(2, 4)] * 50,
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="acts on a CPU")
+def test_memory_that_the_reference_takes_anew_only_at_times_counts(tmp_path, hurried):
+    """Whether a process gives memory back and takes it anew is luck, which changes as it runs: a reference
+    that does not while a plan is tried says nothing against a plan that never does."""
+    (tmp_path / "train.py").write_text(FAULTING, encoding="utf-8")
+    source, ledger = Source(f"{tmp_path}/train.py:job"), Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    with contextlib.closing(bench):
+        assert bench.check().page_faults > 10
+        (tmp_path / "calm").touch()
+        bench.open_reference()
+        trial = bench.measure(Plan.from_dict({"host_allocator": {}}), seconds=30, comparing=1)
+    assert "changed nothing" not in trial.reason
+    assert "page faults a step" in trial.evidence["host_allocator"]
 
 
 AGEING = """

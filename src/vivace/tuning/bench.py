@@ -88,6 +88,7 @@ class Bench:
         self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
+        self._page_faults = 0.0  # a step of the job as it is, while it was profiled
         self._mean_batch = 0.0  # samples a step of the reference, where batches may differ in size
         self.known: dict[str, Trial] = {}
         self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
@@ -156,13 +157,15 @@ class Bench:
             if isinstance(failed, Refused) or (isinstance(failed, ChildFailed) and failed.lacked_memory):
                 return None
             raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
-        self.smaller = plan
+        self.smaller, self._page_faults = plan, profile.page_faults
         return profile
 
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step; each comparison finds it as it is then."""
         self.reference.open(self.base)
         self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
+        # They come and go, from process to process and from second to second.
+        self.observed["page_faults"] = max(self._page_faults, self.observed["page_faults"])
         self.reference.ask("remember")
         if len(self.needed) and not self.effects:  # which a candidate may have other settings of
             effect = self.reference.ask("confirm", reference=self.observed)["effect"]
