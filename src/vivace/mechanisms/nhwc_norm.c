@@ -17,12 +17,23 @@ typedef struct {
     int64_t threads;
 } Shape;
 
-/* DO(count) for each vector of channels of each row. */
-#define EACH_ROW(FIRST, END, DO)                     \
-    for (int64_t row = FIRST; row < END; row++) {    \
-        int64_t k = 0, at = row * c;                 \
-        for (; k + LANES <= c; k += LANES) DO(LANES) \
-        if (k < c) DO(c - k)                         \
+/* DO(rows, count) for each vector of channels of a row, or of several rows. */
+#define EACH_VECTOR(ROWS, DO)                              \
+    {                                                      \
+        int64_t k = 0, at = row * c;                       \
+        for (; k + LANES <= c; k += LANES) DO(ROWS, LANES) \
+        if (k < c) DO(ROWS, c - k)                         \
+    }
+#define EACH_ROW(FIRST, END, DO) \
+    for (int64_t row = FIRST; row < END; row++) EACH_VECTOR(1, DO)
+/* So many rows are added to sums before these are stored, where a row has few vectors, which would wait for that. */
+#define TOGETHER 8
+#define FEW 4
+#define EACH_SUM(FIRST, END, DO)                                                                        \
+    {                                                                                                   \
+        int64_t row = FIRST;                                                                            \
+        for (; c < FEW * LANES && row + TOGETHER <= END; row += TOGETHER) EACH_VECTOR(TOGETHER, DO)     \
+        for (; row < END; row++) EACH_VECTOR(1, DO)                                                     \
     }
 
 /* DO for all rows, CHUNK of them at a time, from `first` to `end`. */
@@ -39,7 +50,7 @@ typedef struct {
     for (int64_t p = 0; p < parts; p++) {                                            \
         int64_t first = p * each, end = first + each < s->rows ? first + each : s->rows; \
         double *to = sums + p * 2 * c;                                               \
-        float *few = (float *)(sums + parts * 2 * c) + p * 3 * c;                    \
+        float *few = (float *)(sums + parts * 2 * c) + p * 3 * padded(c);            \
         DO;                                                                          \
     }
 
@@ -48,33 +59,46 @@ static int64_t rows_a_part(int64_t rows) {
     return (each < LEAST ? LEAST : each) * CHUNK;
 }
 
+/* Whole vectors. */
+static int64_t padded(int64_t c) { return (c + LANES - 1) / LANES * LANES; }
+
 static double *room_for(int64_t parts, int64_t c) {
-    return calloc(parts * c, 2 * sizeof(double) + 3 * sizeof(float));
+    return calloc(parts, c * 2 * sizeof(double) + padded(c) * 3 * sizeof(float));
 }
 
-INLINE void add(float *to, int64_t count, Vector more) {
-    narrowed(to, 0, count, 0, widened(to, 0, count, 0) + more);
-}
+INLINE Vector all(const float *from) { return widened(from, 0, LANES, 0); }
+
+INLINE void keep(float *to, Vector sums) { narrowed(to, 0, LANES, 0, sums); }
 
 /* Means and sums of squared deviations of rows. Those of a chunk are taken from a number near its mean: that of the rows
    before, or of the chunk itself. */
 INLINE void moments_of(const void *x, double *to, float *few, int64_t first, int64_t end, int64_t c, int half) {
-    float *near = few + 2 * c;
+    int64_t wide = padded(c);
+    float *near = few + 2 * wide;
     for (int64_t begin = first; begin < end; begin += CHUNK) {
         int64_t stop = end - begin < CHUNK ? end : begin + CHUNK;
         double before = begin - first, here = stop - begin, part = here / (before + here);
-        memset(few, 0, 3 * c * sizeof(float));
-#define SUM(COUNT) add(near + k, COUNT, widened(x, at + k, COUNT, half));
-        if (begin == first) EACH_ROW(begin, stop, SUM)
-        for (int64_t k = 0; k < c; k++) near[k] = begin == first ? near[k] / here : to[k];
-#define MOMENTS(COUNT)                                                                      \
-    {                                                                                       \
-        Vector off = widened(x, at + k, COUNT, half) - widened(near, k, COUNT, 0);          \
-        add(few + k, COUNT, off), add(few + c + k, COUNT, off * off);                       \
+        memset(few, 0, 3 * wide * sizeof(float));
+#define SUM(ROWS, COUNT)                                                                            \
+    {                                                                                               \
+        Vector sum = all(near + k);                                                                 \
+        for (int64_t r = 0; r < ROWS; r++) sum += widened(x, at + r * c + k, COUNT, half);          \
+        keep(near + k, sum);                                                                        \
     }
-        EACH_ROW(begin, stop, MOMENTS)
+        if (begin == first) EACH_SUM(begin, stop, SUM)
+        for (int64_t k = 0; k < c; k++) near[k] = begin == first ? near[k] / here : to[k];
+#define MOMENTS(ROWS, COUNT)                                                  \
+    {                                                                         \
+        Vector sum = all(few + k), squares = all(few + wide + k);             \
+        for (int64_t r = 0; r < ROWS; r++) {                                  \
+            Vector off = widened(x, at + r * c + k, COUNT, half) - all(near + k); \
+            sum += off, squares += off * off;                                 \
+        }                                                                     \
+        keep(few + k, sum), keep(few + wide + k, squares);                    \
+    }
+        EACH_SUM(begin, stop, MOMENTS)
         for (int64_t k = 0; k < c; k++) {
-            double apart = few[k] / here, squares = few[c + k] - few[k] * apart, off = near[k] + apart - to[k];
+            double apart = few[k] / here, squares = few[wide + k] - few[k] * apart, off = near[k] + apart - to[k];
             to[k] += off * part;
             to[c + k] += (squares < 0.0 ? 0.0 : squares) + off * off * before * part;
         }
@@ -83,7 +107,7 @@ INLINE void moments_of(const void *x, double *to, float *few, int64_t first, int
 
 INLINE void normalise(const void *x, const float *affine, void *restrict result, int64_t first, int64_t end, int64_t c,
                       int half) {
-#define NORMAL(COUNT)                                                                                             \
+#define NORMAL(ROWS, COUNT)                                                                                       \
     {                                                                                                             \
         Vector off = widened(x, at + k, COUNT, half) - widened(affine, k, COUNT, 0);                              \
         off = off * widened(affine, c + k, COUNT, 0) + widened(affine, 2 * c + k, COUNT, 0);                      \
@@ -130,28 +154,33 @@ int forward(const void *x, const float *weight, const float *bias, float *runnin
 /* Sums of the gradient, and of its products with x less its mean. */
 INLINE void sums_of(const void *gradient, const void *x, const float *mean, double *to, float *few, int64_t first,
                     int64_t end, int64_t c, int half) {
+    int64_t wide = padded(c);
     for (int64_t begin = first; begin < end; begin += CHUNK) {
         int64_t stop = end - begin < CHUNK ? end : begin + CHUNK;
-        memset(few, 0, 2 * c * sizeof(float));
-#define SUMS(COUNT)                                                                                        \
-    {                                                                                                      \
-        Vector g = widened(gradient, at + k, COUNT, half);                                                 \
-        add(few + k, COUNT, g);                                                                            \
-        add(few + c + k, COUNT, g * (widened(x, at + k, COUNT, half) - widened(mean, k, COUNT, 0)));       \
+        memset(few, 0, 2 * wide * sizeof(float));
+#define SUMS(ROWS, COUNT)                                                                     \
+    {                                                                                         \
+        Vector sum = all(few + k), products = all(few + wide + k), near = widened(mean, k, COUNT, 0); \
+        for (int64_t r = 0; r < ROWS; r++) {                                                  \
+            int64_t here = at + r * c + k;                                                    \
+            Vector g = widened(gradient, here, COUNT, half);                                  \
+            sum += g, products += g * (widened(x, here, COUNT, half) - near);                 \
+        }                                                                                     \
+        keep(few + k, sum), keep(few + wide + k, products);                                   \
     }
-        EACH_ROW(begin, stop, SUMS)
-        for (int64_t k = 0; k < 2 * c; k++) to[k] += few[k];
+        EACH_SUM(begin, stop, SUMS)
+        for (int64_t k = 0; k < c; k++) to[k] += few[k], to[c + k] += few[wide + k];
     }
 }
 
 INLINE void gradient_of(const void *gradient, const void *x, const float *mean, const float *factors, void *restrict for_x,
                         int64_t first, int64_t end, int64_t c, int half) {
-#define GRADIENT(COUNT)                                                                              \
-    {                                                                                                \
-        Vector g = widened(gradient, at + k, COUNT, half) - widened(factors, c + k, COUNT, 0);       \
-        Vector off = widened(x, at + k, COUNT, half) - widened(mean, k, COUNT, 0);                   \
-        g = g * widened(factors, k, COUNT, 0) + off * widened(factors, 2 * c + k, COUNT, 0);         \
-        narrowed(for_x, at + k, COUNT, half, g);                                                     \
+#define GRADIENT(ROWS, COUNT)                                                                    \
+    {                                                                                            \
+        Vector g = widened(gradient, at + k, COUNT, half) - widened(factors, c + k, COUNT, 0);   \
+        Vector off = widened(x, at + k, COUNT, half) - widened(mean, k, COUNT, 0);               \
+        g = g * widened(factors, k, COUNT, 0) + off * widened(factors, 2 * c + k, COUNT, 0);     \
+        narrowed(for_x, at + k, COUNT, half, g);                                                 \
     }
     EACH_ROW(first, end, GRADIENT)
 }

@@ -14,6 +14,20 @@ typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
+#if defined(__AVX512BW__) && defined(__AVX512VL__) /* fewer than all lanes by a mask, else by a call */
+#include <immintrin.h>
+#define MASK(COUNT) ((1u << (COUNT)) - 1)
+#define SOME_FLOATS(LANES_OF, FROM, COUNT) (LANES_OF) = (Vector)_mm512_maskz_loadu_ps(MASK(COUNT), FROM)
+#define SOME_HALVES(LANES_OF, FROM, COUNT) (LANES_OF) = (Halves)_mm256_maskz_loadu_epi16(MASK(COUNT), FROM)
+#define KEEP_FLOATS(TO, LANES_OF, COUNT) _mm512_mask_storeu_ps(TO, MASK(COUNT), (__m512)(LANES_OF))
+#define KEEP_HALVES(TO, LANES_OF, COUNT) _mm256_mask_storeu_epi16(TO, MASK(COUNT), (__m256i)(LANES_OF))
+#else
+#define SOME_FLOATS(LANES_OF, FROM, COUNT) memcpy(&(LANES_OF), FROM, 4 * (COUNT))
+#define SOME_HALVES(LANES_OF, FROM, COUNT) memcpy(&(LANES_OF), FROM, 2 * (COUNT))
+#define KEEP_FLOATS(TO, LANES_OF, COUNT) memcpy(TO, &(LANES_OF), 4 * (COUNT))
+#define KEEP_HALVES(TO, LANES_OF, COUNT) memcpy(TO, &(LANES_OF), 2 * (COUNT))
+#endif
+
 static inline float wide(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
     float number;
@@ -48,36 +62,36 @@ static inline float exponential(float x) {
     return p * power;
 }
 
-/* `count` numbers as a vector, and back; half: they are bfloat16. */
+/* `count` numbers as a vector, and back, no byte beyond them touched; half: they are bfloat16. */
 static inline Vector widened(const void *from, int64_t at, int64_t count, int half) {
     Vector wide = {0};
-    if (!half) {
-        if (count == LANES) memcpy(&wide, (const float *)from + at, sizeof wide);
-        else memcpy(&wide, (const float *)from + at, 4 * count);
-        return wide;
-    }
     Halves halves = {0};
-    if (count == LANES) memcpy(&halves, (const uint16_t *)from + at, sizeof halves);
-    else memcpy(&halves, (const uint16_t *)from + at, 2 * count);
+    const float *floats = (const float *)from + at;
+    const uint16_t *shorts = (const uint16_t *)from + at;
+    if (!half && count == LANES) memcpy(&wide, floats, sizeof wide);
+    else if (!half) SOME_FLOATS(wide, floats, count);
+    if (!half) return wide;
+    if (count == LANES) memcpy(&halves, shorts, sizeof halves);
+    else SOME_HALVES(halves, shorts, count);
     Bits bits = __builtin_convertvector(halves, Bits) << 16;
     memcpy(&wide, &bits, sizeof wide);
     return wide;
 }
 
 static inline void narrowed(void *to, int64_t at, int64_t count, int half, Vector wide) {
-    if (!half) {
-        if (count == LANES) memcpy((float *)to + at, &wide, sizeof wide);
-        else memcpy((float *)to + at, &wide, 4 * count);
-        return;
-    }
+    float *floats = (float *)to + at;
+    uint16_t *shorts = (uint16_t *)to + at;
+    if (!half && count == LANES) memcpy(floats, &wide, sizeof wide);
+    else if (!half) KEEP_FLOATS(floats, wide, count);
+    if (!half) return;
     Bits bits;
     memcpy(&bits, &wide, sizeof bits);
     Bits nan = (Bits)(wide != wide);
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, ties to even */
     bits = (bits & ~nan) | (0x7fc0 & nan);
     Halves halves = __builtin_convertvector(bits, Halves);
-    if (count == LANES) memcpy((uint16_t *)to + at, &halves, sizeof halves);
-    else memcpy((uint16_t *)to + at, &halves, 2 * count);
+    if (count == LANES) memcpy(shorts, &halves, sizeof halves);
+    else KEEP_HALVES(shorts, halves, count);
 }
 
 #define SAME(x) (x)
