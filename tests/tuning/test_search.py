@@ -461,6 +461,15 @@ def test_a_change_of_numbers_that_adds_nothing_is_dropped_also_once_the_time_is_
     assert search.conclusion.plan == Plan([*CHANNELS.techniques, *FUSED.techniques])
 
 
+def test_what_dropping_would_not_spare_keeps_no_time_from_what_was_not_tried():
+    """All of these round as fp32 does: without one of them numbers change no less."""
+    same = {"channels_last": 1.1, "conv_gemm": 1.1, "fused_optimizer": 1.05, "host_allocator": 1.05}
+    gains = {"bf16_weights": 1.1, **same, "bf16_autocast": 1.3}
+    player, search = play(multiplied(gains), names=tuple(gains), seconds=120.0, left_seconds=105.0)
+    assert player.measured[0].names == Plan(find(name)() for name in {"bf16_weights": 0, **same}).names
+    assert search.conclusion.plan == Plan(find(name)() for name in {"bf16_autocast": 0, **same})
+
+
 def test_without_time_for_each_what_is_exact_and_adds_nothing_is_dropped_at_once():
     gains = {"host_allocator": 1.5, "loader_workers": 1.0, "uint8_transfer": 1.0, "decoded_cache": 1.0}
     predictions = dict(zip(gains, (1.9, 1.15, 1.2, 1.3), strict=True))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from vivace.ledger import Code, Outcome, Ratio, Trial
 from vivace.plan import Plan
-from vivace.technique import Numerics, Stage, Technique
+from vivace.technique import Stage, Technique
 from vivace.technique.registry import asked
 from vivace.tuning.candidates import Candidate, stricter
 from vivace.tuning.ending import cannot_pay, does_not_pay, ending, not_confirmed
@@ -237,11 +237,10 @@ class Search(Standing):
         waiting = list[str]()
         for name in names:
             without = self.setting.less(plan, name)
-            card = next(one.card for one in plan.techniques if one.name == name)
             if not self.setting.chosen(without):
                 continue
             left = self.left - self.times.settling(plan)
-            if without.id not in self.measured and card.numerics == Numerics.EXACT and left <= 0:
+            if without.id not in self.measured and left <= 0 and not self.setting.spares(plan, name):
                 waiting.append(name)
                 continue
             plan = yield from self._less(plan, without, coarse=is_coarse(plan, name))

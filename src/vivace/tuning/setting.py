@@ -99,6 +99,10 @@ class Setting:
 
         return [one.name for one in sorted(self.chosen(plan), key=rank)[::-1]]
 
+    def spares(self, plan: Plan, name: str) -> bool:
+        """Would a plan change numbers less without the technique called `name`?"""
+        return is_coarse(plan, name) or self.less(plan, name).promise < plan.promise
+
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Setting:
         """Rebuild a setting from `to_dict`'s document."""

@@ -131,17 +131,17 @@ class Standing:
     @property
     def _dropping_seconds(self) -> float:
         """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
-        least: one trial for each that changes numbers, and one for all others.
+        least: one trial for each without which numbers change less, and one for all others.
         """
         chosen = self.setting.chosen(self.best)
-        coarse, exact = list[float](), list[float]()
+        sparing, others = list[float](), list[float]()
         for technique in chosen if len(chosen) > 1 else ():
             part = self.setting.less(self.best, technique.name)
             if part.id not in self.measured:
-                kind = exact if technique.card.numerics == Numerics.EXACT else coarse
+                kind = sparing if self.setting.spares(self.best, technique.name) else others
                 kind.append(self.times.trial(part))
-        least = sum(coarse) + max(exact, default=0.0)
-        return max(least, min(sum(coarse) + sum(exact), 0.2 * self.setting.budget_seconds))
+        least = sum(sparing) + max(others, default=0.0)
+        return max(least, min(sum(sparing) + sum(others), 0.2 * self.setting.budget_seconds))
 
     @property
     def _baselines_seconds(self) -> float:
