@@ -80,6 +80,8 @@ class Card:
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
         uncompiled: it acts on what is not compiled alone, and makes way for what compiles.
+        varies: what it brings differs from process to process, so that no single trial without it shows that
+            it adds nothing: plans keep it.
     """
 
     stage: Stage
@@ -103,6 +105,7 @@ class Card:
     compiles: bool = False
     captures: bool = False
     uncompiled: bool = False
+    varies: bool = False
 
     def __post_init__(self) -> None:
         coarsest = UNIT_ROUNDOFF["bfloat16"]

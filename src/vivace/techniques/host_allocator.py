@@ -37,6 +37,7 @@ class HostAllocator(Technique):
         source="https://man7.org/linux/man-pages/man3/mallopt.3.html",
         devices=("cpu",),
         measured_on=("cpu",),
+        varies=True,
     )
 
     def apply(self, build: Build) -> None:

@@ -97,7 +97,8 @@ class Setting:
             card = technique.card
             return card.numerics, card.unit_roundoff, -promises.get(technique.name, 1.0)
 
-        return [one.name for one in sorted(self.chosen(plan), key=rank)[::-1]]
+        dropped = [technique for technique in self.chosen(plan) if not technique.card.varies]
+        return [one.name for one in sorted(dropped, key=rank)[::-1]]
 
     def spares(self, plan: Plan, name: str) -> bool:
         """Would a plan change numbers less without the technique called `name`?"""

@@ -133,12 +133,11 @@ class Standing:
         """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
         least: one trial for each without which numbers change less, and one for all others.
         """
-        chosen = self.setting.chosen(self.best)
         sparing, others = list[float](), list[float]()
-        for technique in chosen if len(chosen) > 1 else ():
-            part = self.setting.less(self.best, technique.name)
-            if part.id not in self.measured:
-                kind = sparing if self.setting.spares(self.best, technique.name) else others
+        for name in self.setting.coarsest_first(self.best):
+            part = self.setting.less(self.best, name)
+            if part.id not in self.measured and self.setting.chosen(part):
+                kind = sparing if self.setting.spares(self.best, name) else others
                 kind.append(self.times.trial(part))
         least = sum(sparing) + max(others, default=0.0)
         return max(least, min(sum(sparing) + sum(others), 0.2 * self.setting.budget_seconds))
