@@ -102,9 +102,16 @@ def pytest_addoption(parser):
 
 
 def pytest_configure():
-    """The third process takes what the first two leave of two cores, as they wait for what they started."""
+    """The third process takes what the first two leave of two cores, as they wait for what they started.
+
+    All keep what they measure and compile in a folder of the tests: nothing comes from what was done on this
+    machine before, and nothing stays.
+    """
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw2":
         os.nice(5)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="vivace-tests-")
+        atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):

@@ -7,6 +7,12 @@ import pytest
 from vivace.advising.source import Subject, counted_model
 
 
+@pytest.fixture(autouse=True)
+def nothing_measured(tmp_path, monkeypatch):
+    """Else advice also says how this machine does, once other tests have measured it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing-measured"))
+
+
 @pytest.fixture
 def resnet() -> Subject:
     subject = counted_model("torchvision:resnet50@224", batch_size=64)
