@@ -110,8 +110,9 @@ def pytest_configure():
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw2":
         os.nice(5)
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="vivace-tests-")
-        atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+        cache, owner = tempfile.mkdtemp(prefix="vivace-tests-"), os.getpid()
+        os.environ["XDG_CACHE_HOME"] = cache
+        atexit.register(lambda: os.getpid() == owner and shutil.rmtree(cache, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items):

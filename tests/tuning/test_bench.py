@@ -95,7 +95,7 @@ def test_memory_that_the_reference_takes_anew_only_at_times_counts(tmp_path, hur
         bench.open_reference()
         trial = bench.measure(Plan.from_dict({"host_allocator": {}}), seconds=30, comparing=1)
     assert "changed nothing" not in trial.reason
-    assert "page faults a step" in trial.evidence["host_allocator"]
+    assert "page faults a step" in bench.evidence[trial.plan_id]["host_allocator"]
 
 
 AGEING = """

@@ -462,7 +462,7 @@ def test_a_change_of_numbers_that_adds_nothing_is_dropped_also_once_the_time_is_
 
 
 def test_what_dropping_would_not_spare_keeps_no_time_from_what_was_not_tried():
-    """All of these round as fp32 does: without one of them numbers change no less."""
+    """Without one of these the plan promises no more: bfloat16 is in it."""
     same = {"channels_last": 1.1, "conv_gemm": 1.1, "fused_optimizer": 1.05, "host_allocator": 1.05}
     gains = {"bf16_weights": 1.1, **same, "bf16_autocast": 1.3}
     player, search = play(multiplied(gains), names=tuple(gains), seconds=120.0, left_seconds=105.0)
@@ -477,6 +477,15 @@ def test_without_time_for_each_what_is_exact_and_adds_nothing_is_dropped_at_once
     search = player.play(setting(offered_with(predictions), left_seconds=TRIAL_SECONDS))
     assert [set(plan.names) for plan in player.measured] == [set(gains), {"host_allocator"}]
     assert search.conclusion.plan.names == ("host_allocator",)
+
+
+def test_without_time_for_each_what_rounds_and_adds_nothing_makes_way_for_an_exact_plan():
+    """Neither alone promises more without the other."""
+    useful = {"loader_workers": 1.5, "uint8_transfer": 1.2}
+    gains = {"channels_last": 1.0, "fused_optimizer": 1.0, "host_allocator": 1.0, **useful}
+    player, search = play(multiplied(gains), names=tuple(gains), left_seconds=TRIAL_SECONDS)
+    assert set(player.measured[0].names) == set(gains)
+    assert set(search.conclusion.plan.names) == {"host_allocator", *useful}
 
 
 def test_the_plan_for_this_training_is_made_less_where_a_longer_one_has_another():
@@ -550,6 +559,12 @@ def test_what_differs_from_process_to_process_is_not_dropped_by_one_trial():
     gains = {"host_allocator": 0.98, "channels_last": 1.0, "fused_optimizer": 1.5}
     _, search = play(multiplied(gains), names=tuple(gains), seconds=600.0)
     assert search.conclusion.plan.names == ("host_allocator", "fused_optimizer")
+
+
+def test_what_differs_from_process_to_process_is_dropped_where_it_clearly_harms():
+    gains = {"host_allocator": 0.8, "channels_last": 1.8}
+    _, search = play(multiplied(gains), names=tuple(gains), seconds=600.0)
+    assert search.conclusion.plan == CHANNELS
 
 
 def test_what_was_measured_already_is_dropped_without_another_trial():

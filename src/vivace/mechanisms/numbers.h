@@ -66,32 +66,32 @@ static inline float exponential(float x) {
 static inline Vector widened(const void *from, int64_t at, int64_t count, int half) {
     Vector wide = {0};
     Halves halves = {0};
-    const float *floats = (const float *)from + at;
-    const uint16_t *shorts = (const uint16_t *)from + at;
-    if (!half && count == LANES) memcpy(&wide, floats, sizeof wide);
-    else if (!half) SOME_FLOATS(wide, floats, count);
-    if (!half) return wide;
-    if (count == LANES) memcpy(&halves, shorts, sizeof halves);
-    else SOME_HALVES(halves, shorts, count);
+    if (!half) {
+        if (count == LANES) memcpy(&wide, (const float *)from + at, sizeof wide);
+        else SOME_FLOATS(wide, (const float *)from + at, count);
+        return wide;
+    }
+    if (count == LANES) memcpy(&halves, (const uint16_t *)from + at, sizeof halves);
+    else SOME_HALVES(halves, (const uint16_t *)from + at, count);
     Bits bits = __builtin_convertvector(halves, Bits) << 16;
     memcpy(&wide, &bits, sizeof wide);
     return wide;
 }
 
 static inline void narrowed(void *to, int64_t at, int64_t count, int half, Vector wide) {
-    float *floats = (float *)to + at;
-    uint16_t *shorts = (uint16_t *)to + at;
-    if (!half && count == LANES) memcpy(floats, &wide, sizeof wide);
-    else if (!half) KEEP_FLOATS(floats, wide, count);
-    if (!half) return;
+    if (!half) {
+        if (count == LANES) memcpy((float *)to + at, &wide, sizeof wide);
+        else KEEP_FLOATS((float *)to + at, wide, count);
+        return;
+    }
     Bits bits;
     memcpy(&bits, &wide, sizeof bits);
     Bits nan = (Bits)(wide != wide);
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, ties to even */
     bits = (bits & ~nan) | (0x7fc0 & nan);
     Halves halves = __builtin_convertvector(bits, Halves);
-    if (count == LANES) memcpy(shorts, &halves, sizeof halves);
-    else KEEP_HALVES(shorts, halves, count);
+    if (count == LANES) memcpy((uint16_t *)to + at, &halves, sizeof halves);
+    else KEEP_HALVES((uint16_t *)to + at, halves, count);
 }
 
 #define SAME(x) (x)

@@ -80,8 +80,8 @@ class Card:
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
         uncompiled: it acts on what is not compiled alone, and makes way for what compiles.
-        varies: what it brings differs from process to process, so that no single trial without it shows that
-            it adds nothing: plans keep it.
+        varies: what it brings differs from process to process: a plan keeps it unless a trial without it is
+            clearly faster.
     """
 
     stage: Stage

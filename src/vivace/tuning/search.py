@@ -11,7 +11,7 @@ import math
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-from vivace.ledger import Code, Outcome, Ratio, Trial
+from vivace.ledger import Code, Outcome, Trial
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
 from vivace.technique.registry import asked
@@ -31,13 +31,19 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import LongPlan, prefixes
-from vivace.tuning.setting import Conclusion, Setting, is_coarse
+from vivace.tuning.setting import (
+    BETTER,
+    CLEARLY_BETTER,
+    Conclusion,
+    Setting,
+    as_fast,
+    is_coarse,
+    lacks_what_varies,
+)
 from vivace.tuning.standing import Standing
 from vivace.tuning.times import PATIENCE_SECONDS, TIMING_SECONDS, enough
 from vivace.verifying.verdict import Verdict
 
-BETTER = 1.01  # a technique that brings less is not worth its line in the plan
-CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
 JUDGED_LATE = 2  # plans that are verified and confirmed although the budget is over
 
 Found = TypeVar("Found")
@@ -229,8 +235,8 @@ class Search(Standing):
         """A plan without what adds nothing to it, what changes numbers most left out first; both are then in
         `_made_less`.
 
-        Where that may spare the person a change of numbers it is tried whatever the time; where time is
-        lacking for the others, they are left out at once, but for the one that promises most.
+        Where that spares a promise or a precision it is tried whatever the time; where time is lacking, those
+        of the others that round are left out at once, and those that are exact.
         """
         self._made_less.add(plan.id)
         names = self.setting.coarsest_first(plan) if plan != self.setting.base else []  # which nobody timed
@@ -243,21 +249,19 @@ class Search(Standing):
             if without.id not in self.measured and left <= 0 and not self.setting.spares(plan, name):
                 waiting.append(name)
                 continue
-            plan = yield from self._less(plan, without, coarse=is_coarse(plan, name))
-        without = plan
-        for name in waiting:
-            if len(self.setting.chosen(self.setting.less(without, name))):
-                without = self.setting.less(without, name)
-        if without != plan:
-            plan = yield from self._less(plan, without, coarse=False)
+            plan = yield from self._less(plan, without)
+        for exact in (False, True):
+            without = self.setting.without(plan, waiting, exact=exact)
+            if without != plan:
+                plan = yield from self._less(plan, without)
         for name in self.setting.coarsest_first(plan) if names else ():  # in what company is left
             without = self.setting.less(plan, name)
             if without.id in self.measured and self.setting.chosen(without):
-                plan = yield from self._less(plan, without, coarse=is_coarse(plan, name))
+                plan = yield from self._less(plan, without)
         self._made_less.add(plan.id)
         return plan
 
-    def _less(self, plan: Plan, without: Plan, *, coarse: bool) -> Steps[Plan]:
+    def _less(self, plan: Plan, without: Plan) -> Steps[Plan]:
         """The lesser of two plans where it is as fast; it is measured unless it was."""
         fastest = self.measured[plan.id].ratio
         assert fastest is not None
@@ -268,10 +272,12 @@ class Search(Standing):
         trial = self.measured[without.id]
         if trial.ratio is None or not self._fits(trial.peak_bytes):
             return plan
-        if trial.ratio.counts < _as_fast(fastest, coarse=coarse):
-            return plan
-        self._spared.add(plan.id)
-        return without
+        if trial.ratio.counts >= as_fast(fastest, plan, without):
+            self._spared.add(plan.id)
+            return without
+        if lacks_what_varies(without, plan):
+            self._spared.add(without.id)
+        return plan
 
     def _refine(self) -> Steps[None]:
         """Try each technique of the best plan refined, and again, while that is clearly faster."""
@@ -588,11 +594,3 @@ class Search(Standing):
 
     def _end(self, outcome: Outcome, reason: str, long_plan: LongPlan | None = None) -> None:
         self.conclusion = Conclusion(self.setting.base, ONE, outcome, reason, None, long_plan)
-
-
-def _as_fast(fastest: Ratio, *, coarse: bool) -> float:
-    """The ratio from which a plan is as fast: a hundredth less, or where it spares a `coarse` precision all
-    that the measurement cannot tell apart.
-    """
-    least = fastest.counts / BETTER
-    return min(least, fastest.low) if coarse and not fastest.wide else least

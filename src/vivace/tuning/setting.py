@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vivace.ledger import Outcome, Ratio
@@ -18,6 +18,8 @@ from vivace.tuning.result import LongPlan
 from vivace.verifying.verdict import Verdict
 
 FP32_ROUNDOFF = UNIT_ROUNDOFF["float32"]
+BETTER = 1.01  # a technique that brings less is not worth its line in the plan
+CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less, but for what varies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +99,22 @@ class Setting:
             card = technique.card
             return card.numerics, card.unit_roundoff, -promises.get(technique.name, 1.0)
 
-        dropped = [technique for technique in self.chosen(plan) if not technique.card.varies]
-        return [one.name for one in sorted(dropped, key=rank)[::-1]]
+        return [one.name for one in sorted(self.chosen(plan), key=rank)[::-1]]
 
     def spares(self, plan: Plan, name: str) -> bool:
-        """Would a plan change numbers less without the technique called `name`?"""
+        """Does the technique called `name` lower the precision, or would a plan promise more without it?"""
         return is_coarse(plan, name) or self.less(plan, name).promise < plan.promise
+
+    def without(self, plan: Plan, names: Sequence[str], *, exact: bool) -> Plan:
+        """A plan less those of these techniques that are exact, or less those that are not; what varies, and
+        the last one there is, it keeps.
+        """
+        cards = {one.name: one.card for one in plan.techniques}
+        for name in filter(cards.get, names):
+            less, card = self.less(plan, name), cards[name]
+            if (card.numerics == Numerics.EXACT) is exact and not card.varies and self.chosen(less):
+                plan = less
+        return plan
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Setting:
@@ -133,3 +145,19 @@ class Conclusion:
 def is_coarse(plan: Plan, name: str) -> bool:
     """Does the technique of that name lower the precision?"""
     return any(one.name == name and one.card.unit_roundoff > FP32_ROUNDOFF for one in plan.techniques)
+
+
+def lacks_what_varies(without: Plan, plan: Plan) -> bool:
+    """Is the difference to a `plan` something of which a single trial does not tell what it adds?"""
+    return any(one.card.varies for one in plan.techniques if one not in without.techniques)
+
+
+def as_fast(fastest: Ratio, plan: Plan, without: Plan) -> float:
+    """The ratio from which a plan is as fast `without` a part of it: a hundredth less, or where that spares a
+    coarse precision all that the measurement cannot tell apart. Without what varies it is clearly more.
+    """
+    if lacks_what_varies(without, plan):
+        return CLEARLY_BETTER * fastest.counts
+    least = fastest.counts / BETTER
+    coarse = any(is_coarse(plan, one.name) for one in plan.techniques if one not in without.techniques)
+    return min(least, fastest.low) if coarse and not fastest.wide else least

@@ -33,7 +33,7 @@ class Standing:
         self._plans: dict[str, Plan] = {}  # those measured
         self._warm: dict[str, float] = {}  # by plan, its warm-up where all is compiled, if that was measured
         self._banned: set[Technique] = set()  # with those settings
-        self._spared: set[str] = set()  # plans of which a part is as fast
+        self._spared: set[str] = set()  # plans of which a part is as fast, or that lack only what varies
         self._judged: list[Plan] = []  # verified or confirmed already, and not the answer
 
     def _fits(self, peak_bytes: int | None) -> bool:
@@ -45,7 +45,8 @@ class Standing:
         fit where the reference does not.
 
         Of what is as soon within the measurement, the plan that changes numbers least stands first, and
-        `best` before others that are less than 1 % sooner. Plans of which a part is as fast stand last.
+        `best` before others that are less than 1 % sooner. Plans of which a part is as fast stand last, and
+        those that only lack what varies from process to process, and are not clearly faster without it.
         """
         length = self.length()
         faster = [found for found in self._faster() if self._wins(found[1], found[2])]
@@ -131,16 +132,19 @@ class Standing:
     @property
     def _dropping_seconds(self) -> float:
         """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
-        least: one trial for each without which numbers change less, and one for all others.
+        least: one trial for each that lowers the precision or the promise, one for all others that round, and
+        one for what is exact.
         """
-        sparing, others = list[float](), list[float]()
+        sparing, rounding, exact = list[float](), list[float](), list[float]()
+        cards = {technique.name: technique.card for technique in self.best.techniques}
         for name in self.setting.coarsest_first(self.best):
             part = self.setting.less(self.best, name)
             if part.id not in self.measured and self.setting.chosen(part):
-                kind = sparing if self.setting.spares(self.best, name) else others
+                kind = exact if cards[name].numerics == Numerics.EXACT else rounding
+                kind = sparing if self.setting.spares(self.best, name) else kind
                 kind.append(self.times.trial(part))
-        least = sum(sparing) + max(others, default=0.0)
-        return max(least, min(sum(sparing) + sum(others), 0.2 * self.setting.budget_seconds))
+        least = sum(sparing) + max(rounding, default=0.0) + max(exact, default=0.0)
+        return max(least, min(sum(sparing + rounding + exact), 0.2 * self.setting.budget_seconds))
 
     @property
     def _baselines_seconds(self) -> float:
