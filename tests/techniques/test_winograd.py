@@ -193,6 +193,7 @@ def test_second_derivatives_are_the_convolutions(options):
 
 
 def test_bits_depend_neither_on_the_number_of_threads_nor_on_the_run():
+    """But for the bias's gradient, a sum of PyTorch's, whose order depends on them."""
     before = torch.get_num_threads()
     try:
         for inputs, outputs, size, number in [(32, 48, 9, 8), (64, 64, 28, 4), (33, 130, 14, 5)]:
@@ -201,7 +202,7 @@ def test_bits_depend_neither_on_the_number_of_threads_nor_on_the_run():
             with opened(layer):
                 for threads in (1, 2, 2, 1):
                     torch.set_num_threads(threads)
-                    again = results(layer, x, gradient)
+                    again = results(layer, x, gradient)[:3]
                     first = first or again
                     assert all(map(torch.equal, again, first))
     finally:
