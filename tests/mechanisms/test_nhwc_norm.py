@@ -87,7 +87,7 @@ def test_it_is_batch_norm(shape, half, has_affine, far, seed):
     assert found[1].stride() == x.stride()
     of_maps = 2.0**-7 if half else 2e-5
     assert max(off(found[:2], wanted[:2])) < of_maps
-    sums = 3 if has_affine else 2  # after the weights' gradient, in which the rounded mean meets all gradients
+    sums = 3 if has_affine else 2  # after the weights' gradient, which the rounded mean shifts
     assert max(off(found[sums:], wanted[sums:])) < 1e-5
     assert max(off(found[2:sums], wanted[2:sums]), default=0.0) < (1e-3 if far else 1e-5)
 
