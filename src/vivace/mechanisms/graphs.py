@@ -28,7 +28,7 @@ from torch import fx, nn
 from vivace.tensors.modules import patched
 from vivace.tensors.trees import same_numbers
 from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
-from vivace.torch_internals.tensors import tree_leaves, tree_unflatten
+from vivace.torch_internals.tensors import outside_modes, tree_leaves, tree_unflatten
 
 AGAIN = "again"  # the name of the placeholder by which an edit says that its graph runs twice
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
@@ -427,7 +427,8 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
     except Exception as error:  # a person's code, on values without numbers
         raise Untraceable(f"torch.fx cannot follow its forward: {error}") from error
     finally:
-        drew = not torch.equal(torch.get_rng_state(), streams[0]) or random.getstate() != streams[1]
+        with outside_modes():  # such as one of fake tensors, which have no numbers
+            drew = not torch.equal(torch.get_rng_state(), streams[0]) or random.getstate() != streams[1]
         drew = drew or any(
             numpy.any(a != b) for a, b in zip(numpy.random.get_state(), streams[2], strict=True)
         )

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """Does a job fit on a card, or on as many as `ranks`? Bytes that it needs on each, with the context, and
-    that the card leaves it.
+    that the card leaves it; techniques of the plan that were left out, as they act on processors alone.
     """
 
     card: str
     needed_bytes: int
     usable_bytes: int
     ranks: int = 1
+    left_out: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -56,6 +57,8 @@ def draw(found: list[Fit], console: Console) -> None:
     ranks = max((fit.ranks for fit in found), default=1)
     each = f" on each of {ranks} cards" if ranks > 1 else ""
     own = f"{words.size(CONTEXT_BYTES)} of it for CUDA"
+    if left_out := [name for fit in found[:1] for name in fit.left_out]:
+        console.print(f"without {' and '.join(left_out)}: of processors alone")
     console.print(f"a training step needs about {words.size(needed)}{each}, {own}: predicted, not run")
     console.print(f"it fits on {sum(fit.fits for fit in found)} of {len(found)} cards\n")
     console.print(table)
@@ -66,9 +69,13 @@ def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: in
     one of so many `ranks` as divide the weights.
 
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few
-    seconds of looking through the data find. Raises Refused where the job cannot be predicted.
+    seconds of looking through the data find. What the plan has for processors alone is left out. Raises
+    Refused where the job cannot be predicted.
     """
+    techniques = (plan or Plan()).techniques
+    left_out = tuple(technique.name for technique in techniques if technique.card.devices == ("cpu",))
+    plan = Plan(technique for technique in techniques if technique.name not in left_out)
     loader = readable(call(job, "data"), job)
     batch = next(iter(largest_batch(loader, LOOKING_SECONDS)), None)
     needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
-    return [Fit(name, needed, usable, ranks) for name, usable in cards.items()]
+    return [Fit(name, needed, usable, ranks, left_out) for name, usable in cards.items()]

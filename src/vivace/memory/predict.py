@@ -97,6 +97,7 @@ def predict(
     except JobError:  # perhaps the model looks at its weights while it draws them, which fake ones have not
         with torch.random.fork_rng(devices=[]):
             built = call(job, "model")
+        models_of(job, built)  # lazy layers have no shapes to follow
         return _followed(asked, built)
 
 

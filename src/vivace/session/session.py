@@ -137,7 +137,10 @@ class Session:
     def close(self) -> None:
         """Undo everything that the plan changed, last change first; nothing steps or feeds afterwards."""
         self.seams = Step(dict.fromkeys(Seam, _closed))
-        self.build.close()
+        try:
+            self.build.close()
+        finally:
+            self.build.seams = self.seams  # those of the plan hold this session, and so its model
 
     def __enter__(self) -> Self:
         return self

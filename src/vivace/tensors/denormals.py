@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vivace.torch_internals.tensors import Operator, OperatorMode
+from vivace.torch_internals.tensors import Operator, OperatorMode, outside_modes
 from vivace.words import number, percent
 
 BITS = 71_362  # of 1e-40 as a float32; a thread that takes it for zero could not write it
@@ -33,8 +33,10 @@ _IMPORTED_BY = os.getpid()
 
 def are_flushed() -> bool:
     """Do all threads that share an operator of this one take them for zero?"""
-    numbers = torch.full((2 * SHARED * torch.get_num_threads(),), BITS, dtype=torch.int32).view(torch.float32)
-    return not bool((0.5 * numbers).view(torch.int32).any())  # a thread that flushes compares no bits
+    num = 2 * SHARED * torch.get_num_threads()
+    with outside_modes():
+        numbers = torch.full((num,), BITS, dtype=torch.int32, device="cpu").view(torch.float32)
+        return not bool((0.5 * numbers).view(torch.int32).any())  # a thread that flushes compares no bits
 
 
 def flush(on: bool) -> None:

@@ -42,7 +42,7 @@ def map_tensors(
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(item, function, whole) for item in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(map_tensors(item, function, whole) for item in batch)
+        return _like(batch, [map_tensors(item, function, whole) for item in batch])
     if isinstance(batch, (dict, UserDict)):  # such as transformers' BatchEncoding
         entries = {key: map_tensors(value, function, whole) for key, value in batch.items()}
         if type(batch) is dict:  # torch.compile follows no copy of one
@@ -57,6 +57,19 @@ def map_tensors(
             object.__setattr__(found, name, map_tensors(getattr(batch, name), function, whole))
         return found
     return objects.replaced(batch, function) if objects.holds_tensors(batch) else batch
+
+
+def _like(batch: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    """A list or tuple of these, of the batch's own class and with what else it holds."""
+    if type(batch) in (list, tuple):
+        return type(batch)(items)
+    if isinstance(batch, list):
+        found = copy.copy(batch)
+        found[:] = items
+        return found
+    alike = tuple.__new__(type(batch), items)
+    vars(alike).update(getattr(batch, "__dict__", {})) if hasattr(alike, "__dict__") else None
+    return alike
 
 
 class Again:

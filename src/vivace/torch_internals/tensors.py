@@ -60,6 +60,13 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
 
+outside_modes: Callable[[], AbstractContextManager[Any]] = named(
+    "torch.utils._python_dispatch._disable_current_modes",
+    lost="what tries its own code out cannot do so where memory is predicted",
+)
+"""Inside, operators compute real numbers, whatever modes have been entered, such as one of fake tensors."""
+
+
 class FakeBuildMode(TorchFunctionMode):
     """While it is entered, inside of a FakeTensorMode, a deep copy of a tensor is a clone of it.
 

@@ -1,21 +1,26 @@
-"""What training changes of a model beside its `state_dict`: buffers that are not persistent, and plain values
-of its modules, such as a counter of steps. A checkpoint holds them, so that a resumed run goes on with them.
+"""What training changes of a model beside its `state_dict`: buffers that are not persistent, and attributes
+of its modules, such as a counter of steps or a running mean. A checkpoint holds them, and a resumed run goes
+on with them.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
+from vivace.tensors.outside import assign, attributes, changed
 from vivace.torch_internals.modules import own_tensors
 from vivace.torch_internals.tensors import version_of
+from vivace.training.checkpoints import unstorable
 
-_PLAIN = (bool, int, float, str, type(None))
-_TORCHS = ("training",)  # a mode, and no state
+_CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, deque)}
+_TABLES = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
 
 Key = tuple[int, str, str]  # model, module, name
 
@@ -26,54 +31,90 @@ class Beside:
     Args:
         models: of the session.
         captured: replayed steps change buffers without counting versions, so that all are taken as changed.
-        plain: plain values too; of several ranks each may have its own.
+        plain: attributes too (`vivace.tensors.outside.attributes`); of several ranks each may have its own.
     """
 
     def __init__(self, models: Sequence[nn.Module], *, captured: bool, plain: bool) -> None:
-        self._models, self._captured, self._plain = models, captured, plain
-        self._built = {key: (value, _version(value)) for key, value in self._held()}
+        self._models, self._captured, self._plain = list(models), captured, plain
+        self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
+        self._attributes = attributes(self._models) if plain else {}
 
     def state(self) -> list[tuple[int, str, str, Any]]:
-        """What is no more as it was built."""
-        return [
-            (*key, value.detach() if isinstance(value, torch.Tensor) else value)
-            for key, value in self._held()
-            if (self._captured and isinstance(value, torch.Tensor)) or not self._is_as_built(key, value)
+        """What is no more as it was built, and can be kept in a file that runs no code."""
+        found = [
+            (*key, b.detach()) for key, b in self._buffers() if self._captured or self._has_changed(key, b)
         ]
+        now = attributes(self._models) if self._plain else {}
+        for key in sorted(changed(now, self._attributes)):
+            if key in now and not unstorable(kept := _kept(now[key])):
+                found.append((*key, kept))
+        return found
 
     def load(self, state: list[tuple[int, str, str, Any]]) -> None:
         """Let the models hold it again."""
+        found = {}
         for index, name, key, value in state:
             module = self._models[index].get_submodule(name)
-            now = own_tensors(module)[1].get(key)
+            own = next(chain(module.parameters(), self._models[index].parameters()), torch.empty(0))
             if not isinstance(value, torch.Tensor):
-                vars(module)[key] = value
-            elif now is None:
-                own = next(chain(module.parameters(), self._models[index].parameters()), value)
+                found[index, name, key] = _given(value, own.device)
+                continue
+            now = own_tensors(module)[1].get(key)
+            if now is None:
                 module.register_buffer(key, value.to(own.device), persistent=False)
             elif now.shape == value.shape and now.dtype == value.dtype:
                 with torch.no_grad():
                     now.copy_(value)
             else:
                 setattr(module, key, value.to(now.device))
+        assign(self._models, found)
 
-    def _is_as_built(self, key: Key, value: object) -> bool:
-        built, version = self._built.get(key, (self, 0))
-        if isinstance(value, torch.Tensor):
-            return value is built and version_of(value) == version
-        return type(value) is type(built) and (value == built or value != value)
+    def _has_changed(self, key: Key, buffer: torch.Tensor) -> bool:
+        built, version = self._built.get(key, (None, 0))
+        return buffer is not built or version_of(buffer) != version
 
-    def _held(self) -> Iterator[tuple[Key, Any]]:
+    def _buffers(self) -> Iterator[tuple[Key, torch.Tensor]]:
         for index, model in enumerate(self._models):
             saved = model.state_dict().keys()
             for name, module in model.named_modules():
                 for key, buffer in own_tensors(module)[1].items():
                     if buffer is not None and f"{name}.{key}".lstrip(".") not in saved:
                         yield (index, name, key), buffer
-                for key, value in vars(module).items() if self._plain else ():
-                    if isinstance(value, _PLAIN) and not key.startswith("_") and key not in _TORCHS:
-                        yield (index, name, key), value
 
 
-def _version(value: object) -> int:
-    return version_of(value) if isinstance(value, torch.Tensor) else 0
+def _kept(thing: Any) -> Any:
+    """An attribute in Python's own numbers, texts, lists and dicts, and tensors; else as it is."""
+    kind = type(thing).__name__
+    if isinstance(thing, torch.Tensor):
+        return {"kind": "tensor", "parts": thing, "on_host": thing.device.type == "cpu"}
+    if isinstance(thing, (numpy.generic, numpy.ndarray)):
+        return {"kind": "numpy", "parts": thing.tolist(), "dtype": thing.dtype.str, "shape": [*thing.shape]}
+    if type(thing) is complex:
+        return {"kind": kind, "parts": [thing.real, thing.imag]}
+    if type(thing) is bytes:
+        return {"kind": kind, "parts": [*thing]}
+    if type(thing) is defaultdict or type(thing) is _TABLES.get(kind):
+        return {"kind": kind, "parts": [(_kept(key), _kept(value)) for key, value in thing.items()]}
+    if type(thing) is _CONTAINERS.get(kind):
+        limit = {"most": thing.maxlen} if isinstance(thing, deque) else {}
+        return {"kind": kind, "parts": [*map(_kept, thing)], **limit}
+    return thing
+
+
+def _given(kept: Any, device: torch.device) -> Any:
+    """The inverse of `_kept`; tensors that were not in main memory come to `device`."""
+    if not isinstance(kept, dict):
+        return kept
+    kind, parts = kept["kind"], kept["parts"]
+    if kind == "tensor":
+        return parts if kept["on_host"] else parts.to(device)
+    if kind == "numpy":
+        array = numpy.array(parts, dtype=kept["dtype"]).reshape(kept["shape"])
+        return array[()]  # of no dimensions, the number
+    if kind in ("complex", "bytes"):
+        return complex(*parts) if kind == "complex" else bytes(parts)
+    if kind == "defaultdict" or kind in _TABLES:
+        table = {_given(key, device): _given(value, device) for key, value in parts}
+        return defaultdict(None, table) if kind == "defaultdict" else _TABLES[kind](table)
+    given = (_given(part, device) for part in parts)
+    return deque(given, kept["most"]) if kind == "deque" else _CONTAINERS[kind](given)

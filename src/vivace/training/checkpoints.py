@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import time
@@ -97,7 +98,6 @@ class Checkpoints:
         self.facts = facts
         self._required = dict(facts)  # what every manifest must hold; what comes to `facts` later, need not
         self.ledger = ledger
-        self._tried = False
         self._damaged = set[Path]()  # which `newest` passed over
         self._opened: int | None = None  # the folder itself, whatever its name may be by now
 
@@ -115,6 +115,8 @@ class Checkpoints:
             self._require_same_folder(position.step)
             self._require_space(needed)
             self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
+            for name in FILES:
+                _load(temporary / name, mmap=True)
             if target.exists():
                 os.rename(target, self._beside(target, FORMER))
             os.rename(temporary, target)
@@ -124,7 +126,6 @@ class Checkpoints:
             raise self._explain(error, needed, position.step) from error
         read_manifest(target)
         self._damaged.discard(target)
-        self._try_once(target)
         self._note(position)
         self._prune(target)
         return target
@@ -245,6 +246,8 @@ class Checkpoints:
     def _explain(self, error: Exception, needed: int, step: int) -> Exception:
         if isinstance(error, FolderError):
             return error
+        if isinstance(error, CheckpointError):
+            return CheckpointError(f"the state at step {step} cannot be stored: {error}")
         if not self.folder.is_dir():
             return FolderError(
                 f"the folder '{self.folder}' is gone, so the checkpoint of step {step} cannot be written: "
@@ -255,12 +258,6 @@ class Checkpoints:
         if isinstance(error, OSError):
             return FolderError(f"the checkpoint of step {step} cannot be written to '{self.folder}': {error}")
         return CheckpointError(f"the state at step {step} cannot be stored: {type(error).__name__}: {error}")
-
-    def _try_once(self, path: Path) -> None:
-        """Once a run: can what was written be read back without running code?"""
-        if not self._tried:
-            _load(path / FILES[1])
-            self._tried = True
 
     def _prune(self, newest: Path) -> None:
         """Remove all but `newest` and the one before: old, torn, damaged ones, and those of later steps."""
@@ -397,11 +394,11 @@ def _verify(file: Path, num_bytes: object, sha256: object) -> None:
         raise CheckpointError(f"the sha256 of {file.name} differs from the manifest's")
 
 
-def _load(file: Path) -> Any:
+def _load(file: Path, *, mmap: bool = False) -> Any:
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # unpickling raises almost anything
-        reason = str(error).strip().split("\n")[0]
+        reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0]
         raise CheckpointError(f"{file.name} holds more than numbers, texts and tensors: {reason}") from None
 
 
@@ -409,7 +406,8 @@ def unstorable(state: object, where: str = "it") -> str:
     """What of a state no checkpoint could hold and give back, in words; empty where it could be held."""
     file = io.BytesIO()
     try:
-        torch.save(map_tensors(state, lambda tensor: torch.empty(0)), file)
+        nothing = torch.empty(0)
+        torch.save(map_tensors(state, lambda tensor: nothing), file)
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception:  # pickling raises almost anything

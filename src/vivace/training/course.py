@@ -9,6 +9,7 @@ import functools
 import hashlib
 import inspect
 import os
+import platform
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from vivace.session.opening import parts_of, schedulers_of
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
-_SOURCE = "source of "
+_SOURCE, _PYTHON = "source of ", "python"
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -66,20 +67,36 @@ def sources_of(job: Job, whose: str = "") -> dict[str, str]:
 
     Raises nothing: what cannot be read as Python has none.
     """
-    return {f"{_SOURCE}{whose}{path.name}": digest for path in _files_of(job) if (digest := _digest(path))}
+    paths = _files_of(job)
+    found = {f"{_SOURCE}{whose}{_named(path, paths)}": digest for path in paths if (digest := _digest(path))}
+    return {_PYTHON: platform.python_version().rpartition(".")[0], **found} if found else {}
+
+
+def other_python(then: dict[str, str], now: dict[str, str]) -> str:
+    """Why sources are not compared: ``Python 3.11 -> 3.12``; empty where they are."""
+    versions = [course.get(_PYTHON, "") for course in (then, now)]
+    return f"Python {' -> '.join(versions)}" if all(versions) and len(set(versions)) > 1 else ""
 
 
 def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What has changed, as ``lr: 0.1 -> 0.2``. A module that only one of both has loaded is no change."""
-    found = []
+    """What has changed, as ``lr: 0.1 -> 0.2``. A module that only one of both has loaded is no change; nor
+    is what another Python makes of the same text.
+    """
+    found, reads_otherwise = [], other_python(then, now)
     for key in {**then, **now}:
         before, after = then.get(key), now.get(key)
         source = key.startswith(_SOURCE)
-        if before == after or (source and None in (before, after)):
+        if before == after or key == _PYTHON or (source and (reads_otherwise or None in (before, after))):
             continue
         told = (str(value or "none")[:_MOST_LETTERS] for value in (before, after))
         found.append(key if source else f"{key}: {' -> '.join(told)}")
     return found
+
+
+def _named(path: Path, paths: list[Path]) -> str:
+    """A file's name; of several that have it, with the folders in which they differ."""
+    alike = [str(other) for other in paths if other.name == path.name]
+    return path.name if len(alike) == 1 else os.path.relpath(path, os.path.commonpath(alike))
 
 
 def _files_of(job: Job) -> list[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from vivace.data.damage import Damage
 from vivace.data.hanging import HangWatch
@@ -110,6 +111,15 @@ class Feed:
         """The batches in the `step`-th step of an epoch, of at most `most`; the last may take fewer."""
         length = known_length(self.own_loader)
         return most if length is None else max(1, min(most, length - (step - 1) * most))
+
+    @property
+    def counts(self) -> bool:
+        """Is the data's length the number of their batches? Of a stream that workers share torch guesses it,
+        and is wrong by what each worker leaves over.
+        """
+        streams = isinstance(getattr(self.own_loader, "dataset", None), IterableDataset)
+        shared = streams and getattr(self.own_loader, "num_workers", 0) > 1
+        return known_length(self.own_loader) is not None and not shared
 
     def num_missing(self, batches: int, most: int) -> int:
         """Steps that are missing after an epoch of so many, by the data's own length; 0 where it has none."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import CheckpointError, FolderError
+import torch
+
+from vivace.errors import CheckpointError, FolderError, JobError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Job
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
-from vivace.session.opening import seed_everything
+from vivace.session.opening import parts_of, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.training.beside import Beside
@@ -29,6 +32,7 @@ from vivace.training.resuming import (
     compare,
     facts_of,
     load_beside,
+    load_gradients,
     load_into,
     load_streams,
     require_storable,
@@ -37,6 +41,7 @@ from vivace.training.resuming import (
     whole_state_of,
 )
 from vivace.training.strides import Strides
+from vivace.training.unapplied import Unapplied
 from vivace.training.watch import Watch
 
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
@@ -63,8 +68,12 @@ class Keeping(Strides):
         super().__init__(session, ranks, watch)
         self.job, self.path, self.options = job, path, options
         self.device = session.build.device
-        changed, seed = options.changed == "ok", options.seed
-        self.feed = Feed(job, ranks, seed, path, lambda text: self.progress.notice(text), changed=changed)
+        changed, seed, run = options.changed == "ok", options.seed, weakref.proxy(self)
+
+        def tell(text: str) -> None:  # that holds no run, and with it no model, when that is over
+            run.progress.notice(text)
+
+        self.feed = Feed(job, ranks, seed, path, tell, changed=changed)
         self.damage = self.feed.damage
         self.scheduler = schedule_of(job, session.optimizer)
         if ranks.rank:
@@ -73,6 +82,8 @@ class Keeping(Strides):
         facts["course"] |= course_of(job, session.optimizers or session.optimizer, self.scheduler)
         captured = any(technique.card.captures for technique in session.plan.techniques)
         self.beside = Beside(session.build.models, captured=captured, plain=ranks.world_size == 1)
+        own = session.optimizers or session.optimizer if session.build.own_step else None
+        self.unapplied = Unapplied(parts_of(own, torch.optim.Optimizer))
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
@@ -83,8 +94,7 @@ class Keeping(Strides):
         if found is not None:
             self.take_up(found)
         else:
-            if session.build.shards is None:
-                require_storable(session.optimizer, self.scheduler)
+            self.require_storable()
             self.damage.before = 0
             for name in (*_RESULTS, DAMAGED, DAMAGED_IN_VALIDATION) if ranks.writes else ():
                 (path / name).unlink(missing_ok=True)
@@ -110,6 +120,11 @@ class Keeping(Strides):
             return ""
         ranks = ", ".join(map(str, self.lost_streams))
         return f"resumed, not bit-exact: the random streams of rank {ranks} were lost with it, and begin anew"
+
+    def require_storable(self) -> None:
+        """Raises JobError where a checkpoint could not hold the present state."""
+        if self.session.build.shards is None:
+            require_storable(self.session.built, self.session.optimizer, self.scheduler)
 
     def is_healthy(self) -> bool:
         """Are the loss and all trained weights finite? Frozen ones may be a mask of -inf."""
@@ -172,6 +187,7 @@ class Keeping(Strides):
             "streams": streams,
             "data": self.feed.state(self.session, self.position),
             "beside": self.beside.state(),
+            "gradients": self.unapplied.state(),
         }
 
     def keep_what_was_trained(self) -> str:
@@ -183,7 +199,7 @@ class Keeping(Strides):
             return ""
         try:
             path = self.save_alone() if self.ranks.world_size == 1 else self._save_at_the_end()
-        except (RuntimeError, FolderError, CheckpointError, Stranded):  # device, disk or a rank fail, too
+        except (RuntimeError, FolderError, CheckpointError, JobError, Stranded):  # device, disk, a rank, too
             return ""
         where = f"{path.name} in '{path.parent}'" if path is not None else ""
         return f"{where} was kept: once mended, go on with --resume --changed ok" if where else ""
@@ -220,6 +236,7 @@ class Keeping(Strides):
         shards = self.session.build.shards
         load_into(self.session.built, found.model, "the model", shards)
         load_beside(self.beside, state.get("beside", []))
+        load_gradients(self.unapplied, state.get("gradients", []))
         load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
         load_into(self.scheduler, state["scheduler"], "the scheduler")
         fresh.take(found.manifest["course"], self.checkpoints.facts["course"])

@@ -80,7 +80,7 @@ class Loop(Keeping):
         self.stopped_by = ""
         self.seen_samples = self.samples_before = 0
         self.stepping_seconds = self.slowest_look = 0.0
-        self.look_at_step = self.position.step + 1
+        self.look_at_step = self.first_step = self.position.step + 1
         self.looked_at = self.started_at
 
     def first_attempt(self) -> FirstAttempt:
@@ -205,7 +205,8 @@ class Loop(Keeping):
                 return False
             self.fetches()
             if self._reached():
-                ended = next(batches, self) is self
+                # By the length: a batch that is not trained on may fail, or never come.
+                ended = self.feed.counts and position.batch == self.an_epoch
                 break
         if position.batch == 0 or position.step == 0:
             why = self.damage.sentence()
@@ -220,6 +221,7 @@ class Loop(Keeping):
     def take(self, batch: Batch) -> Any:
         """One step of the session, which leaves no trace where it fails; its loss."""
         watched = self.watch.seconds
+        self.unapplied.step_begins()
         try:
             loss = self.watch.step(self.session, self.position, batch, self._step)
         except Diverged as error:
@@ -309,10 +311,12 @@ class Loop(Keeping):
             on_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
             watched = (self._watched(),) if on_plateau else ()
             try:
-                with warnings.catch_warnings():
+                if self.samples:
+                    scheduler.step(*watched)
+                    continue
+                with warnings.catch_warnings():  # not after each step: Python would forget what it has shown
                     # The update before a resumed run's first is an earlier process's; torch cannot know it.
-                    if not self.samples:
-                        warnings.simplefilter("ignore", UserWarning)
+                    warnings.simplefilter("ignore", UserWarning)
                     scheduler.step(*watched)
             except Exception as error:
                 self.between_steps, step = False, self.position.step  # it may have counted already
@@ -329,6 +333,8 @@ class Loop(Keeping):
         return self.position.metric
 
     def _after_step(self) -> None:
+        if self.position.step == self.first_step:
+            self.require_storable()  # an optimizer makes its state in its first step
         if self.glance():
             self.look_at_step = self.position.step
         step, every = self.position.step, self.options.checkpoint_every_steps
@@ -444,7 +450,7 @@ class Loop(Keeping):
             self._step_scheduler()
             self._rest(ends=True)
         if missing := self.feed.num_missing(position.batch, self._batches_per_step()):
-            position.missing += missing
+            position.missing += missing if self.feed.counts else 0
             self.progress.notice(
                 f"epoch {position.epoch + 1} ended {words.count(missing, 'step')} early: the data's length "
                 f"promises {position.batch + missing}, and {position.batch} came"

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import FolderError
+from vivace.errors import FolderError, JobError, VivaceError
 from vivace.events import OnEvent, scalars_of, teller
 from vivace.files import open_own, own_folder
 from vivace.inspection.energy import Meter
+from vivace.job import blame
 from vivace.training.crew import num_ranks_here
 from vivace.training.folder import LOG
 
@@ -51,8 +52,13 @@ class Progress:
             self._guard(lambda: self._append(record))
 
     def tell(self, kind: str, **fields: object) -> None:
-        """Call `on_event` without writing to the log."""
-        self._tell(kind, fields)
+        """Call `on_event` without writing to the log. Raises JobError where that fails."""
+        try:
+            self._tell(kind, fields)
+        except VivaceError:
+            raise
+        except Exception as error:
+            raise JobError(f"on_event failed: {blame(error)}") from error
 
     def notice(self, text: str) -> None:
         """A sentence that the person should read, now and in ``run.json``."""

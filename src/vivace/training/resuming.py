@@ -23,8 +23,9 @@ from vivace.tensors.optimizers import align_state
 from vivace.tensors.randomness import from_plain, restore
 from vivace.training.beside import Beside
 from vivace.training.checkpoints import unstorable
-from vivace.training.course import differences
+from vivace.training.course import differences, other_python
 from vivace.training.ranks import Ranks, for_so_many
+from vivace.training.unapplied import Unapplied
 
 if TYPE_CHECKING:
     from vivace.tensors.shards import Shards
@@ -88,7 +89,7 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, *, changed_
             f"the job of the run in '{folder}' has changed ({'; '.join(course[:6])}): resume with the job it "
             "was started with, choose a new name, or accept the change with --changed ok (changed='ok')"
         )
-    changed = [*course[:6]]
+    changed = [*filter(None, (other_python(then["course"], now["course"]),)), *course[:6]]
     if then["plan_id"] != now["plan_id"]:
         changed += Plan.loads(then["plan"]).diff(Plan.loads(now["plan"]))
     changed += [f"{key} {then[key]} -> {now[key]}" for key in _BIT_EXACT_FACTS if then[key] != now[key]]
@@ -151,11 +152,11 @@ def _require_direction(mode: str, job: Job) -> None:
         )
 
 
-def require_storable(optimizer: object, schedule: object) -> None:
-    """Raises JobError where a checkpoint could not hold what these begin with: before the first step, and not
-    at the first save.
+def require_storable(model: object, optimizer: object, schedule: object) -> None:
+    """Raises JobError where a checkpoint could not hold the states of these: asked before and after the first
+    step, and not at the first save.
     """
-    for what, thing in (("optimizer", optimizer), ("scheduler", schedule)):
+    for what, thing in (("model", model), ("optimizer", optimizer), ("scheduler", schedule)):
         if reason := unstorable(state_of(thing)):
             raise JobError(
                 f"the Job's {what} has a state that no checkpoint can hold ({reason}): its state_dict must "
@@ -241,6 +242,14 @@ def load_beside(beside: Beside, state: list[tuple[int, str, str, Any]]) -> None:
         beside.load(state)
     except Exception as error:
         raise CheckpointError(f"the checkpoint does not fit the model: {error!r}") from error
+
+
+def load_gradients(unapplied: Unapplied, state: list[list[torch.Tensor | None]]) -> None:
+    """Raises CheckpointError where the optimizers do not take the gradients that a checkpoint holds."""
+    try:
+        unapplied.load(state)
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint does not fit the optimizer: {error!r}") from error
 
 
 def load_streams(state: dict[str, Any], device: torch.device) -> None:

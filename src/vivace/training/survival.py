@@ -138,6 +138,10 @@ class Survival:
         if careful is not None:
             self.take_care()
 
+    def close(self) -> None:
+        """No step follows: the session's seams hold this no more, nor this what they hold."""
+        self._observing.close()
+
     def _update(self, following: Callable[[], None]) -> None:
         self._updating = True
         if self.ranks.watch is not None:

@@ -242,6 +242,7 @@ def _opened(
             loop = Loop(job, session, ranks, path, options, on_event, watch)
         loop.checkpoints.facts |= {"tuned": tuned} if tuned else {}
         stack.callback(lambda: loop.session.close())  # which may be another one by then
+        stack.callback(loop.survival.close)
         stack.callback(watch.end)
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)

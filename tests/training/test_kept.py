@@ -1,0 +1,420 @@
+"""What a checkpoint holds beside weights, and what no checkpoint could hold, told before anything is lost."""
+
+import collections
+import enum
+import gc
+import io
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+
+import vivace
+from vivace.errors import CheckpointError, JobError, SampleError
+from vivace.tensors.outside import alike
+from vivace.training.beside import _given, _kept
+from vivace.training.checkpoints import Checkpoints, Position, unstorable
+
+ROWS = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
+
+
+def linear():
+    return torch.nn.Linear(2, 1)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def square(model, batch):
+    return model(batch[0]).pow(2).mean()
+
+
+def job_of(model=linear, **fields):
+    common = {"data": lambda: DataLoader(TensorDataset(ROWS), batch_size=4), "optimizer": sgd}
+    return vivace.Job(**{"model": model, "loss": square, **common, **fields})
+
+
+def whole_and_in_parts(job, folder, stops=(7, 13), **options):
+    """The weights of a run, and of one that was stopped after these steps; with the notices of the latter."""
+    vivace.train(job, out=folder / "whole", **options)
+    for stop in stops:
+        vivace.train(job, out=folder / "parts", max_steps=stop, resume=stop != stops[0], **options)
+    run = vivace.train(job, out=folder / "parts", resume=True, **options)
+    whole, parts = (torch.load(folder / name / "model.pt", weights_only=True) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    return all(torch.equal(whole[name], parts[name]) for name in whole), run.notices
+
+
+class Remembering(torch.nn.Module):
+    """`change(self, outputs)` changes attributes in each step, and `number(self)` counts in the outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.tau, self.calls, self.center = 1.0, numpy.int64(0), torch.zeros(1)
+        self.history, self.recent = [], collections.deque(maxlen=3)
+        self.of_class, self.table = {}, numpy.zeros(3, dtype=numpy.float32)
+        self.held = collections.defaultdict(float)
+
+    def forward(self, inputs):
+        found = self.layer(inputs)
+        if self.training:
+            self.tau = numpy.maximum(self.tau * numpy.exp(-1e-2), 0.5)
+            self.calls += numpy.int64(1)
+            self.center = 0.9 * self.center + 0.1 * found.detach().mean()
+            self.history.append(float(found.detach().mean()))
+            self.recent.append(float(found.detach().mean()))
+            self.of_class["seen"] = self.of_class.get("seen", 0) + 1
+            self.table = self.table * numpy.float32(0.9) + numpy.float32(0.1)
+            self.held["sum"] += float(self.tau)
+        numbers = sum(self.recent) + len(self.history) + self.of_class.get("seen", 0) + self.table.sum()
+        return found * float(self.tau) - self.center + 1e-3 * float(numbers + self.calls + self.held["sum"])
+
+
+def test_attributes_of_modules_go_on_whatever_plain_kind_they_are_of(tmp_path):
+    assert whole_and_in_parts(job_of(Remembering), tmp_path) == (True, ())
+
+
+class Late(torch.nn.Module):
+    """Its temperature is Python's number in the first checkpoints, and NumPy's afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.tau, self.calls = torch.nn.Linear(2, 1), 1.0, 0
+
+    def forward(self, inputs):
+        if self.training:
+            self.calls += 1
+            self.tau = numpy.exp(-0.01 * self.calls) if self.calls > 7 else self.tau
+        return self.layer(inputs) * float(self.tau)
+
+
+def test_a_number_that_becomes_numpys_on_the_way_spoils_no_checkpoint(tmp_path):
+    assert whole_and_in_parts(job_of(Late), tmp_path, stops=(10,), checkpoint_every_steps=2) == (True, ())
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.integers(-9, 9).map(numpy.int32),
+    st.floats(-9, 9, width=32).map(numpy.float32),
+    st.booleans().map(numpy.bool_),
+    st.lists(st.integers(-9, 9), max_size=4).map(lambda found: numpy.array(found, dtype=numpy.int16)),
+    st.lists(st.integers(-9, 9), max_size=4).map(torch.tensor),
+)
+KEYS = st.one_of(st.integers(-9, 9), st.text(max_size=3), st.tuples(st.integers(0, 3), st.booleans()))
+THINGS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.dictionaries(KEYS, inner, max_size=3).map(collections.OrderedDict),
+        st.dictionaries(KEYS, inner, max_size=3).map(lambda found: collections.defaultdict(None, found)),
+        st.dictionaries(KEYS, st.integers(0, 9), max_size=3).map(collections.Counter),
+        st.lists(inner, max_size=3).map(lambda found: collections.deque(found, maxlen=5)),
+        st.sets(st.integers(-9, 9), max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@given(THINGS)
+def test_an_attribute_comes_back_from_a_file_as_it_was(thing):
+    file = io.BytesIO()
+    torch.save(_kept(thing), file)
+    file.seek(0)
+    found = _given(torch.load(file, weights_only=True), torch.device("cpu"))
+    assert alike(found, thing)
+    assert getattr(found, "maxlen", None) == getattr(thing, "maxlen", None)
+
+
+NUMBERS = enum.IntEnum("NUMBERS", {f"n{number}": number for number in range(100)})
+
+
+class Odd(torch.nn.Module):
+    """Keeps a number of a class of its own, and one of Python's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.kind, self.calls = torch.nn.Linear(2, 1), NUMBERS(0), 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        self.kind = NUMBERS(self.calls)
+        return self.layer(inputs)
+
+
+def test_what_no_file_holds_is_left_out_of_the_checkpoint_and_the_run_goes_on(tmp_path):
+    vivace.train(job_of(Odd), out=tmp_path, max_steps=5)
+    state = torch.load(tmp_path / "checkpoints" / "step_5" / "state.pt", weights_only=True)
+    assert [(key, value) for _, _, key, value in state["beside"]] == [("calls", 5)]
+
+
+class Extra(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+    def get_extra_state(self):
+        return {"mean": numpy.zeros(2)}
+
+    def set_extra_state(self, state):
+        assert state["mean"].shape == (2,)
+
+
+class Shifting(torch.optim.SGD):
+    """Keeps old gradients, as AdaShift does: in a state that begins with the first step."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                old = self.state[weight].setdefault("old", collections.deque(maxlen=3))
+                old.append(weight.grad.clone())
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "steps"),
+    [
+        (
+            {"model": Extra},
+            "the Job's model has a state that no checkpoint can hold ('mean' is a ndarray)",
+            0,
+        ),
+        (
+            {"optimizer": lambda model: Shifting(model.parameters(), lr=0.1)},
+            "the Job's optimizer has a state that no checkpoint can hold ('old' is a deque)",
+            1,
+        ),
+    ],
+)
+def test_a_state_that_no_checkpoint_holds_is_told_at_once(tmp_path, fields, told, steps):
+    seen = []
+    job = job_of(**{"loss": lambda model, batch: seen.append(None) or square(model, batch), **fields})
+    with pytest.raises(JobError, match=re.escape(told)):
+        vivace.train(job, out=tmp_path / "run")
+    assert len(seen) == steps
+
+
+def test_a_checkpoint_that_could_not_be_read_back_replaces_none(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {})
+    state = {"optimizer": {}, "scheduler": None, "techniques": None, "streams": []}
+    checkpoints.save(Position(step=1), {}, state)
+    for model, more in (({"one": {numpy.float64(1.0)}}, {}), ({}, {"late": numpy.float64(1.0)})):
+        with pytest.raises(
+            CheckpointError, match=r"state at step 2 cannot be stored: \w+\.pt holds more"
+        ) as told:
+            checkpoints.save(Position(step=2), model, {**state, **more})
+        assert "\x1b" not in str(told.value)
+    assert [path.name for path in tmp_path.glob("step*")] == ["step_1"]
+    assert checkpoints.newest().position.step == 1
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_gradients_that_an_own_step_adds_up_go_on_after_a_stop(tmp_path, every):
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls = torch.nn.Linear(2, 1), 0
+
+    def step(model, optimizer, batch):
+        loss = model.layer(batch[0]).pow(2).mean()
+        (loss / every).backward()
+        model.calls += 1
+        if model.calls % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    job = job_of(Counted, loss=None, step=step, epochs=1)
+    assert whole_and_in_parts(job, tmp_path, stops=(6, 11)) == (True, ())
+    vivace.train(job, out=tmp_path / "one", max_steps=6)
+    state = torch.load(tmp_path / "one" / "checkpoints" / "step_6" / "state.pt", weights_only=True)
+    assert [len(one) for one in state["gradients"]] == ([2] if every > 1 else [0])
+
+
+def test_a_job_with_a_loss_keeps_no_gradients(tmp_path):
+    vivace.train(job_of(), out=tmp_path, max_steps=2)
+    state = torch.load(tmp_path / "checkpoints" / "step_2" / "state.pt", weights_only=True)
+    assert state["gradients"] == []
+
+
+class Numbers(Dataset):
+    """Every second pair of samples takes long, so that workers finish out of turn."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if (index // 2) % 2 == 0:
+            time.sleep(0.02)
+        return torch.tensor([float(index)])
+
+
+def test_batches_of_a_loader_without_order_come_in_order_and_it_is_said(tmp_path):
+    seen = []
+
+    def loss(model, batch):
+        seen.extend(int(number) for number in batch[:, 0])
+        return model(batch / 40).pow(2).mean()
+
+    def data():
+        return DataLoader(Numbers(), batch_size=2, num_workers=2, in_order=False)
+
+    job = job_of(lambda: torch.nn.Linear(1, 1), data=data, loss=loss)
+    vivace.train(job, out=tmp_path, max_steps=9)
+    run = vivace.train(job, out=tmp_path, resume=True)
+    assert seen == list(range(40))
+    assert [text for text in run.notices if "in_order=False" in text]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_of_a_run_stays_in_memory(tmp_path, workers):
+    alive = []
+
+    def model():
+        alive.append(weakref.ref(made := linear()))
+        return made
+
+    def data():
+        return DataLoader(TensorDataset(ROWS), batch_size=4, num_workers=workers)
+
+    gc.collect()
+    gc.disable()
+    try:
+        vivace.train(job_of(model, data=data), out=tmp_path)
+    finally:
+        gc.enable()
+    assert [made() for made in alive] == [None] * len(alive)
+
+
+class Sharded(IterableDataset):
+    """Workers share it, each with a rest that fills no batch: torch's length is too long by one."""
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        info = get_worker_info()
+        yield from (torch.full((2,), float(n)) for n in range(info.id, 10, info.num_workers))
+
+
+def test_what_torch_guesses_of_a_streams_length_is_no_missing_step(tmp_path):
+    def data():
+        return DataLoader(Sharded(), batch_size=4, num_workers=2, drop_last=True)
+
+    run = vivace.train(job_of(data=data, loss=lambda model, batch: model(batch / 10).mean()), out=tmp_path)
+    assert (run.steps, run.missing_steps, run.exit_code) == (2, 0, 0)
+
+
+class Bad(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index >= 20:
+            raise OSError("it is torn")
+        return torch.ones(2)
+
+
+def test_a_batch_after_the_last_step_is_not_asked_for(tmp_path):
+    def data():
+        return DataLoader(Bad(), batch_size=4)
+
+    def stream():
+        yield from [torch.ones(4, 2)] * 5
+        raise OSError("it waits for ever")
+
+    job = job_of(data=data, loss=lambda model, batch: model(batch).mean())
+    assert vivace.train(job, out=tmp_path / "one", max_steps=5).steps == 5
+    with pytest.raises(SampleError):
+        vivace.train(job, out=tmp_path / "one", resume=True)
+    job = job_of(data=stream, loss=lambda model, batch: model(batch).mean())
+    assert vivace.train(job, out=tmp_path / "two", max_steps=5).steps == 5
+
+
+def test_a_listener_that_fails_costs_no_step(tmp_path):
+    def listener(event):
+        if event.payload.get("step", 0) >= 15:
+            raise ConnectionError("the tracker is gone")
+
+    with pytest.raises(JobError, match=r"on_event failed: ConnectionError: the tracker is gone.*was kept"):
+        vivace.train(job_of(), out=tmp_path, on_event=listener)
+    last = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "checkpoints").glob("step_*"))
+    assert last >= 15
+    assert vivace.train(job_of(), out=tmp_path, resume=True).resumed_from_step == last
+
+
+def test_a_warning_is_shown_once_however_often_a_schedule_steps(tmp_path):
+    code = """
+        import sys, warnings, torch, vivace
+        def loss(model, batch):
+            warnings.warn("look here")
+            return model(batch).mean()
+        job = vivace.Job(
+            model=lambda: torch.nn.Linear(2, 1), data=lambda: [torch.ones(2, 2)] * 20, loss=loss,
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), scheduler_every="step",
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5))
+        vivace.train(job, out=sys.argv[1])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.count("look here") in (1, 2)  # before the first update of a schedule, and after it
+
+
+OWN_FILE = """
+import torch, vivace
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.full((2,), float(index))
+
+def begun(worker): ...
+def together(rows): return torch.stack(rows)
+
+def data():
+    return DataLoader(Rows(), batch_size=4, num_workers=1, multiprocessing_context={method!r},
+                      collate_fn=together, worker_init_fn=begun)
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(2, 1), data=data, validation=data, epochs=2,
+    loss=lambda model, batch: model(batch).pow(2).mean(),
+    metric=lambda model, batches: -float(sum(model(batch).sum() for batch in batches)),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.001))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_know_the_jobs_file(tmp_path, method):
+    (tmp_path / "own file.py").write_text(OWN_FILE.format(method=method))
+    command = [sys.executable, "-m", "vivace", "train", "own file.py:job", "--out", "run", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"steps": 4' in done.stdout
+    assert not [name for name in os.environ if name.startswith("vivace_job_") and "own_file" in name]
+
+
+def test_only_what_could_not_be_held_is_named():
+    assert unstorable({"a": torch.ones(2), "b": [1, {"c": numpy.float32(1)}]}).startswith("'c' is a float32")
+    assert unstorable({"a": torch.ones(2), "b": (1, "text", None)}) == ""
