@@ -116,7 +116,7 @@ class Checkpoints:
             self._require_space(needed)
             self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
             for name in FILES:
-                _load(temporary / name, mmap=True)
+                _require_readable(temporary / name)
             if target.exists():
                 os.rename(target, self._beside(target, FORMER))
             os.rename(temporary, target)
@@ -400,6 +400,16 @@ def _load(file: Path, *, mmap: bool = False) -> Any:
     except Exception as error:  # unpickling raises almost anything
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0]
         raise CheckpointError(f"{file.name} holds more than numbers, texts and tensors: {reason}") from None
+
+
+def _require_readable(file: Path) -> None:
+    """Raises CheckpointError where a file cannot be read back. Its numbers are not read, as its hash was taken
+    when it was written, but on disks that map no files.
+    """
+    try:
+        _load(file, mmap=True)
+    except CheckpointError:
+        _load(file)
 
 
 def unstorable(state: object, where: str = "it") -> str:
