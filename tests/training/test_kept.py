@@ -398,7 +398,7 @@ def data():
                       collate_fn=together, worker_init_fn=begun)
 
 job = vivace.Job(
-    model=lambda: torch.nn.Linear(2, 1), data=data, validation=data, epochs=2,
+    model=lambda: torch.nn.Linear(2, 1), data=data, validation=data,
     loss=lambda model, batch: model(batch).pow(2).mean(),
     metric=lambda model, batches: -float(sum(model(batch).sum() for batch in batches)),
     optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.001))

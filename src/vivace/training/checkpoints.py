@@ -403,8 +403,8 @@ def _load(file: Path, *, mmap: bool = False) -> Any:
 
 
 def _require_readable(file: Path) -> None:
-    """Raises CheckpointError where a file cannot be read back. Its numbers are not read, as its hash was taken
-    when it was written, but on disks that map no files.
+    """Raises CheckpointError where a file cannot be read back. Its numbers are not read, whose hash was
+    taken when they were written, but on disks that map no files.
     """
     try:
         _load(file, mmap=True)
