@@ -14,7 +14,19 @@ from vivace.errors import InputError
 from vivace.sweeping.space import combinations, range_told, size_of, space_of, told
 
 
-def job(lr: float = 0.1, width: int = 64, depth: int = 3, name="sgd", factor=1.0, *, needed):
+def job(
+    lr: float = 0.1,
+    width: int = 64,
+    depth: int = 3,
+    name="sgd",
+    factor=1.0,
+    arch: str = "18",
+    big=False,
+    norm: str | None = None,
+    other=(),
+    *,
+    needed,
+):
     """The parameters of a job's function."""
 
 
@@ -35,7 +47,11 @@ def read(*ranges, needed="needed=1"):
         ("width=8..512:log", IntDistribution(8, 512, log=True)),
         ("width=32,64,128", CategoricalDistribution([32, 64, 128])),
         ("name=sgd,adam", CategoricalDistribution(["sgd", "adam"])),
-        ("name=None,True,0.5", CategoricalDistribution([None, True, 0.5])),
+        ("other=None,True,0.5,true", CategoricalDistribution([None, True, 0.5, "true"])),
+        ("name=18,None", CategoricalDistribution(["18", None])),
+        ("arch=18,34", CategoricalDistribution(["18", "34"])),
+        ("big=True,False", CategoricalDistribution([True, False])),
+        ("norm=None,'none',1e3", CategoricalDistribution([None, "none", "1e3"])),
     ],
 )
 def test_ranges_are_read_as_written(text, found):
@@ -59,6 +75,11 @@ def test_ranges_are_read_as_written(text, found):
         ("lr=0.1", "nothing is searched"),
         ("lr=0.1-1", "lr is a number, and '0.1-1' is none"),
         ("factor=1,two", "factor is a number, and 'two' is none"),
+        ("big=true,false", "'big=true,false': write True, as Python does, instead of true$"),
+        ("big=FALSE", "write False, as Python does"),
+        ("big=yes,no", "big is True or False, and 'yes' is neither"),
+        ("norm=none,batch", 'write None, as Python does, instead of none, or "none" in quotes'),
+        ("arch=18..34", "arch is a text, and a range is of numbers: write arch=18,34"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(text, sentence):
@@ -68,7 +89,7 @@ def test_what_cannot_be_read_is_one_sentence(text, sentence):
 
 @pytest.mark.parametrize("text", ["0.0001..0.1:log", "0.0..1.0", "2..6", "32,64,128", "sgd,None,0.5"])
 def test_a_range_is_told_as_it_is_written(text):
-    name = "name" if "sgd" in text else "depth" if text == "2..6" else "width" if "32" in text else "lr"
+    name = "other" if "sgd" in text else "depth" if text == "2..6" else "width" if "32" in text else "lr"
     (found,) = read(f"{name}={text}")[0].values()
     assert range_told(found) == text
 

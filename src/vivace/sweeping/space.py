@@ -26,8 +26,9 @@ Parameters = dict[str, Any]
 
 _LOGARITHMIC = ":log"
 _PLAIN = (int, float, str, bool, type(None))
-_NUMBERS = {"int", "float"}
-_OR_NONE = {"None", "NoneType", "Optional", "Union", "typing"}  # what else may stand in a number's annotation
+_KINDS = {"int", "float", "bool", "str", "None"}
+_NONE = {"NoneType", "Optional"}  # other names of None in an annotation
+_CONSTANTS = {"true": "True", "false": "False", "none": "None", "null": "None"}  # by what others write
 _FORMS = "lr=1e-4..1e-1:log, depth=2..6, width=32,64,128 or momentum=0.9"
 
 
@@ -102,50 +103,71 @@ def _read(name: str, text: str, parameter: inspect.Parameter) -> Any:
     told = text.removesuffix(_LOGARITHMIC)
     logarithmic = told != text
     if ".." in told:
-        return _between(name, text, told, logarithmic, _takes_reals(parameter))
+        return _between(name, text, told, logarithmic, parameter)
     if logarithmic:
         raise InputError(f"'{name}={text}': {_LOGARITHMIC} belongs to a range such as 1e-4..1e-1:log")
-    choices = [_value(part.strip()) for part in told.split(",")]
+    kinds = _kinds_of(parameter)
+    parts = [part.strip() for part in told.split(",")]
+    choices = [_value(part) for part in parts]
+    if kinds - {"None"} == {"str"}:
+        choices = [p if type(one) in (int, float) else one for p, one in zip(parts, choices, strict=True)]
     if any(choice == "" for choice in choices):
         raise InputError(f"'{name}={text}' has an empty choice: write {_FORMS}")
     if len(set(map(repr, choices))) < len(choices):
         raise InputError(f"'{name}={text}' names a choice twice")
-    words = [choice for choice in choices if isinstance(choice, str)]
-    if words and _takes_numbers(parameter):
-        raise InputError(f"'{name}={text}': {name} is a number, and '{words[0]}' is none: write {_FORMS}")
+    _require_values(
+        name, text, [part for part, one in zip(parts, choices, strict=True) if isinstance(one, str)], kinds
+    )
     return choices[0] if len(choices) == 1 else CategoricalDistribution(choices)
 
 
-def _between(name: str, text: str, told: str, logarithmic: bool, real: bool) -> BaseDistribution:
+def _require_values(name: str, text: str, words: list[str], kinds: set[str]) -> None:
+    """Raises InputError where one of the words is no value of a parameter of these kinds."""
+    for word in words:
+        right = _CONSTANTS.get(word.lower(), "")
+        if ("None" if right == "None" else "bool") in kinds and right:
+            quoted = f', or "{word}" in quotes of its own for the text' if kinds <= {"None", "str"} else ""
+            raise InputError(f"'{name}={text}': write {right}, as Python does, instead of {word}{quoted}")
+        if kinds & {"int", "float"} and "str" not in kinds:
+            raise InputError(f"'{name}={text}': {name} is a number, and '{word}' is none: write {_FORMS}")
+        if "bool" in kinds and "str" not in kinds:
+            raise InputError(f"'{name}={text}': {name} is True or False, and '{word}' is neither")
+
+
+def _between(
+    name: str, text: str, told: str, logarithmic: bool, parameter: inspect.Parameter
+) -> BaseDistribution:
     low, high = (_value(end.strip()) for end in told.split("..", 1))
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
         raise InputError(f"'{name}={text}' is no range of numbers: write {_FORMS}")
+    if _kinds_of(parameter) - {"None"} == {"str"}:
+        raise InputError(
+            f"'{name}={text}': {name} is a text, and a range is of numbers: write {name}={low},{high}"
+        )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InputError(f"'{name}={text}': the lower end must be below the upper, and {number(low)} is not")
     if logarithmic and low <= 0:
         raise InputError(f"'{name}={text}': a logarithmic range begins above 0, not at {low}")
-    if isinstance(low, int) and isinstance(high, int) and not real:
+    if isinstance(low, int) and isinstance(high, int) and not _takes_reals(parameter):
         return IntDistribution(low, high, log=logarithmic)
     return FloatDistribution(float(low), float(high), log=logarithmic)
 
 
 def _takes_reals(parameter: inspect.Parameter) -> bool:
     """Does the function's default or annotation say that a whole number stands for a real one?"""
-    return isinstance(parameter.default, float) or _numbers_of(parameter) == {"float"}
+    return isinstance(parameter.default, float) or _kinds_of(parameter) - {"None"} == {"float"}
 
 
-def _takes_numbers(parameter: inspect.Parameter) -> bool:
-    """Does the function's annotation, or without one its default, say that texts are none of its values?"""
-    if parameter.annotation is not parameter.empty:
-        return bool(_numbers_of(parameter))
-    return type(parameter.default) in (int, float)
-
-
-def _numbers_of(parameter: inspect.Parameter) -> set[str]:
-    """The kinds of number in an annotation, as ``float | None`` has one; empty where it has others, too."""
+def _kinds_of(parameter: inspect.Parameter) -> set[str]:
+    """The kinds of value in the function's annotation, as ``float | None`` has two, or without one that of
+    its default; empty where others are among them.
+    """
     found = parameter.annotation
+    if found is parameter.empty:
+        found = type(parameter.default)
     names = {found.__name__} if isinstance(found, type) else set(re.findall(r"\w+", str(found)))
-    return names & _NUMBERS if names <= _NUMBERS | _OR_NONE else set()
+    kinds = {"None" if name in _NONE else name for name in names - {"Union", "typing"}}
+    return kinds if kinds <= _KINDS else set()
 
 
 def _plain(value: Any) -> Any:
