@@ -237,6 +237,17 @@ def test_what_open_trials_have_reported_is_forgotten_where_they_begin_anew(tmp_p
     assert study_in(tmp_path).left_over() == []
 
 
+def test_what_another_job_reached_under_other_seeds_is_forgotten(tmp_path):
+    study = study_in(tmp_path)
+    (asked,) = run(study, 1)
+    study.repeat(asked.number, 1, 0.5)
+    assert study.repeated() == {(asked.number, 1): 0.5}
+    again = study_in(tmp_path)
+    again.begin_anew()
+    again.repeat(asked.number, 2, -99.5)
+    assert study_in(tmp_path).repeated() == {(asked.number, 2): -99.5}
+
+
 def test_no_combination_is_tried_twice_and_a_small_space_ends(tmp_path):
     """Not before all have been tried, although the sampler would rather draw the best again."""
     study = study_in(tmp_path, "width=4,8,16", "depth=1..4", "lr=0.5")

@@ -133,7 +133,9 @@ def _begun_anew(study: Study, folder: SweepFolder, sources: dict[str, str], tell
     study.keep_sources(sources)
     if not changed:
         return ""
-    begun = "trials that had not ended begin anew, and those that had are the old one's"
+    begun = (
+        "trials that had not ended and runs under other seeds begin anew, and other trials are the old one's"
+    )
     text = f"the job has changed since this sweep was begun ({changed}): {begun}"
     tell("notice", {"text": text})
     return text

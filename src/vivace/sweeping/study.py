@@ -195,8 +195,11 @@ class Study:
             return found
 
     def begin_anew(self) -> None:
-        """What open trials have reported is another job's: others with their parameters take their places."""
+        """What open trials have reported is another job's: others with their parameters take their places. So
+        is what was reached under other seeds, which is forgotten.
+        """
         with self._lock, writing(self.path):
+            self._study.set_user_attr(REPEATED, {})
             for frozen in self.open():
                 if frozen.intermediate_values:
                     self._begin(len(self.trials()))
