@@ -309,6 +309,25 @@ def test_what_was_open_begins_anew_where_the_job_has_changed(tmp_path):
     assert not any("has changed" in text for text in swept("2.0", 2, resume=True).notices)
 
 
+def test_a_trial_that_had_ended_before_a_kill_has_its_steps_timed(tmp_path):
+    """As the kill leaves it that comes before its end is told."""
+    out, space, fixed = tmp_path / "out", {"lr": FloatDistribution(0.1, 1.0)}, {"epochs": 1}
+
+    def swept(trials, **given):
+        ranges = {**fixed, "lr": "0.1..1"}
+        return vivace.sweep(
+            f"{JOBS}:job", ranges, trials=trials, seeds=0, workers=1, against="seconds", out=out, **given
+        )
+
+    swept(1)
+    setting = Setting(f"{JOBS}:job", to_dict(space), fixed, 0, 1, ("metric", "seconds"))
+    asked = Study(out / "study.journal", setting, space).ask()
+    vivace.train(JobFunction(f"{JOBS}:job")(**asked.parameters), out=out / "trials" / "trial_0001", seed=0)
+    found = swept(2, resume=True).trials
+    assert [(one.state, one.reason) for one in found] == [("complete", "")] * 2
+    assert all(one.costs["seconds"] > 0 for one in found)
+
+
 ALWAYS = """
 from vivace.ledger import Ratio
 from vivace.sweeping.stacking import child

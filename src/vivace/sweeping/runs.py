@@ -326,6 +326,9 @@ class Runs:
 
         try:
             answer = self._train(asked, str(out), self.seed, heard)
+            if "seconds" in self.study.costs and answer.get("step_seconds") is None:
+                shutil.rmtree(out)  # it had ended before a kill, and how long its steps took went with it
+                answer = self._train(asked, str(out), self.seed, heard)
         except FolderError:
             raise
         except VivaceError as error:
@@ -402,7 +405,7 @@ class Runs:
         if answer["pruned"]:
             self.study.prune(which, **facts)
             lighten(self.folder.trial(which), model=False)
-        elif any(costs[name] is None for name in self.study.costs):  # ended before a kill, and told after it
+        elif any(costs[name] is None for name in self.study.costs):
             self.study.fail(which, **facts, reason="none of its steps was timed", kind="VivaceError")
         else:
             weighed = [float(costs[name] or 0.0) for name in self.study.costs]
