@@ -389,6 +389,15 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path):
         SweepFolder(tmp_path / "out", resume=True)
 
 
+def test_a_persons_own_files_stay_whatever_they_are_called(tmp_path):
+    theirs = tmp_path / "trials" / "trial_0000" / "results.csv"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    with pytest.raises(FolderError, match=r"is not empty \(trials\): name another with --out"):
+        SweepFolder(tmp_path, resume=True)
+    assert theirs.exists()
+
+
 def test_importances_come_with_intervals_and_only_of_enough_trials(tmp_path):
     study = study_in(tmp_path)
     run(study, 9)

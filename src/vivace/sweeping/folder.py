@@ -29,7 +29,7 @@ class SweepFolder:
     """
 
     def __init__(self, out: str | os.PathLike[str], *, resume: bool) -> None:
-        self.path = output_folder(Path(out), _OWN)
+        self.path = output_folder(Path(out), _OWN, locked=True)
         if self.journal.exists() and not resume:
             raise FolderError(
                 f"the folder '{out}' already holds a sweep: go on with it (--resume, resume=True) "
