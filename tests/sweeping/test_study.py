@@ -352,9 +352,22 @@ def test_a_journal_that_is_damaged_in_its_middle_is_one_sentence(tmp_path):
     study = study_in(tmp_path)
     run(study, 2)
     lines = study.path.read_bytes().splitlines(keepends=True)
-    lines[4] = b"\0" * 20 + b"\n"
-    study.path.write_bytes(b"".join(lines))
-    with pytest.raises(FolderError, match=r"line 5 of '.*study.journal' is damaged: put back an intact copy"):
+    for wrong in (b"\0" * 20, b"null", b'{"a":1}', b'{"op_code":"5"}'):
+        study.path.write_bytes(b"".join([*lines[:4], wrong + b"\n", *lines[5:]]))
+        with pytest.raises(FolderError, match=r"line 5 of '.*study.journal' is damaged: put back an intact"):
+            study_in(tmp_path)
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("left", [None, b"", b'{"op_code":0,"wor'])
+def test_trials_without_their_journal_are_not_begun_over(tmp_path, left):
+    with SweepFolder(tmp_path, resume=False) as folder:
+        folder.trial(0).mkdir()
+    if left is not None:
+        folder.journal.write_bytes(left)
+    with pytest.raises(
+        FolderError, match=f"trials in '{tmp_path}' have lost their 'study.journal': put back"
+    ):
         study_in(tmp_path)
 
 

@@ -10,16 +10,17 @@ from typing import Self
 from vivace.errors import FolderError
 from vivace.files import LOCK, output_folder, own_folder, take_lock
 
-JOURNAL, RESULT, PAGE, BEST, LOG, RAY = (
+JOURNAL, RESULT, PAGE, BEST, LOG, TRIALS, RAY = (
     "study.journal",
     "sweep.json",
     "sweep.html",
     "best.py",
     "children.log",
+    "trials",
     "ray",  # what Ray Tune notes for itself, while a sweep runs on a cluster
 )
 PLAN, CHECKPOINTS = "plan.toml", "checkpoints"  # what every run of its own begins with
-_OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, RAY, "trials", "seeds", "__pycache__")
+_OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, RAY, TRIALS, "seeds", "__pycache__")
 
 
 class SweepFolder:
@@ -44,7 +45,7 @@ class SweepFolder:
 
     def trial(self, number: int) -> Path:
         """The run folder of a trial."""
-        return own_folder(self.path / "trials") / f"trial_{number:04d}"
+        return own_folder(self.path / TRIALS) / f"trial_{number:04d}"
 
     @staticmethod
     def alone(path: Path) -> Path:

@@ -23,6 +23,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
+from vivace.sweeping.folder import RESULT, TRIALS
 from vivace.sweeping.space import Parameters, Space, combinations, range_told, size_of
 from vivace.tensors.randomness import derive
 from vivace.torch_internals.sampling import REPEATS, Among, Pruner, Sampler
@@ -401,24 +402,32 @@ def key_of(parameters: Parameters) -> str:
 def mend(path: Path) -> None:
     """Cut what a killed process had half written, and let go of its lock. The caller holds the folder's.
 
-    Raises FolderError where something else than the end is damaged.
+    Raises FolderError where something else than the end is damaged, or trials lie beside it of which it says
+    nothing.
     """
     path.with_name(path.name + ".lock").unlink(missing_ok=True)
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        data = file.read()
-        end = data.rfind(b"\n") + 1
-        if end < len(data):
-            file.truncate(end)
+    data, end = b"", 0
+    if path.exists():
+        with path.open("rb+") as file:
+            data = file.read()
+            end = data.rfind(b"\n") + 1
+            if end < len(data):
+                file.truncate(end)
+    if not end and any(path.with_name(name).exists() for name in (TRIALS, RESULT)):
+        raise FolderError(
+            f"the trials in '{path.parent}' have lost their '{path.name}': put back an intact copy, or name "
+            "another folder with --out"
+        )
     for number, line in enumerate(data[:end].splitlines(), 1):
         try:
-            json.loads(line)
+            log = json.loads(line)
         except ValueError:
+            log = None
+        if not isinstance(log, dict) or type(log.get("op_code")) is not int:
             raise FolderError(
                 f"line {number} of '{path}' is damaged: put back an intact copy, or name another folder "
                 "with --out"
-            ) from None
+            )
 
 
 @contextlib.contextmanager
