@@ -178,6 +178,12 @@ def test_an_own_file_changes_one_field_and_adds_a_device(tmp_path: Path) -> None
     assert load_catalogue(path)["RTX 3090"].power_watts == 200
 
 
+OWN_FAMILY = (
+    'format = 1\n[families.ada]\nvendor = "NVIDIA"\narchitecture = "Ada"\nper_clock = {{ fp32 = 256 }}\n'
+    'apis = {}\ncompute_capability = {}\npytorch = "all"'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -212,6 +218,10 @@ def test_an_own_file_changes_one_field_and_adds_a_device(tmp_path: Path) -> None
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nmeasured = { fp32 = "fast" }', "has fp32 = 'fast'"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\naliases = [1]', "aliases = [1]; a list of names"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nnote = 3', "note = 3; a text in quotes"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nsources = { power_w = ["a"] }', "; a table of texts"),
+        (OWN_FAMILY.format('"cuda"', '"9.0"'), "the family 'ada' has apis = 'cuda'; a list of names"),
+        (OWN_FAMILY.format("[5]", '"9.0"'), "the family 'ada' has apis = [5]; a list of names"),
+        (OWN_FAMILY.format('["cuda"]', "9.0"), "the family 'ada' has compute_capability = 9.0; a text"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\npcie = 7', "pcie = 7; a generation from 1 to 6"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrelease = "2026-13"', "release = '2026-13'"),
     ],

@@ -66,11 +66,19 @@ NUMBERS = (
     *("link_gbs", "link_group", "pcie", "pcie_lanes", "power_w"),
 )
 PCIE_GENERATIONS = range(1, 7)
-KINDS_OF_FIELDS: tuple[tuple[type, tuple[str, ...], str], ...] = (
-    (str, ("name", "family", "form", "release", "source", "link", "note"), "a text in quotes"),
-    (dict, ("rates", "measured", "sources", "disputed"), "a table in braces"),
-    (list, ("aliases",), "a list of names"),
-    (bool, ("inline_ecc",), "true or false"),
+# Of devices and families: what a field is, and what a table or a list holds.
+KINDS_OF_FIELDS: tuple[tuple[type, type, tuple[str, ...], str], ...] = (
+    (str, object, ("name", "family", "form", "release", "source", "link", "note"), "a text in quotes"),
+    (
+        str,
+        object,
+        ("vendor", "architecture", "compute_capability", "pytorch", "elsewhere"),
+        "a text in quotes",
+    ),
+    (dict, object, ("rates", "measured"), "a table in braces"),
+    (dict, str, ("sources", "disputed"), "a table of texts in braces"),
+    (list, str, ("aliases", "apis"), "a list of names"),
+    (bool, object, ("inline_ecc", "limited"), "true or false"),
 )
 NOT_SOURCED = (
     "name",
@@ -354,12 +362,7 @@ def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
     absent = [key for key in REQUIRED if key not in entry]
     if absent:
         raise InputError(f"{path}: {name} lacks {', '.join(absent)}")
-    for kind, keys, right in KINDS_OF_FIELDS:
-        for key in keys:
-            if not isinstance(entry.get(key, kind()), kind):
-                raise InputError(f"{path}: {name} has {key} = {entry[key]!r}; {right} would be right")
-    if not all(isinstance(alias, str) for alias in entry.get("aliases", [])):
-        raise InputError(f"{path}: {name} has aliases = {entry['aliases']!r}; a list of names would be right")
+    _require_kinds(name, entry, path)
     if entry["family"] not in families:
         raise InputError(
             f"{path}: {name} is of an unknown family {entry['family']!r}{nearest(entry['family'], families)}"
@@ -367,6 +370,7 @@ def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
     lacking = [key for key in OF_FAMILIES if key not in families[entry["family"]]]
     if lacking:
         raise InputError(f"{path}: the family {entry['family']!r} lacks {', '.join(lacking)}")
+    _require_kinds(f"the family {entry['family']!r}", families[entry["family"]], path)
     if entry["form"] not in FORMS:
         raise InputError(f"{path}: {name} has the form {entry['form']!r}; known are {', '.join(FORMS)}")
     numbers = [(key, entry[key]) for key in NUMBERS if key in entry]
@@ -380,6 +384,16 @@ def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
         )
     if not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", entry["release"]):
         raise InputError(f"{path}: {name} has release = {entry['release']!r}; write a month, as in '2020-05'")
+
+
+def _require_kinds(whose: str, table: dict[str, Any], path: Path) -> None:
+    """Raises InputError where a field of a device or a family is of another kind than it should be."""
+    for kind, inner, keys, right in KINDS_OF_FIELDS:
+        for key in keys:
+            found = table.get(key, kind())
+            held = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+            if not isinstance(found, kind) or not all(isinstance(one, inner) for one in held):
+                raise InputError(f"{path}: {whose} has {key} = {found!r}; {right} would be right")
 
 
 def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str], path: Path) -> Gpu:
