@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vivace.compressing.result import Tried
 from vivace.errors import InputError
+from vivace.files import replace_text
+from vivace.serving.forms import form_named
 
 FINAL = ("kept", "refused", "undecided", "slower", "failed")  # what need not be tried again
 
@@ -23,21 +26,25 @@ class Journal:
     def __init__(self, path: Path, asked: dict[str, str | int | float]) -> None:
         self.path, self.asked = path, asked
 
-    def begin(self) -> None:
-        """Begin a new file, which forgets what an earlier search has written."""
-        self.path.write_text(json.dumps({"asked": self.asked}) + "\n", encoding="utf-8")
+    def begin(self, known: Iterable[Tried] = ()) -> None:
+        """Begin a new file, which forgets what an earlier search has written but for what is `known`. Raises
+        FolderError.
+        """
+        replace_text(self.path, json.dumps({"asked": self.asked}) + "\n" + "".join(map(_line, known)))
 
     def add(self, one: Tried) -> None:
         """Write down a form that was tried, so that it need not be tried again."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(one.to_dict(), default=str) + "\n")
+            file.write(_line(one))
 
     def recall(self) -> list[Tried]:
         """What an earlier search found that need not be tried again; the last word on each form counts.
 
-        Begins anew where there is none. Raises InputError where something else was asked then.
+        What a kill or a disk has damaged is not known. Begins anew where there is none. Raises InputError
+        where something else was asked then, or the file does not say what, FolderError where it cannot be
+        written.
         """
-        lines = list(self._lines())
+        lines = self._lines()
         if not lines:
             self.begin()
             return []
@@ -50,21 +57,28 @@ class Journal:
                     f"the search in '{self.path.parent}' has {name} {before.get(name)}, not {value}: "
                     "resume it with what was asked then, or leave --resume out"
                 )
-        found = [Tried.from_dict(one) for one in {one["name"]: one for one in lines[1:]}.values()]
-        self.begin()  # a kill may have cut the last line
-        for one in found:
-            self.add(one)
-        return [one for one in found if one.status in FINAL]
+        found = dict[str, Tried]()
+        for line in lines[1:]:
+            with contextlib.suppress(AttributeError, KeyError, TypeError):
+                one = Tried.from_dict(line)
+                found[form_named(one.name).name] = one
+        self.begin(found.values())
+        return [one for one in found.values() if one.status in FINAL]
 
-    def _lines(self) -> Sequence[Any]:
+    def _lines(self) -> list[Any]:
+        """What stands in each line, None where it cannot be read."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return []
-        found = []
+        found = list[Any]()
         for line in text.splitlines():
             try:
                 found.append(json.loads(line))
-            except ValueError:  # a kill may have cut the last one
-                break
+            except (ValueError, RecursionError):
+                found.append(None)
         return found
+
+
+def _line(one: Tried) -> str:
+    return json.dumps(one.to_dict(), default=str) + "\n"
