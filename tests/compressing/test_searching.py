@@ -157,18 +157,14 @@ def test_a_short_budget_tries_one_form_and_says_so(search):
     untried = [each for each in found.tried if each.status == "untried"]
     assert len(untried) == 3
     assert {each.reason for each in untried} == {"the budget ended first"}
-    (note,) = finding._notes(
-        {"metric_data": "validation", "whole": True, "calibrated_on": "training"}, found.tried, one, 20.0
-    )
+    (note,) = finding._ended(found.tried, one, 20.0)
     promising = len(one.order.worth_it())
     assert note.startswith(f"the budget of 20 s ended before {promising} of the untried forms")
 
 
 def test_what_was_begun_as_the_budget_ended_is_among_what_is_left(search):
     _, one, found, _ = search({**USUAL, "openvino_int8": LATE})
-    (note,) = finding._notes(
-        {"metric_data": "validation", "whole": True, "calibrated_on": "training"}, found.tried, one, 20.0
-    )
+    (note,) = finding._ended(found.tried, one, 20.0)
     assert note.startswith(f"the budget of 20 s ended before {len(one.order.worth_it()) + 1} of")
 
 

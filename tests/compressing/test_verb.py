@@ -206,7 +206,7 @@ def test_an_interrupted_search_keeps_what_it_has_and_goes_on(trained, tmp_path, 
 
     monkeypatch.setattr(bench.Bench, "attempt", attempt)
     reference, run = trained("job")
-    found = vivace.compress(reference, run=run, margin="20%", out=tmp_path)
+    found = vivace.compress(reference, run=run, margin=0.5, out=tmp_path)
     tried = [one.name for one in found.tried]
     assert attempted[0] == "onnx_fp32"
     assert set(tried[:2]) == {"eager_fp32", "onnx_fp32"}
@@ -214,15 +214,19 @@ def test_an_interrupted_search_keeps_what_it_has_and_goes_on(trained, tmp_path, 
     assert found.tried[0].p50 > 0
     assert found.exit_code == 130
     assert json.loads((tmp_path / "compress.json").read_text())["interrupted"] is True
-    assert answer(found).next[-1].endswith("--resume")
+    told = answer(found)
+    assert told.notes[0].startswith("interrupted: ")
+    assert told.tone == "open"
+    assert any("the margin of 0.5 is" in note for note in told.notes)
+    assert told.next[-1].endswith("--resume")
     begun = len(attempted)
     attempted.extend([""] * 4)
-    found = vivace.compress(reference, run=run, margin="20%", out=tmp_path, resume=True)
+    found = vivace.compress(reference, run=run, margin=0.5, out=tmp_path, resume=True)
     assert not set(attempted[begun:]) & set(tried)
     assert found.exit_code == 0
     assert {"eager_fp32", "onnx_fp32", "openvino_int8"} <= {one.name for one in found.tried if one.ratio}
     with pytest.raises(InputError, match="has batch 1, not 2"):
-        vivace.compress(reference, run=run, margin="20%", batch=2, out=tmp_path, resume=True)
+        vivace.compress(reference, run=run, margin=0.5, batch=2, out=tmp_path, resume=True)
 
 
 def test_a_file_that_has_changed_since_it_was_judged_is_made_anew(trained, tmp_path, steady, monkeypatch):

@@ -20,7 +20,8 @@ def answer(found: Compressed) -> Answer:
     """What to deploy, how fast it is, what it loses, and what was tried."""
     winner, reference = found.winner, found.reference
     nothing = winner is reference
-    open_ended = found.outcome in ("could_not_measure", "nothing_tried")
+    open_ended = found.outcome in ("could_not_measure", "nothing_tried", "interrupted")
+    first = int(found.interrupted)
     return Answer(
         command="compress",
         subject=found.job,
@@ -32,13 +33,14 @@ def answer(found: Compressed) -> Answer:
         title_of_parts="What was tried",
         parts=tuple((one.name, told(one)) for one in in_order(found) if one.status != "untried"),
         notes=(
+            *found.notes[:first],
             *_unmeasured(found),
             *_undecided(found),
             *_faster_beside(found),
             *_unjudged(found),
             *_untried(found),
             *_missing(found),
-            *found.notes,
+            *found.notes[first:],
         ),
         facts=tuple(_facts(found)),
         next=_next(found),

@@ -173,7 +173,11 @@ class _Compressing:
             tried=tuple(tried),
             subject=bench.facts,
             machine=self.machine.to_dict(),
-            notes=(*_of_metric(bench, wish.margin), *_notes(bench.facts, tried, search, self.seconds)),
+            notes=(
+                *_ended(tried, search, self.seconds),
+                *_of_metric(bench, wish.margin),
+                *_notes(bench.facts, tried),
+            ),
             interrupted=search.interrupted,
             seconds=time.monotonic() - self.begin,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -319,15 +323,20 @@ def _of_metric(bench: Bench, margin: str | float) -> Iterator[str]:
         yield f"{facts['num_shared']} or more training samples are validation samples too: {name} is too good"
 
 
-def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: float) -> list[str]:
-    found, left = [], search.num_left
+def _ended(tried: list[Tried], search: Search, seconds: float) -> Iterator[str]:
+    """What ended the search before its own end."""
+    left = search.num_left
     if search.interrupted:
         tried_so_far = f"{count(left, 'form')} more might be tried" if left else "all forms were tried"
         again = "" if search.is_settled(tried) else ", and the best was not measured again"
-        found.append(f"interrupted: {tried_so_far}{again}")
+        yield f"interrupted: {tried_so_far}{again}"
     elif left:
         ended = f"the budget of {duration(seconds)} ended"
-        found.append(f"{ended} before {left} of the untried forms, which promised enough, had their turn")
+        yield f"{ended} before {left} of the untried forms, which promised enough, had their turn"
+
+
+def _notes(facts: dict[str, Any], tried: list[Tried]) -> list[str]:
+    found = []
     if facts["metric_data"] == "training":
         found.append("the metric is of the training data: the job has no validation data of its own")
     if not facts["whole"]:

@@ -96,7 +96,8 @@ class Compressed:
     `batch` samples. `beside` has its times in calls of each size that was asked for, with those of the model
     as it is, of torch.compile as it comes and of the plan that trained it. `subject` describes the run, its
     metric and its samples. `file` is what to deploy, `page_path` the page. `go_on` is the command that tries
-    what is left, where the search was interrupted or its budget ended first.
+    what is left, where the search was interrupted or its budget ended first; the first of `notes` says that
+    it was interrupted.
     """
 
     job: str
