@@ -226,7 +226,7 @@ def test_bad_input_is_one_sentence(given, told, profile):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}', 100_000 * "["], ids=range(5))
 def test_a_damaged_record_is_named(text, profile, records):
     folder = records(EAGER)
     path = Path(folder, "frameworks", "a_machine", "2026-01-05.json")

@@ -253,12 +253,14 @@ def test_what_is_no_side_is_refused(tmp_path, trained):
     side = trained("a", 1000.0)
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.json").write_text("no json")
+    (tmp_path / "deep.json").write_text(100_000 * "[")
     (tmp_path / "other.json").write_text('{"benchmark": "ruler"}')
     for name, told in (
         ("nothing", "there is no"),
         (300 * "a", "cannot be read: File name too long"),
         ("empty", "holds no run and no profile"),
         ("text.json", "is no JSON document"),
+        ("deep.json", "is no JSON document"),
         ("other.json", "holds no speed of a plan"),
     ):
         with pytest.raises(FolderError, match=told):

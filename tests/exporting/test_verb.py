@@ -233,6 +233,11 @@ def test_bad_input(trained, tmp_path):
         vivace.export(run, to="tflite", out=tmp_path / "a")
     with pytest.raises(InputError, match="neither of a vivace compress"):
         vivace.export(tmp_path, to="onnx", out=tmp_path / "b")
+    for name, text in (("run.json", "no json"), ("compress.json", 100_000 * "[")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=f"{name}' is damaged: it is no JSON"):
+            vivace.export(tmp_path, to="onnx", out=tmp_path / "b")
+        (tmp_path / name).unlink()
     with pytest.raises(InputError, match="neither of a vivace compress"):
         vivace.export(tmp_path / (300 * "a"), to="onnx", out=tmp_path / "b")
 

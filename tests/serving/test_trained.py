@@ -79,6 +79,13 @@ def test_an_older_checkpoint_is_not_taken_for_a_newer_one_that_is_damaged(run):
     assert load_trained(job, folder)[1].metric is None, "that is of other weights"
 
 
+@pytest.mark.parametrize("text", ["no json", 100_000 * "["], ids=["text", "deep"])
+def test_a_run_that_is_no_json_is_named(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match=r"run.json' is damaged: it is no JSON"):
+        run_of(tmp_path)
+
+
 def test_no_code_runs_from_a_strangers_run(run, tmp_path):
     job, folder = run
     planted = tmp_path / "planted"

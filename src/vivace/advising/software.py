@@ -160,7 +160,7 @@ def _newest(folder: Path, machine: Machine) -> dict[str, Any] | None:
             like = [entry["kind"] for entry in record["work"].values() if entry["flops_per_step"] > 0]
             if like and (of["device"], of["cores"]) == (machine.device.name, machine.num_cores):
                 found.append((str(whole["date"]), record))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise InputError(
                 f"'{path}' is no record of scripts/bench frameworks: remove it, or measure again"
             ) from None

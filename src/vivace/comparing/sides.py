@@ -119,7 +119,7 @@ def _document(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FolderError(f"'{path}' cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FolderError(f"'{path}' is no JSON document") from None
     if not isinstance(found, dict):
         raise FolderError(f"'{path}' is no document of a run")

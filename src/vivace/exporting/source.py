@@ -90,8 +90,10 @@ def _moved(run: Path, document: dict[str, Any], folder: Path) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"'{path}' cannot be read: {error}") from None
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"'{path}' is damaged: it is no JSON") from None
     if not isinstance(document, dict):
         raise InputError(f"'{path}' holds no document")
     return document

@@ -50,7 +50,7 @@ def run_of(folder: Path) -> dict[str, Any]:
             f"'{folder}' holds no training that has ended: name the --out of a vivace train, or let it end "
             "with --resume"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"'{folder / 'run.json'}' is damaged: it is no JSON") from None
     if not isinstance(document, dict) or "steps" not in document:
         raise InputError(f"'{folder / 'run.json'}' is not of a training run")
