@@ -10,7 +10,15 @@ import pytest
 
 import vivace
 from vivace.errors import FolderError
-from vivace.files import is_leftover, own_folder, read_own, replace_file, replace_text, take_lock
+from vivace.files import (
+    is_leftover,
+    own_folder,
+    read_own,
+    replace_file,
+    replace_text,
+    require_page,
+    take_lock,
+)
 from vivace.ledger import Ledger
 from vivace.training.folder import RunFolder
 from vivace.training.progress import Progress
@@ -143,3 +151,16 @@ def test_a_folder_of_ours_is_no_file(folder):
     (folder / "checkpoints").write_text("")
     with pytest.raises(FolderError, match="cannot be made: File exists"):
         own_folder(folder / "checkpoints")
+
+
+@pytest.mark.parametrize("name", ["compare.html", "compare.json"])
+def test_a_page_or_a_document_of_a_person_is_told_from_ours(folder, name):
+    page = folder / "compare.html"
+    replace_text(page, "<title>Slower · Vivace</title>")
+    replace_text(folder / "compare.json", '{\n "page_path": null\n}')
+    require_page(page)
+    (folder / name).write_text("theirs")
+    with pytest.raises(FolderError, match=rf"'{folder / name}' is not what vivace compare wrote: name"):
+        require_page(page)
+    (folder / name).unlink()
+    require_page(page)

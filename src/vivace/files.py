@@ -19,6 +19,7 @@ from vivace.errors import FolderError, is_full_disk
 
 LOCK = "lock"
 FULL_BYTES = 2**20  # a disk on which a write failed and no more is free
+_MARKS = {".html": b"Vivace</title>", ".json": b'"page_path":'}  # what pages and documents of ours hold
 _LEFTOVER = re.compile(r".+\.tmp\.[0-9a-f]{8}")
 
 
@@ -155,3 +156,18 @@ def output_folder(folder: Path, own: Iterable[str], *, locked: bool = False) -> 
             f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
         )
     return folder.absolute()
+
+
+def require_page(page: Path) -> None:
+    """Raises FolderError where the page of a command, or the document of its name beside it, is a person's
+    own file, or cannot be read.
+    """
+    for path in (page, page.with_suffix(".json")):
+        try:
+            content = read_own(path)
+        except OSError as error:
+            raise FolderError(f"'{path}' cannot be read: {error.strerror}") from None
+        if content and _MARKS[path.suffix] not in content:
+            raise FolderError(
+                f"'{path}' is not what vivace {page.stem} wrote: name another folder with --out"
+            )

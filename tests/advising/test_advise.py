@@ -20,7 +20,7 @@ from vivace.advising.reverse import largest_model, trainable, trained_in
 from vivace.advising.source import open_subject
 from vivace.advising.tables import bought, choices, draw, draw_card, sentences
 from vivace.advising.way import in_words
-from vivace.errors import InputError, JobError
+from vivace.errors import FolderError, InputError, JobError
 from vivace.pages.answer import ending
 from vivace.pages.answer import lines as answer_lines
 
@@ -319,6 +319,16 @@ def test_the_page_is_one_file_and_escapes(profile, tmp_path):
     assert "<svg" in text
     assert "RTX 4090" in text
     assert json.loads((tmp_path / "advice" / "advise.json").read_text())["page_path"] == named.page_path
+
+
+@pytest.mark.parametrize("name", ["advise.html", "advise.json"])
+def test_a_persons_own_file_in_the_output_folder_stays(profile, tmp_path, name):
+    for _ in range(2):  # again into its own folder
+        vivace.advise(profile(), gpus=CARDS, out=tmp_path / "out")
+    (tmp_path / "out" / name).write_text("theirs")
+    with pytest.raises(FolderError, match=f"{name}' is not what vivace advise wrote"):
+        vivace.advise(profile(), gpus=CARDS, out=tmp_path / "out")
+    assert (tmp_path / "out" / name).read_text() == "theirs"
 
 
 def test_the_reverse_says_what_a_card_can_train():

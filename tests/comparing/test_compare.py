@@ -298,6 +298,17 @@ def test_a_page_is_written_and_its_names_are_escaped(trained, tmp_path):
     assert vivace_compare(before, after, "--out", before, "--quiet")[0] == 2
 
 
+@pytest.mark.parametrize("name", ["compare.html", "compare.json"])
+def test_a_persons_own_file_in_the_output_folder_stays(trained, tmp_path, name):
+    before, out = trained("a", 1000.0), tmp_path / "out"
+    for _ in range(2):  # again into its own folder
+        vivace.compare(before, before, out=out)
+    (out / name).write_text("theirs")
+    with pytest.raises(FolderError, match=f"{name}' is not what vivace compare wrote"):
+        vivace.compare(before, before, out=out)
+    assert (out / name).read_text() == "theirs"
+
+
 def test_metrics_of_both_trainings_stand_on_one_axis_of_minutes(trained, tmp_path):
     folders = [trained("a", 1000.0), trained("b", 2000.0)]
     for folder, times in zip(folders, ((60, 120, 180), (30, 60, 90)), strict=True):

@@ -433,6 +433,13 @@ def test_folders_that_cannot_be_used(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
+def test_a_plan_that_no_search_wrote_stays(tmp_path):
+    (tmp_path / "plan.toml").write_text("format = 1\n")
+    with pytest.raises(FolderError, match=r"is not empty \(plan\.toml\): name another with --out"):
+        vivace.tune(STAGE, out=tmp_path)
+    assert (tmp_path / "plan.toml").read_text() == "format = 1\n"
+
+
 @pytest.mark.fault(35)
 def test_two_searches_in_one_folder_are_refused(tmp_path):
     folder = tmp_path / "out"

@@ -15,7 +15,7 @@ from vivace.advising.advice import Advice
 from vivace.advising.answering import answer
 from vivace.advising.predict import LIMITS
 from vivace.errors import FolderError
-from vivace.files import replace_text
+from vivace.files import replace_text, require_page
 from vivace.pages import charts
 from vivace.pages import render as pages
 
@@ -30,6 +30,7 @@ def write(advice: Advice, folder: Path) -> Advice:
     named = dataclasses.replace(advice, page_path=str(page))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        require_page(page)
         replace_text(page, render(named))
         replace_text(folder / "advise.json", json.dumps(named.to_dict(), indent=1) + "\n")
     except OSError as error:

@@ -76,7 +76,8 @@ def advise(
         prices, catalogue: a person's own files, over the shipped ones.
         out: folder for ``advise.html`` and ``advise.json``.
 
-    Raises InputError for unknown cards, nonsense amounts and files of another format.
+    Raises InputError for unknown cards, nonsense amounts and files of another format, FolderError where `out`
+    cannot be written or holds a person's own files of these names.
     """
     limits = dollars(budget_usd), seconds_of(deadline)
     _check(most, probability, launch_us, electricity)

@@ -39,8 +39,8 @@ def compare(
         out: folder for ``compare.html`` and ``compare.json``; left out, none is written.
 
     Speeds are compared of the same kind of run on the same machine; `Compared.not_comparable` says where that
-    is not so. Raises FolderError where a side cannot be read or `out` not be used, InputError where
-    `max_regression` is no share.
+    is not so. Raises FolderError where a side cannot be read, or `out` not be used or holds a person's own
+    files, InputError where `max_regression` is no share.
     """
     allowed = parse_regression(max_regression)
     first, second = read(Path(before)), read(Path(after))

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vivace import words
 from vivace.comparing.compared import Compared, answer
 from vivace.comparing.sides import Side
-from vivace.files import replace_text
+from vivace.files import replace_text, require_page
 from vivace.pages import charts
 from vivace.pages import render as pages
 
@@ -21,8 +21,10 @@ OWN = ("compare.html", "compare.json")
 
 def write(found: Compared, folder: Path) -> Compared:
     """Write ``compare.html`` and ``compare.json``; returns it with the page's path. Raises FolderError."""
-    named = dataclasses.replace(found, page_path=str(folder / "compare.html"))
-    replace_text(folder / "compare.html", render(named))
+    page = folder / "compare.html"
+    named = dataclasses.replace(found, page_path=str(page))
+    require_page(page)
+    replace_text(page, render(named))
     replace_text(folder / "compare.json", json.dumps(named.to_dict(), indent=1) + "\n")
     return named
 

@@ -120,7 +120,10 @@ def tune(
         if company.world_size > 1:
             require_searchable(company.world_size, allowed)
         call = command or as_called(budget, runs, steps, memory, allow, out)
-        asked = _Asked(given, limit, allowed, runs, steps, output_folder(Path(out), OWN), call)
+        folder = output_folder(Path(out), OWN)
+        if not Ledger(folder / "ledger.jsonl").read("run"):  # which tells a search, also where it was copied
+            output_folder(folder, OWN, locked=True)
+        asked = _Asked(given, limit, allowed, runs, steps, folder, call)
         found.append(_tuned(asked, company, teller(listening(on_event)), begin))
         return found[0].to_dict()
 
