@@ -65,8 +65,7 @@ def advise(
         gpus: names of cards; all recent ones without.
         most: largest number of cards that an offer holds; scaling is told up to 64.
         precision: ``auto`` is mixed precision, ``profiled`` the subject's own; ``amp`` is bf16 where a card
-        has it,
-            else fp16.
+            has it, else fp16.
         channels_last: images in that memory order; without, where convolutions do most of the work.
         plan: a plan's file, which says precision and memory order in place of the two.
         launch_us: microseconds that handing over one tiny operator takes the host, as ``vivace inspect
