@@ -279,6 +279,13 @@ def test_what_was_kept_and_hopeless_broke_no_promise(tmp_path):
     assert _searched(tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()["outcome"] == "nothing_helps"
 
 
+def test_a_plan_that_no_search_wrote_stays(tmp_path):
+    (tmp_path / "plan.toml").write_text("format = 1\n")
+    with pytest.raises(FolderError, match=r"is not empty \(plan\.toml\): name another with --out"):
+        search([sys.executable, "-c", "pass"], out=tmp_path)
+    assert (tmp_path / "plan.toml").read_text() == "format = 1\n"
+
+
 def test_a_folder_in_which_a_search_runs_is_refused(tmp_path):
     with take_lock(tmp_path, "search"), pytest.raises(FolderError, match="another search is running"):
         search([sys.executable, "-c", "pass"], out=tmp_path)

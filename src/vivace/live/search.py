@@ -79,7 +79,7 @@ def search(
     if not command:
         raise InputError("tune takes a JOB, or a command after '--', such as -- python train.py")
     words = scripts.resolved(command)
-    folder = output_folder(Path(out), (*OWN, OUTPUT)).resolve()
+    folder = output_folder(Path(out), (*OWN, OUTPUT), locked=True).resolve()
     shown = shlex.join(words)
     errand = Errand(str(folder), str(out), shown, launcher=os.getpid(), search_seconds=budget_seconds)
     environment = OFFLINE | scripts.injected(**{VARIABLE: errand.dumps()})
