@@ -244,6 +244,10 @@ def one_mask_for_the_batch(build):
     own_masks(build, RATE, 1 / (1 - RATE), shared=True)
 
 
+def one_mask_for_ever(build):
+    build.wrap(Seam.STEP, lambda following, batch: torch.manual_seed(5) and following(batch))
+
+
 class OtherMask(torch.autograd.Function):
     """Dropout whose backward pass draws anew, as blocks do that are computed again without their stream."""
 
@@ -300,7 +304,15 @@ def ruler(ruler_of):
 
 
 @pytest.mark.parametrize(
-    "defect", [half_the_rate, unscaled, one_mask_for_the_batch, other_masks_backward, halves_with_one_mask]
+    "defect",
+    [
+        half_the_rate,
+        unscaled,
+        one_mask_for_the_batch,
+        one_mask_for_ever,
+        other_masks_backward,
+        halves_with_one_mask,
+    ],
 )
 def test_wrong_masks_of_a_plans_own_are_caught(defect, ruler, planted):
     verdict = ruler.judge(planted(defect, Stage.MODEL))
@@ -336,13 +348,16 @@ def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
                 if again:
                     torch.set_rng_state(state)
                 nn.functional.dropout(torch.ones(shape), RATE)
-        return kept.counted
+        return kept, kept.counted(Kept())
 
-    job = drawn((64, 8), (64, 8))
-    assert "at 1 instead of 2 places" in fault_of(drawn((64, 8)), job)
-    assert fault_of(drawn((128, 8)), job) == ""  # all at once
-    assert fault_of(drawn((60, 8), (60, 8)), job) == ""  # without padding
-    assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True), job)
+    step, job = drawn((64, 8), (64, 8))
+    assert "at 1 instead of 2 places" in fault_of(drawn((64, 8))[1], job)
+    assert fault_of(drawn((128, 8))[1], job) == ""  # all at once
+    assert fault_of(drawn((60, 8), (60, 8))[1], job) == ""  # without padding
+    assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True)[1], job)
+    assert fault_of(step.counted(drawn((64, 8))[0]), job) == ""
+    assert "the same random numbers in each step" in fault_of(step.counted(step), job)
+    assert fault_of(step.counted(step), step.counted(step)) == ""
 
 
 def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, planted):

@@ -554,3 +554,35 @@ def test_a_plan_that_skips_a_step_rightly_is_kept(judge):
     OPENED.clear()
     verdict = judge(scaled)
     assert verdict["kept"], verdict["reason"]
+
+
+class Asked(nn.Module):
+    """Counts how often it is called, in evaluation as well, and computes with that."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.layer(inputs) * (1 + 0.1 * self.calls)
+
+
+@pytest.mark.parametrize("plan", [{}, {"fused_optimizer": {}}])
+def test_a_model_that_counts_its_evaluations_is_the_same_as_itself(plan):
+    inputs = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
+    batches = [(part, part[:, :4].argmax(1)) for part in inputs.split(16)]
+    job = vivace.Job(
+        model=Asked,
+        data=lambda: batches,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        epochs=3,
+    )
+    verdict = (
+        vivace.verify(job, vivace.Plan.from_dict(plan), budget=20)
+        if plan
+        else vivace.verify(job, against=job)
+    )
+    assert verdict.kept, verdict.reason

@@ -1,9 +1,12 @@
 """What a rehearsal takes of a job's schedules and of what its optimizers keep."""
 
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
+from vivace.verifying import schedules
 from vivace.verifying.rehearsal import DictatedLoss
 from vivace.verifying.schedules import Schedule, WholeSchedule, first_other
 from vivace.verifying.states import averages_of
@@ -28,6 +31,27 @@ def test_two_schedules_are_the_same_whatever_their_groups_and_last_bits():
     assert first_other(mine, theirs, "the original") == (text, 3)
     theirs.begin[0]["lr"] = 2.0
     assert first_other(mine, theirs, "the original")[1] == 0
+
+
+def test_a_schedule_that_waits_for_a_plateau_is_compared_by_when_it_acts():
+    def whole(**settings):
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+        make = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, **settings)
+        job = SimpleNamespace(scheduler=make, scheduler_every="epoch", epochs=3)
+        build = SimpleNamespace(models=[])
+        session = SimpleNamespace(optimizer=optimizer, optimizers=[optimizer], build=build)
+        with patch.object(
+            schedules, "parameter_names", lambda _: {id(p): str(i) for i, p in enumerate(weights(optimizer))}
+        ):
+            return schedules.whole_schedule(job, session, 5, 10.0)
+
+    def weights(optimizer):
+        return optimizer.param_groups[0]["params"]
+
+    assert first_other(whole(mode="max"), whole(mode="max"), "the original") == ("", 0)
+    for settings in ({"mode": "min"}, {"threshold": 0.5}, {"patience": 3}, {"cooldown": 1}, {"min_lr": 0.01}):
+        text, _ = first_other(whole(**{"mode": "max", **settings}), whole(mode="max"), "the original")
+        assert "of ReduceLROnPlateau is" in text, settings
 
 
 def test_counts_that_an_optimizer_keeps_of_each_number_are_no_averages():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vivace.tensors.trees import digest
+from vivace.tensors.trees import Digest, digest
 from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
 from vivace.verifying.draws import inside_of
 from vivace.verifying.tap import random_state, recomputing
@@ -37,11 +37,13 @@ class Counted(NamedTuple):
     """How many numbers a step drew, place by place.
 
     `repeats`: the same numbers twice, where chance does not? `hidden`: by what inside of its kernel, unseen?
+    `stays`: some of them in the step after it again?
     """
 
     places: tuple[int, ...]
     repeats: bool
     hidden: str
+    stays: bool = False
 
 
 class Kept(OperatorMode):  # type: ignore[no-untyped-call]
@@ -79,21 +81,16 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
             self.hidden = f"{inside_of(func, args)}, inside of its kernel"
         return found
 
-    @property
-    def counted(self) -> Counted:
-        """How much the step drew."""
+    def counted(self, after: Kept) -> Counted:
+        """How much the step drew; `after` is the one that followed it."""
         places = tuple(drawn.numbers.numel() for piece in self.pieces for drawn in piece)
-        return Counted(places, self._repeats(), self.hidden)
+        mine, later = self._digests(), after._digests()
+        return Counted(places, len(set(mine)) < len(mine), self.hidden, not {*mine}.isdisjoint(later))
 
-    def _repeats(self) -> bool:
-        """Did it draw the same numbers twice, where chance does not?"""
-        seen = set()
-        for drawn in (drawn for piece in self.pieces for drawn in piece if _varied(drawn.numbers)):
-            key = digest(drawn.numbers)
-            if key in seen:
-                return True
-            seen.add(key)
-        return False
+    def _digests(self) -> list[Digest]:
+        """Of what it drew, but for what chance may draw twice."""
+        every = (drawn.numbers for piece in self.pieces for drawn in piece)
+        return [digest(numbers) for numbers in every if _varied(numbers)]
 
 
 def fault_of(mine: Counted, theirs: Counted, whose: str = "the plan") -> str:
@@ -105,6 +102,8 @@ def fault_of(mine: Counted, theirs: Counted, whose: str = "the plan") -> str:
         return f"{whose} draws random numbers at {places}: some dropout or noise is off, or shares its masks"
     if mine.repeats and not theirs.repeats:
         return f"{whose} draws the same random numbers twice in a step: parts of it share their masks"
+    if mine.stays and not theirs.stays:
+        return f"{whose} draws the same random numbers in each step"
     return ""
 
 

@@ -301,7 +301,9 @@ class Runner:
             self._seed(session, PAIRS_STREAM)
             with (kept := Kept()):
                 self._step_on(session, clone(batch))
-            return kept.counted
+            with (after := Kept()):
+                self._step_on(session, clone(batch))
+            return kept.counted(after)
 
         whole = counted(self.batches[0])
         try:

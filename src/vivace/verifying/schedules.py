@@ -21,6 +21,7 @@ from vivace.session.session import Session
 from vivace.verifying.facts import SAME_NUMBER, Facts, settings_of
 from vivace.verifying.states import parameter_names
 
+_OF_PLATEAUS = ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "min_lrs", "eps")
 Change = tuple[int, int, str, Any]  # after so many steps of it, the group, what changed, and to what
 
 
@@ -72,7 +73,8 @@ def whole_schedule(job: Job, session: Session, steps_per_epoch: int | None, seco
     if not schedule.schedulers or optimizer is None or each is None:
         return found
     names, before = parameter_names(session), [settings_of(group) for group in optimizer.param_groups]
-    found.begin, found.due = before, job.epochs * each
+    found.begin = [facts | _waits(schedule.schedulers) for facts in before]
+    found.due = job.epochs * each
     found.groups = {names[id(p)]: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     deadline = time.perf_counter() + seconds
     while found.steps < found.due and schedule.step():
@@ -85,6 +87,12 @@ def whole_schedule(job: Job, session: Session, steps_per_epoch: int | None, seco
             return found
     found.due = found.steps  # behind its end nothing is stepped
     return found
+
+
+def _waits(schedulers: list[Any]) -> Facts:
+    """When a schedule that waits for a plateau acts, which no metric that is made up would show in full."""
+    plateaus = [one for one in schedulers if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau)]
+    return {f"{key} of ReduceLROnPlateau": getattr(one, key) for one in plateaus for key in _OF_PLATEAUS}
 
 
 def first_other(mine: WholeSchedule, theirs: WholeSchedule, whose: str) -> tuple[str, int]:
