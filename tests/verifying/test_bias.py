@@ -212,7 +212,7 @@ def dropping():
     )
 
 
-def own_masks(build, rate, scale, *, shared=False):
+def own_masks(build, rate, scale, *, shared=False, stays=False):
     """Draw the masks from a generator of the plan's own."""
     (module,) = (m for m in build.model.modules() if isinstance(m, nn.Dropout))
     numbers = torch.Generator().manual_seed(7)
@@ -221,6 +221,8 @@ def own_masks(build, rate, scale, *, shared=False):
         if not module.training:
             return hidden
         torch.rand(1)  # the main stream moves, too
+        if stays:
+            numbers.manual_seed(7)
         shape = (1, hidden.shape[1]) if shared else hidden.shape
         return hidden * (torch.rand(shape, generator=numbers) >= rate) * scale
 
@@ -245,7 +247,7 @@ def one_mask_for_the_batch(build):
 
 
 def one_mask_for_ever(build):
-    build.wrap(Seam.STEP, lambda following, batch: torch.manual_seed(5) and following(batch))
+    own_masks(build, RATE, 1 / (1 - RATE), stays=True)
 
 
 class OtherMask(torch.autograd.Function):
