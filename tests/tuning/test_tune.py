@@ -367,6 +367,17 @@ def test_a_budget_longer_than_the_training_is_told_before_the_search(tmp_path):
     assert result.interrupted
 
 
+def test_a_search_that_ends_before_its_first_trial_leaves_an_earlier_plan(tmp_path):
+    heard_until("opening the reference", STAGE, budget=BUDGET_SECONDS, out=tmp_path)
+    found = Plan.from_dict({"fused_optimizer": {}})
+    for name in ("plan.toml", "plan-long.toml"):
+        found.save(tmp_path / name)
+    told, result = heard_until("opening the reference", STAGE, budget=BUDGET_SECONDS, out=tmp_path)
+    assert result.interrupted
+    assert f"'{tmp_path / 'plan.toml'}' stays as an earlier search left it" in told
+    assert [Plan.load(tmp_path / name) for name in ("plan.toml", "plan-long.toml")] == [found, found]
+
+
 def test_the_length_of_a_stream_is_asked_for(tmp_path):
     (tmp_path / "stream.py").write_text(STREAM)
     job = f"{tmp_path / 'stream.py'}:job"

@@ -51,7 +51,7 @@ from vivace.tuning.requests import (
     Verify,
     WarmAgain,
 )
-from vivace.tuning.result import Result, waterfall
+from vivace.tuning.result import LongPlan, Result, waterfall
 from vivace.tuning.search import Search
 from vivace.tuning.setting import Conclusion, Setting
 from vivace.tuning.times import (
@@ -472,17 +472,24 @@ class _Tuning:
         told = {name: dataclasses.asdict(part) for name, part in parts.items()}
         return {"training_seconds": totals, "training_parts": told}
 
+    def _save_plans(self, conclusion: Conclusion, path: Path) -> LongPlan | None:
+        """Write what was found; where nothing was, as the search ended too soon, an earlier plan stays."""
+        if conclusion.plan == self.bench.base and not conclusion.outcome.answered and path.exists():
+            self.bench.on_event("notice", {"text": f"'{path}' stays as an earlier search left it"})
+            return None
+        conclusion.plan.save(path)
+        long_path, long_plan = self.folder / LONG_PLAN, conclusion.long_plan
+        if long_plan is None:
+            long_path.unlink(missing_ok=True)
+            return None
+        long_plan.plan.save(long_path)
+        return dataclasses.replace(long_plan, plan_path=str(long_path))
+
     def finish(self, conclusion: Conclusion) -> Result:
         """Write plan, ledger and report."""
         bench, plan, speedup = self.bench, conclusion.plan, conclusion.speedup
         path = self.folder / "plan.toml"
-        plan.save(path)
-        long_plan = conclusion.long_plan
-        if long_plan is None:
-            (self.folder / LONG_PLAN).unlink(missing_ok=True)
-        else:
-            long_plan = dataclasses.replace(long_plan, plan_path=str(self.folder / LONG_PLAN))
-            long_plan.plan.save(self.folder / LONG_PLAN)
+        long_plan = self._save_plans(conclusion, path)
         if self.foretold_compiling is not None:
             learn_pace(self.machine.fingerprint, self.foretold_compiling, bench.trials)
         if plan.compiles:
