@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.optim import SGD
 
 import vivace
 from vivace.errors import InputError
 from vivace.testing import jobs
+from vivace.verifying import beginnings
 
 TRAINING = f"{Path(__file__).parents[1] / 'scenes' / 'edits' / 'training.py'}"
 
@@ -236,3 +238,20 @@ def test_trainings_that_move_no_weight_are_not_judged():
     verdict = vivace.verify(still, against=still, budget=20)
     assert verdict.kept is None
     assert verdict.reason.startswith("the job's own steps left every weight where it was")
+
+
+@pytest.mark.parametrize("draw", [torch.randn, torch.rand, lambda *shape: torch.rand(*shape) - 0.5])
+@pytest.mark.parametrize("clustered", [False, True])
+def test_initial_weights_a_tenth_larger_are_other_ones(draw, clustered):
+    """Also where the size is drawn itself, a build at a time, which makes it less certain."""
+    torch.manual_seed(0)
+
+    def drawn(scale):
+        sizes = 1 + 0.01 * torch.randn(8, 1) if clustered else 1.0
+        return {"weight": beginnings.Drawn((draw(8, 1024) * scale * sizes).flatten(), torch.zeros(8, 0), "")}
+
+    for _ in range(200):
+        (found,) = beginnings.checks_of(drawn(1.0), drawn(1.0))
+        assert found["kept"]
+    (found,) = beginnings.checks_of(drawn(1.1), drawn(1.0))
+    assert found["kept"] is False

@@ -21,6 +21,9 @@ MOST_ROWS = 2**17
 SHORTEST_ROW = 8  # numbers
 # Two-sample Kolmogorov-Smirnov, in units of sqrt(2 / n): larger by chance once in a million pairs.
 LIMIT = 2.7
+# Standard errors between two sizes: by chance more once in 10,000 pairs where builds differ as wholes, else once
+# in ten millions.
+MOST_ERRORS = 5.5
 ROUNDING = 1e-5  # relative
 
 
@@ -131,7 +134,9 @@ def _has_copies(rows: torch.Tensor) -> bool:
 
 
 def checks_of(mine: Draws, theirs: Draws) -> list[dict[str, Any]]:
-    """A figure for each tensor: the largest distance of the two distributions."""
+    """A figure for each tensor: the largest distance of the two distributions; their sizes, of which it shows
+    little, count as well.
+    """
     both = ((name, mine[name].numbers, drawn.numbers) for name, drawn in theirs.items())
     return [_check(name, ours, values) for name, ours, values in both if values.numel()]
 
@@ -143,8 +148,23 @@ def _check(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> dict[str, Any
     else:
         distance = 1.0 if constant else _distance(mine, theirs)
     envelope = 1e-6 if constant else math.sqrt(2.0 / len(theirs))
+    if distance and not constant:
+        distance = max(distance, envelope * LIMIT * _errors(mine, theirs) / MOST_ERRORS)
     score, measure = distance / envelope, Measure(Quantity.INITIAL, name)
     return figure_of(measure, None, distance, envelope, score, LIMIT) | {"step": 0}
+
+
+def _errors(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """By how many standard errors the logarithms of their root mean squares differ, or 0."""
+    means, variances = [], []
+    for numbers in (mine, theirs):
+        squares = numbers.double().view(SEEDS, -1).square()
+        sizes = squares.mean(1).log() / 2
+        of_numbers = squares.var() / squares.mean().square() / (4 * squares.numel())
+        means.append(sizes.mean())
+        variances.append(torch.maximum(sizes.var() / SEEDS, of_numbers))
+    errors = (means[0] - means[1]).abs() / (variances[0] + variances[1]).sqrt()
+    return float(errors) if errors.isfinite() else 0.0
 
 
 def _distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
