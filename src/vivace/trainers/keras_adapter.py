@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+DECAYING = "use_weight_decay"  # a method of Keras' optimizers with _ before it: does this variable decay?
+
 
 class KerasModule(nn.Module):
     """A Keras model: trainable variables are parameters; all others (moving averages, seeds) are buffers.
@@ -131,9 +133,26 @@ def named_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
         yield name, variable
 
 
+def frozen(keras_model: Any) -> bytes:
+    """A Keras model as Keras saves it, and which of its variables the optimizer's weight decay leaves out,
+    which Keras does not save.
+    """
+    decays = getattr(keras_model.optimizer, f"_{DECAYING}")
+    return pickle.dumps((keras_model, [decays(variable) for variable in keras_model.variables]))
+
+
+def thawed(data: bytes) -> Any:
+    """The model that was frozen, anew; Keras does not save the values of all its variables."""
+    keras_model, decayed = pickle.loads(data)
+    left_out = [one for one, decays in zip(keras_model.variables, decayed, strict=True) if not decays]
+    if left_out:
+        keras_model.optimizer.exclude_from_weight_decay(left_out)
+    return keras_model
+
+
 def copy_of(keras_model: object) -> Any:
     """A Keras model once more, with its own variables of the same values, seeds and optimizer included."""
-    copied = pickle.loads(pickle.dumps(keras_model))
+    copied = thawed(frozen(keras_model))
     take_over(copied, keras_model)
     return copied
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,9 +16,11 @@ from vivace.trainers.keras_adapter import (
     KerasModule,
     KerasOptimizer,
     copy_of,
+    frozen,
     named_variables,
     optimizer_of,
     take_over,
+    thawed,
 )
 
 MODEL_FILE = "model.keras"
@@ -77,7 +78,7 @@ class KerasSource:
 
     def model(self) -> KerasModule:
         """The model as it was given, anew."""
-        keras_model = pickle.loads(self.frozen)
+        keras_model = thawed(self.frozen)
         with torch.no_grad():
             for variable, value in zip(keras_model.variables, self.values.values(), strict=True):
                 variable.value.copy_(value)
@@ -159,7 +160,7 @@ def fields(
     metric = _metric(fresh, first, keras)
     source = KerasSource(
         original=model,
-        frozen=pickle.dumps(model),
+        frozen=frozen(model),
         values={name: v.value.detach().to("cpu", copy=True) for name, v in named_variables(model.variables)},
         arrays=arrays,
         validation_arrays=given,

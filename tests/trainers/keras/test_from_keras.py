@@ -115,6 +115,21 @@ def test_every_update_of_an_optimizer_is_that_of_fit(name):
     assert_steps_are_those_of_fit(network(optimizer=OPTIMIZERS[name]()), *data())
 
 
+def test_what_weight_decay_leaves_out_is_left_out_by_a_copy_of_a_copy_as_well():
+    model = network(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.5))
+    model.optimizer.exclude_from_weight_decay([model.layers[-1].kernel])
+    plain = network(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.5))
+    weights = []
+    for one in (model, plain):
+        job = vivace.Job.from_keras(one, *data(), batch_size=BATCH, shuffle=False)
+        module = copy.deepcopy(job.model())
+        job.loss(module, next(iter(job.data()))).backward()
+        job.optimizer(module).step()
+        weights.append(module.keras_model.get_weights())
+    same = [numpy.array_equal(mine, other) for mine, other in zip(*weights, strict=True)]
+    assert [same[index] for index in (0, -2)] == [True, False]  # the kernels of the first layer and the last
+
+
 def test_sample_weights_act_and_an_error_counts_with_the_other_sign():
     model = network(loss="mse", metrics=["mae"])
     x, _ = data()
