@@ -24,6 +24,7 @@ from vivace.trainers.keras_adapter import (
 )
 
 MODEL_FILE = "model.keras"
+RATES = 100  # so many times, at most, a schedule is looked at
 INSTEAD = {
     "EarlyStopping": "give the epochs that you want",
     "ModelCheckpoint": "vivace.train keeps checkpoints itself",
@@ -155,8 +156,9 @@ def fields(
     given = _tensors(tuple(validation_data), "validation_data") if validation_data is not None else None
     if not isinstance(batch_size, int) or batch_size < 1:
         raise JobError(f"batch_size must be a whole number of at least 1, not {batch_size!r}")
-    first = _mapped(lambda array: array[:2], arrays)
-    fresh = _built(model, first)
+    first = _mapped(lambda array: array[:batch_size], arrays)
+    steps = -(-_leaves(arrays)[0].shape[0] // batch_size) * (epochs if isinstance(epochs, int) else 1)
+    fresh = _built(model, first, steps)
     metric = _metric(fresh, first, keras)
     source = KerasSource(
         original=model,
@@ -241,8 +243,11 @@ def _require_plain(optimizer: Any, keras: Any) -> None:
         )
 
 
-def _built(model: Any, first: Any) -> Any:
-    """A copy of the model; model and optimizer are built first, as `fit` builds them."""
+def _built(model: Any, first: Any, steps: int) -> Any:
+    """A copy of the model; model and optimizer are built first, as `fit` builds them.
+
+    Raises JobError where the copy would not train alike.
+    """
     x, _, _ = _unpacked(first)
     if not model.built:
         with torch.no_grad():
@@ -250,13 +255,57 @@ def _built(model: Any, first: Any) -> Any:
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     try:
-        return copy_of(model)
+        copied = copy_of(model)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise JobError(
-            f"the model '{model.name}' cannot be copied by Keras ({reason}): put its classes and functions "
-            "into a file that can be imported, or mark them with keras.saving.register_keras_serializable()"
+            f"the model '{model.name}' cannot be copied by Keras ({reason}): mark its classes and functions "
+            "with keras.saving.register_keras_serializable(), and let get_config return what __init__ takes"
         ) from error
+    mine = _computed(model, first, steps)
+    differs = _differing(mine, _computed(copied, first, steps))
+    if differs and (differs := differs - _differing(mine, _computed(model, first, steps))):
+        names = " and ".join(sorted({name for name, _ in differs}))
+        raise JobError(
+            f"Keras' copy of the model '{model.name}' has another {names}: what a "
+            "get_config leaves out is not saved, nor what is set after __init__; let __init__ take it and "
+            "get_config return it"
+        )
+    return copied
+
+
+def _computed(model: Any, batch: Any, steps: int) -> dict[str, list[Any]]:
+    """What a copy has in common with its model. The variables are left as they were."""
+    module = KerasModule(model, [name for name, _ in named_variables(model.variables)])
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [variable.value.detach().clone() for variable in variables]
+    begun = int(model.optimizer.iterations.value)
+    found: dict[str, list[Any]] = {"output": [], "loss": [], "learning rate": []}
+    gpus = {variable.value.get_device() for variable in variables if variable.value.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(gpus):
+        try:
+            for training in (False, True):
+                torch.manual_seed(0)
+                found["output"] += _leaves(module.train(training)(_unpacked(batch)[0]))
+                torch.manual_seed(0)
+                found["loss"].append(loss(module, batch))
+            for done in range(0, steps, -(-steps // RATES) or 1):
+                model.optimizer.iterations.assign(begun + done)
+                found["learning rate"].append(torch.tensor(float(model.optimizer.learning_rate)))
+        finally:
+            for variable, value in zip(variables, before, strict=True):
+                variable.value.copy_(value)
+    return found
+
+
+def _differing(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> set[tuple[str, int]]:
+    """What differs by more than rounding, by name and number."""
+    return {
+        (name, number)
+        for name, values in one.items()
+        for number, (mine, theirs) in enumerate(zip(values, other[name], strict=True))
+        if mine.shape != theirs.shape or not torch.allclose(mine.double(), theirs.double(), equal_nan=True)
+    }
 
 
 def _metric(model: Any, first: Any, keras: Any) -> FirstMetric | None:

@@ -299,6 +299,87 @@ def test_models_that_a_job_would_train_otherwise_are_refused(make, message):
         vivace.Job.from_keras(make(), *data(), batch_size=BATCH)
 
 
+@keras.saving.register_keras_serializable("forgetting")
+class Scaled(keras.losses.Loss):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, y_true, y_pred):
+        return self.factor * keras.ops.mean(keras.ops.square(y_pred), -1)
+
+    def get_config(self):
+        return {}
+
+
+@keras.saving.register_keras_serializable("forgetting")
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, steps=2):
+        self.steps = steps
+
+    def __call__(self, step):
+        return 0.1 * keras.ops.minimum(1.0, keras.ops.cast(step, "float32") / self.steps)
+
+    def get_config(self):
+        return {}
+
+
+@keras.saving.register_keras_serializable("forgetting")
+class Noisy(layers.Layer):
+    """Its noise in training is drawn anew each time, from no seed that a copy has."""
+
+    gain = 1.0
+
+    def call(self, inputs, training=False):
+        noise = keras.random.normal(keras.ops.shape(inputs)) if training else 0.0
+        return inputs * self.gain + noise
+
+
+def noisy(gain):
+    keras.utils.set_random_seed(1)
+    layer = Noisy()
+    layer.gain = gain
+    return compiled(keras.Sequential([keras.Input((6,)), layer, layers.Dense(1)]))
+
+
+def regularized():
+    model = network()
+    model.layers[-1].kernel_regularizer = keras.regularizers.L2(0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "differs"),
+    [
+        (lambda: network(loss=Scaled(2.0)), "loss"),
+        (lambda: network(optimizer=keras.optimizers.SGD(WarmUp(4))), "learning rate"),
+        (lambda: noisy(2.0), "loss and output"),
+        (regularized, "loss"),
+    ],
+)
+def test_a_model_of_which_keras_copies_lose_something_is_refused(make, differs):
+    with pytest.raises(JobError, match=f"copy of the model '.*' has another {differs}: what a get_config"):
+        vivace.Job.from_keras(make(), *data(), batch_size=BATCH)
+
+
+def test_comparing_a_model_with_its_copy_leaves_it_as_it_was():
+    keras.utils.set_random_seed(1)
+    body = [layers.Dropout(0.5), layers.Dense(4), layers.BatchNormalization(), Noisy(), layers.Dense(1)]
+    model = compiled(keras.Sequential([keras.Input((6,)), *body]))
+    before = [variable.numpy().copy() for variable in model.variables]
+    vivace.Job.from_keras(model, *data(), batch_size=BATCH)
+    assert all(map(numpy.array_equal, before, [variable.numpy() for variable in model.variables]))
+    assert int(model.optimizer.iterations.value) == 0
+
+
+def test_a_class_that_is_not_registered_is_refused_with_what_helps():
+    class Unknown(keras.losses.Loss):
+        pass
+
+    with pytest.raises(JobError, match=r"cannot be copied by Keras .*Unknown.*: mark its classes and func"):
+        vivace.Job.from_keras(network(loss=Unknown()), *data(), batch_size=BATCH)
+
+
 def test_a_plan_is_verified_in_child_processes():
     job = vivace.Job.from_keras(network("convolution"), *data("convolution"), batch_size=BATCH)
     assert vivace.verify(job, Plan.from_dict({"loader_workers": {"num_workers": 1}})).kept is True
