@@ -1,6 +1,7 @@
 """A Job from a LightningModule trains what Lightning trains."""
 
 import copy
+import functools
 
 import cloudpickle
 import pytest
@@ -111,6 +112,27 @@ class Warming(Net):
         return super().forward(inputs) if self.current_epoch else self.layer(inputs).detach()
 
 
+def passed_on(step):
+    @functools.wraps(step)
+    def passing(self, *arguments):
+        return step(self, *arguments)
+
+    return passing
+
+
+class Wrapped(Net):
+    @passed_on
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).sum() * batch_idx
+
+
+class Planning(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)]
+
+
 class Two(Net):
     def configure_optimizers(self):
         return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
@@ -123,6 +145,8 @@ class Two(Net):
         (Hooked, "on_train_batch_end would not be called"),
         (Starting, "on_train_start would not be called"),
         (Indexed, "uses batch_idx"),
+        (Wrapped, "uses batch_idx"),
+        (Planning, "configure_optimizers asks the Trainer for estimated_stepping_batches, and a Job has no"),
         (Annealed, "weight uses global_step, which is 0 without a Trainer"),
         (Warming, "forward uses current_epoch, which is 0 without a Trainer"),
         (Two, "one optimizer and one schedule; the module has 2"),
@@ -132,6 +156,38 @@ class Two(Net):
 def test_what_a_job_cannot_say_is_named(module, sentence):
     with pytest.raises(vivace.JobError, match=sentence):
         vivace.Job.from_lightning(module(), Data())
+
+
+def annealing(module):
+    return 1.0 / (1 + module.current_epoch)
+
+
+class Helped(Net):
+    """Its functions call others, that look at the Trainer's counts."""
+
+    def training_step(self, batch, batch_idx):
+        return annealing(self) * self(batch[0]).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("accuracy", annealing(self))
+
+
+class Asking(Net):
+    def training_step(self, batch, batch_idx):
+        assert self.logger is None
+        assert self.global_rank == len(self.loggers) == 0
+        return getattr(self, "global_" + "step") * self(batch[0]).sum()
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Helped, "current_epoch"), (Asking, "global_step")])
+def test_a_count_of_the_trainers_is_refused_wherever_the_loss_asks_for_it(kind, count, tmp_path):
+    job = vivace.Job.from_lightning(kind(), Data(), monitor="accuracy")
+    with torch.no_grad():
+        assert job.metric(job.model().eval(), job.validation()) >= 0
+    with pytest.raises(
+        vivace.JobError, match=f"training_step asks the Trainer for {count}, and a Job has no"
+    ):
+        vivace.train(job, out=tmp_path / "run")
 
 
 class Normalizing(Data):

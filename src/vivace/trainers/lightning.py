@@ -5,12 +5,13 @@ Source: https://lightning.ai/docs/pytorch/stable/common/lightning_module.html
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vivace import words
@@ -84,7 +85,8 @@ def parts_of(
 
     def loss(model: Any, batch: Any) -> Any:
         step = model.training_step
-        output = step(batch, 0) if _takes_index(step) else step(batch)
+        with _alone(model, "training_step"):
+            output = step(batch, 0) if _takes_index(step) else step(batch)
         return output["loss"] if isinstance(output, dict) else output
 
     _, schedule, interval = _configured(copy.deepcopy(module))
@@ -128,7 +130,8 @@ def _refuse(module: object) -> None:
     if not _takes_index(module.training_step):
         return
     index = list(inspect.signature(module.training_step).parameters)[1]
-    if any(each.argval == index for each in dis.get_instructions(type(module).training_step)):
+    step = inspect.unwrap(type(module).training_step)
+    if any(each.argval == index for each in dis.get_instructions(step)):
         raise JobError(f"training_step uses {index}, which a Job's loss does not know")
 
 
@@ -239,6 +242,33 @@ def _counts(value: object) -> bool:
     return hasattr(value, "compute") and hasattr(value, "reset")
 
 
+class _NoTrainer:
+    """In place of the Trainer that a module asks: raises JobError where it asks for what a Job has not."""
+
+    logger, loggers, global_rank, local_rank = None, (), 0, 0  # as a module without a Trainer says
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise JobError(
+            f"the module's {self.function} asks the Trainer for {name}, and a Job has no Trainer: give it to "
+            "the module's __init__, or do without"
+        )
+
+
+@contextlib.contextmanager
+def _alone(module: Any, function: str) -> Iterator[None]:
+    """Inside, a function of a module, and what it calls, may not ask the Trainer: its counts would be 0."""
+    module.trainer = _NoTrainer(function)
+    try:
+        yield
+    finally:
+        module.trainer = None
+
+
 def _names_of(model: Any, optimizer: Any) -> frozenset[str]:
     """Of the parameters of a model that an optimizer has."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -252,7 +282,8 @@ def _trained(model: Any) -> list[Any]:
 
 def _configured(module: Any) -> tuple[Any, Any, str]:
     """Optimizer, schedule or None, and after what the schedule steps."""
-    found = module.configure_optimizers()
+    with _alone(module, "configure_optimizers"):
+        found = module.configure_optimizers()
     schedule: Any = None
     if isinstance(found, dict):
         found, schedule = found["optimizer"], found.get("lr_scheduler")
