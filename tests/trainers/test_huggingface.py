@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 
+import cloudpickle
 import numpy
 import pytest
 import torch
@@ -404,6 +405,48 @@ def test_only_a_count_that_can_change_the_training_is_refused(tmp_path):
         vivace.Job.from_trainer(theirs)
     theirs.eval_dataset = None
     assert vivace.Job.from_trainer(theirs)
+
+
+def ramp(theirs):
+    return 1.0 + theirs.state.global_step
+
+
+def tell(theirs):
+    if theirs.state.global_step % 2 == 0:
+        print("step", theirs.state.global_step)
+
+
+class Ramped(transformers.Trainer):
+    """Computes with the step in another function, and shows it in another one."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        tell(self)
+        return model(**inputs).loss * self.factor()
+
+    def factor(self):
+        return ramp(self)
+
+
+class Asked(Ramped):
+    def factor(self):
+        return 1.0 + getattr(self.state, "epoch")  # noqa: B009
+
+
+class Told(Ramped):
+    def factor(self):
+        return 1.0 + self.state.is_world_process_zero
+
+
+def test_a_count_that_another_function_computes_with_is_refused_where_it_is_asked_for(tmp_path, capsys):
+    for kind, asks in ((Ramped, "ramp uses state.global_step"), (Asked, "factor uses state.epoch")):
+        job = vivace.Job.from_trainer(of_kind(kind, trainer(tmp_path)))
+        with pytest.raises(vivace.JobError, match=f"{asks}, which nobody counts without a Trainer"):
+            vivace.train(job, out=tmp_path / kind.__name__)
+    job = vivace.Job.from_trainer(of_kind(Told, trainer(tmp_path)))
+    job = cloudpickle.loads(cloudpickle.dumps(job))
+    model, batch = job.model(), next(iter(job.data()))
+    assert torch.equal(job.loss(model, batch), model(**batch).loss * 2)
+    assert "step 0" in capsys.readouterr().out
 
 
 def generator_and_words():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -30,14 +31,27 @@ def computes_with(member: Any, owner: str, name: str) -> bool:
     if function is None or not {owner, name} <= set(_names(function.__code__)):
         return False
     code = function.__code__
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = _shown(code, name)
+    return not found or any(not shown and _may_be(node.value, owner, given) for node, shown in found)
+
+
+@functools.cache
+def only_shows(code: CodeType, name: str) -> bool:
+    """Does this code look up an attribute, and only to show it? No where its source cannot be read."""
+    found = _shown(code, name)
+    return bool(found) and all(shown for _, shown in found)
+
+
+def _shown(code: CodeType, name: str) -> list[tuple[ast.Attribute, bool]]:
+    """Where it looks up an attribute, and whether that is to show it; nothing where there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, TokenError):
-        return True
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
+        return []
     shown = {id(node) for one in ast.walk(tree) if _shows(one) for node in ast.walk(one)}
-    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return not found or any(id(one) not in shown and _may_be(one.value, owner, given) for one in found)
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
+    return [(node, id(node) in shown) for node in found]
 
 
 def _may_be(node: ast.expr, owner: str, given: tuple[str, ...]) -> bool:

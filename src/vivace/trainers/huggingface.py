@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import JobError
 from vivace.trainers.clipping import clipping
-from vivace.trainers.code import computes_with, names_in
+from vivace.trainers.code import computes_with, names_in, only_shows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -148,11 +148,32 @@ def _refuse_counting(trainer: Trainer) -> None:
         seen.add(name)
         for count in COUNTED:
             if computes_with(member, "state", count):
-                raise JobError(
-                    f"the Trainer's {name} uses state.{count}, which nobody counts without a Trainer: take "
-                    "that out of the loss, or hand the script to `vivace run -- python SCRIPT`"
-                )
+                raise _counting(f"the Trainer's {name}", count)
         left += names_in(member)
+
+
+def _counting(who: str, count: str) -> JobError:
+    return JobError(
+        f"{who} uses state.{count}, which nobody counts without a Trainer: take that out of the loss, or "
+        "hand the script to `vivace run -- python SCRIPT`"
+    )
+
+
+class _Uncounted:
+    """A Trainer's state, that raises JobError where code of a person's computes with how far it has come."""
+
+    def __init__(self, state: object) -> None:
+        self.kept = state
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "kept":  # as copies ask for it before it is there
+            raise AttributeError(name)
+        asking: Any = inspect.currentframe()
+        asking = asking.f_back
+        theirs = str(asking.f_globals.get("__name__")).startswith("transformers.")
+        if name in COUNTED and not theirs and not only_shows(asking.f_code, name):
+            raise _counting(asking.f_code.co_name, name)
+        return getattr(self.kept, name)
 
 
 def _refuse_other_holders(trainer: Trainer) -> None:
@@ -253,6 +274,7 @@ def _alone(trainer: Trainer) -> Any:
     alone: Any = copy.copy(trainer)
     alone.model = alone.model_wrapped = None
     alone.log = _silent
+    alone.state = _Uncounted(trainer.state)
     alone.args = copy.copy(trainer.args)
     alone.args._n_gpu = min(1, trainer.args.n_gpu)  # over which Trainer would spread each batch
     return alone
