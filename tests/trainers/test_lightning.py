@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 
 import cloudpickle
 import pytest
@@ -200,6 +201,36 @@ def test_hooks_of_the_data_are_named():
         vivace.Job.from_lightning(Net(), Normalizing())
 
 
+def test_a_module_and_data_of_the_library_under_its_other_name(monkeypatch):
+    other = pytest.importorskip("pytorch_lightning")
+    plain = vivace.Job.from_lightning(Net(), Data(), monitor="accuracy")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lightning"]:
+        monkeypatch.setitem(sys.modules, name, None)  # as where only that is installed
+
+    class Same(other.LightningModule):
+        forward, training_step, validation_step = Net.forward, Net.training_step, Net.validation_step
+        configure_optimizers = Net.configure_optimizers
+
+        def __init__(self):
+            super().__init__()
+            self.layer = Net().layer
+
+    class Rows(other.LightningDataModule):
+        setup, train_dataloader, val_dataloader = Data.setup, Data.train_dataloader, Data.val_dataloader
+
+    job = vivace.Job.from_lightning(Same(), Rows(), monitor="accuracy")
+    batch = next(iter(plain.data()))
+    assert torch.equal(job.loss(job.model(), batch), plain.loss(plain.model(), batch))
+    with torch.no_grad():
+        measured = job.metric(job.model().eval(), job.validation())
+    monkeypatch.undo()
+    with torch.no_grad():
+        assert measured == plain.metric(plain.model().eval(), plain.validation())
+    Rows.on_after_batch_transfer = Normalizing.on_after_batch_transfer
+    with pytest.raises(vivace.JobError, match="data module's on_after_batch_transfer would not be called"):
+        vivace.Job.from_lightning(Same(), Rows())
+
+
 class Counting(Net):
     def __init__(self):
         super().__init__()
@@ -378,12 +409,14 @@ class Together(Data):
         return self.put(super().val_dataloader())
 
 
+@pytest.mark.filterwarnings("ignore")  # of the pytrees of a CombinedLoader
 def test_the_only_loader_in_a_list_is_the_validation_data_and_several_are_refused():
     plain = vivace.Job.from_lightning(Net(), Data(), monitor="accuracy")
     model = plain.model().eval()
     with torch.no_grad():
         wanted = plain.metric(model, plain.validation())
-        for put in (lambda loader: [loader], lambda loader: {"held out": loader}):
+        combined = lightning.utilities.CombinedLoader
+        for put in (lambda loader: [loader], lambda loader: {"held out": loader}, combined):
             job = vivace.Job.from_lightning(Net(), Together(put), monitor="accuracy")
             assert job.metric(model, job.validation()) == wanted
     job = vivace.Job.from_lightning(Net(), Together(lambda loader: [loader, loader]), monitor="accuracy")

@@ -9,7 +9,9 @@ import contextlib
 import copy
 import dis
 import functools
+import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
     from torch import nn
 
+LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # one library under two names, with classes of each
 # What a Job would not call.
 HOOKS = (
     "setup",
@@ -105,25 +108,30 @@ def parts_of(
         if not set_up:
             raise JobError("monitor needs validation data: hand over a LightningDataModule")
         found |= {
-            "metric": _monitored(monitor, mode),
+            "metric": _monitored(monitor, mode, _base(module, "LightningModule")),
             "metric_name": monitor if mode == "max" else f"minus {monitor}",
             "validation": lambda: _one_loader(set_up(), "val_dataloader"),
         }
     return found
 
 
-def _refuse(module: object) -> None:
-    from lightning.pytorch import LightningModule
+def _base(given: object, kind: str) -> Any:
+    """The class of Lightning's, of this name, that something is of; None where it is of none."""
+    libraries = filter(None, map(sys.modules.get, LIBRARIES))  # whose class was not imported, it is not of
+    return next((base for one in libraries if isinstance(given, base := getattr(one, kind))), None)
 
-    if not isinstance(module, LightningModule):
+
+def _refuse(module: Any) -> None:
+    base = _base(module, "LightningModule")
+    if base is None:
         raise JobError(f"a LightningModule is needed, not a {type(module).__name__}")
     if not module.automatic_optimization:
         raise JobError("a module with manual optimization cannot become a Job; write Job(step=...)")
     for name in (*HOOKS, *OF_BATCHES):
-        if getattr(type(module), name) is not getattr(LightningModule, name):
+        if getattr(type(module), name) is not getattr(base, name):
             raise JobError(f"the module's {name} would not be called: a Job has no place for it")
     for name, member in inspect.getmembers(type(module)):
-        own = getattr(LightningModule, name, None) is not member and not name.startswith(BESIDE_TRAINING)
+        own = getattr(base, name, None) is not member and not name.startswith(BESIDE_TRAINING)
         found = [count for count in COUNTED if own and count in names_in(member)]
         if found:
             raise JobError(f"the module's {name} uses {found[0]}, which is 0 without a Trainer")
@@ -136,10 +144,9 @@ def _refuse(module: object) -> None:
 
 
 def _refuse_data(data: object) -> None:
-    from lightning.pytorch import LightningDataModule
-
-    for name in OF_BATCHES if isinstance(data, LightningDataModule) else ():
-        if getattr(type(data), name) is not getattr(LightningDataModule, name):
+    base = _base(data, "LightningDataModule")
+    for name in OF_BATCHES if base else ():
+        if getattr(type(data), name) is not getattr(base, name):
             raise JobError(
                 f"the data module's {name} would not be called: do it in the dataset or in training_step"
             )
@@ -181,12 +188,9 @@ def _one_loader(data: LightningDataModule, name: str) -> Any:
     """What a data module's function returns. Several loaders, of which Lightning makes one, are refused, and
     of a list of one for validation that one is taken.
     """
-    from lightning.pytorch.utilities import CombinedLoader
-
-    found = loaders = getattr(data, name)()
-    if isinstance(found, CombinedLoader):
-        loaders = found.flattened
-    elif isinstance(found, Mapping):
+    found = getattr(data, name)()
+    loaders = getattr(found, "flattened", found)  # of a CombinedLoader
+    if isinstance(found, Mapping):
         loaders = list(found.values())
     if not isinstance(loaders, (list, tuple)):
         return found
@@ -306,13 +310,14 @@ def _configured(module: Any) -> tuple[Any, Any, str]:
     return found, schedule, interval
 
 
-def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]:
+def _monitored(monitor: str, mode: str, base: type) -> Callable[[Any, Iterable[Any]], float]:
     """What `validation_step` logs by this name, over all batches by their sizes, as Lightning does."""
+    library = base.__module__.partition(".core")[0]
 
     def metric(model: Any, batches: Iterable[Any]) -> float:
         import torch
-        from lightning.pytorch.utilities.data import extract_batch_size
 
+        extract_batch_size = importlib.import_module(f"{library}.utilities.data").extract_batch_size
         total, samples = 0.0, 0
         seen: dict[str, Any] = {}
         counting: dict[int, Any] = {}  # metrics of torchmetrics, which add up by themselves
