@@ -84,6 +84,18 @@ def test_the_job_trains_what_the_trainer_trains(tmp_path, by_hand):
     assert any(not torch.equal(begun[name], value) for name, value in ours.state_dict().items())
 
 
+class Scheduling(transformers.Trainer):
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        self.lr_scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        return self.lr_scheduler
+
+
+def test_a_schedule_of_its_own_may_ask_the_trainer_for_the_optimizer(tmp_path):
+    job = vivace.Job.from_trainer(of_kind(Scheduling, trainer(tmp_path)))
+    optimizer = job.optimizer(job.model())
+    assert job.scheduler(optimizer).optimizer is optimizer
+
+
 def test_the_metric_is_the_trainers(tmp_path):
     settings = {"metric_for_best_model": "accuracy", "greater_is_better": True}
     theirs = trainer(tmp_path, **settings)

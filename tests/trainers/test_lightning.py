@@ -231,6 +231,20 @@ def test_a_module_and_data_of_the_library_under_its_other_name(monkeypatch):
         vivace.Job.from_lightning(Same(), Rows())
 
 
+class Listing(Net):
+    def configure_optimizers(self):
+        return [super().configure_optimizers()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_only_optimizer_in_a_list_comes_with_its_schedule(by_hand):
+    module = Listing()
+    theirs(gradient_clip_val=0.3).fit(module, Data())
+    ours = by_hand(vivace.Job.from_lightning(Listing(), Data(), epochs=2, gradient_clip_val=0.3))
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+
+
 class Counting(Net):
     def __init__(self):
         super().__init__()

@@ -53,7 +53,9 @@ def parts_of(trainer: Any) -> dict[str, Any]:
         return _afresh(own, model).create_optimizer()
 
     def scheduler(optimizer: Optimizer) -> Any:
-        return _afresh(own, own.model).create_scheduler(num_training_steps=steps, optimizer=optimizer)
+        fresh = _afresh(own, own.model)
+        fresh.optimizer = optimizer  # which a create_scheduler of a person's may look at
+        return fresh.create_scheduler(num_training_steps=steps, optimizer=optimizer)
 
     def model() -> Any:
         return copy.deepcopy(own.model) if own.model_init is None else _aligned(own, own.call_model_init())

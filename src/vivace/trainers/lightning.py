@@ -289,6 +289,8 @@ def _configured(module: Any) -> tuple[Any, Any, str]:
     with _alone(module, "configure_optimizers"):
         found = module.configure_optimizers()
     schedule: Any = None
+    if isinstance(found, (list, tuple)) and len(found) == 1 and isinstance(found[0], dict):
+        (found,) = found
     if isinstance(found, dict):
         found, schedule = found["optimizer"], found.get("lr_scheduler")
     elif isinstance(found, (list, tuple)):
