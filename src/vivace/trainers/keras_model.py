@@ -243,7 +243,7 @@ def _require_plain(optimizer: Any, keras: Any) -> None:
         )
 
 
-def _built(model: Any, first: Any, steps: int) -> Any:
+def _built(model: Any, first: object, steps: int) -> Any:
     """A copy of the model; model and optimizer are built first, as `fit` builds them.
 
     Raises JobError where the copy would not train alike.
@@ -274,7 +274,7 @@ def _built(model: Any, first: Any, steps: int) -> Any:
     return copied
 
 
-def _computed(model: Any, batch: Any, steps: int) -> dict[str, list[Any]]:
+def _computed(model: Any, batch: object, steps: int) -> dict[str, list[Any]]:
     """What a copy has in common with its model. The variables are left as they were."""
     module = KerasModule(model, [name for name, _ in named_variables(model.variables)])
     variables = [*model.variables, *model.optimizer.variables]
@@ -308,7 +308,7 @@ def _differing(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> set[tu
     }
 
 
-def _metric(model: Any, first: Any, keras: Any) -> FirstMetric | None:
+def _metric(model: Any, first: object, keras: Any) -> FirstMetric | None:
     """The first compiled metric; a copy of the model tells it, since Keras builds metrics by a batch."""
     x, y, weights = _unpacked(first)
     with torch.no_grad():

@@ -121,7 +121,7 @@ def _base(given: object, kind: str) -> Any:
     return next((base for one in libraries if isinstance(given, base := getattr(one, kind))), None)
 
 
-def _refuse(module: Any) -> None:
+def _refuse(module: LightningModule) -> None:
     base = _base(module, "LightningModule")
     if base is None:
         raise JobError(f"a LightningModule is needed, not a {type(module).__name__}")
@@ -264,9 +264,10 @@ class _NoTrainer:
 
 
 @contextlib.contextmanager
-def _alone(module: Any, function: str) -> Iterator[None]:
+def _alone(module: LightningModule, function: str) -> Iterator[None]:
     """Inside, a function of a module, and what it calls, may not ask the Trainer: its counts would be 0."""
-    module.trainer = _NoTrainer(function)
+    nobody: Any = _NoTrainer(function)
+    module.trainer = nobody
     try:
         yield
     finally:
@@ -284,10 +285,10 @@ def _trained(model: Any) -> list[Any]:
     return [one for name, one in model.named_parameters() if name in model.vivace_trained]
 
 
-def _configured(module: Any) -> tuple[Any, Any, str]:
+def _configured(module: LightningModule) -> tuple[Any, Any, str]:
     """Optimizer, schedule or None, and after what the schedule steps."""
     with _alone(module, "configure_optimizers"):
-        found = module.configure_optimizers()
+        found: Any = module.configure_optimizers()
     schedule: Any = None
     if isinstance(found, (list, tuple)) and len(found) == 1 and isinstance(found[0], dict):
         (found,) = found
