@@ -117,6 +117,7 @@ def test_a_harmless_edit_lives_the_same_life(edited, original, promise):
         ("seeded_itself", "job", "initial value", "first.weight", "the same numbers under every seed"),
         ("norm_detached", "job", "gradient scale", "norm.weight", "norm.weight gets no gradient"),
         ("rewritten_without_decay", "job", "weight_decay", "first.weight", ""),
+        ("adamw_with_decay", "adamw_without_decay", "weight_decay", "first.weight", ""),
     ],
 )
 def test_what_few_steps_do_not_show_is_compared_by_itself(edited, original, quantity, layer, words):
@@ -136,6 +137,7 @@ def test_what_few_steps_do_not_show_is_compared_by_itself(edited, original, quan
         ("masks_at_once", "stacked"),
         ("measured_and_reordered", "measured"),
         ("rewritten", "job"),
+        ("adamw_without_decay", "adam"),
     ],
 )
 def test_what_is_the_same_in_another_way_is_kept(edited, original):

@@ -17,6 +17,8 @@ Facts = dict[str, Any]
 # `inplace` cannot change a number that autograd lets through.
 NOT_NUMERIC = {"inplace", "training"}
 NOT_SETTINGS = {"params", "initial_lr", *IMPLEMENTATION_FLAGS}
+# What acts only where another setting is not 0.
+BESIDE = {"decoupled_weight_decay": "weight_decay", "dampening": "momentum", "nesterov": "momentum"}
 SHAPE = "the shape of "
 SAME_NUMBER = 1e-6  # relative; a learning rate on the device is kept in fp32
 
@@ -39,9 +41,10 @@ def facts_of_session(session: Session) -> Facts:
 
 
 def settings_of(group: dict[str, Any]) -> Facts:
-    """The numbers of an optimizer's parameter group."""
+    """The numbers of an optimizer's parameter group; of what does not act, zero."""
     plain = {key: _plain(value) for key, value in group.items() if key not in NOT_SETTINGS}
-    return {key: value for key, value in plain.items() if _is_plain(value)}
+    idle = {key for key, other in BESIDE.items() if plain.get(other) == 0}
+    return {k: type(value)() if k in idle else value for k, value in plain.items() if _is_plain(value)}
 
 
 def facts_of_modules(models: Iterable[nn.Module]) -> Facts:

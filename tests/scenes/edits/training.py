@@ -397,3 +397,8 @@ class Rewritten(torch.optim.Optimizer):
 
 rewritten = edited(optimizer=lambda model: Rewritten(groups(model, False).param_groups))
 rewritten_without_decay = edited(optimizer=lambda model: Rewritten(model.parameters()))
+adam = edited(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3))
+adamw_without_decay = edited(
+    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+)
+adamw_with_decay = edited(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
