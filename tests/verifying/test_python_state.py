@@ -3,6 +3,7 @@ one.
 """
 
 import dataclasses
+import itertools
 import random
 from functools import partial
 
@@ -85,6 +86,40 @@ def _counted(count, model, batch):
     return _plain(model, batch) * (1.0 + 0.05 * count["steps"])
 
 
+class Warming(torch.optim.SGD):
+    """Counts its own steps, up to which the learning rate grows."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.05, momentum=0.9)
+        self.count = self.counter()
+
+    def counter(self):
+        return 0
+
+    def counted(self):
+        self.count += 1
+        return self.count
+
+    def step(self, closure=None):
+        rate = 0.05 * min(1.0, self.counted() / 100)
+        for group in self.param_groups:
+            group["lr"] = rate
+        return super().step(closure)
+
+
+class WarmingUnseen(Warming):
+    """Its count can be read only by counting on."""
+
+    def counter(self):
+        return itertools.count(1)
+
+    def counted(self):
+        return next(self.count)
+
+
+OPTIMIZERS = {"warming": Warming, "warming_unseen": WarmingUnseen}
+
+
 def job(kind):
     model, loss = {
         "annealed": lambda: (Annealed, _plain),
@@ -93,12 +128,14 @@ def job(kind):
         "mixed": lambda: (_layers, partial(_mixed, numpy.random.beta)),
         "mixed_by_its_own": lambda: (_layers, partial(_mixed, numpy.random.default_rng(0).beta)),
         "counted": lambda: (_layers, partial(_counted, {"steps": 0})),
+        **dict.fromkeys(OPTIMIZERS, lambda: (_layers, _plain)),
     }[kind]()
+    optimizer = OPTIMIZERS.get(kind, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     return vivace.Job(
         model=model,
         data=_data,
         loss=loss,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        optimizer=lambda model: optimizer(model.parameters()),
     )
 
 
@@ -112,7 +149,7 @@ def test_an_exact_plan_is_bit_identical(kind, ruler_of):
     assert not verdict["reason"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "warming"])
 def test_a_right_plan_is_kept_and_a_defect_is_not(kind, ruler_of, planted):
     def scale(build):
         build.wrap(Seam.FORWARD, lambda following, batch: following(batch) * 1.02)
@@ -129,14 +166,27 @@ def test_pieces_that_draw_from_python_are_compared_by_means(ruler_of):
     assert "random streams differ" in verdict["reason"]
 
 
-@pytest.mark.parametrize("plan", ["bf16_autocast", "optimizer_in_backward"])
-def test_a_job_that_does_not_repeat_itself_is_not_judged(plan, ruler_of):
-    verdict = ruler_of(job, "taught").judge({plan: {}})
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("taught", "bf16_autocast"),
+        ("taught", "optimizer_in_backward"),
+        ("warming_unseen", "bf16_autocast"),
+    ],
+)
+def test_a_job_that_does_not_repeat_itself_is_not_judged(kind, plan, ruler_of):
+    verdict = ruler_of(job, kind).judge({plan: {}})
     assert verdict["kept"] is None
     assert "the job itself comes out otherwise when it is run again" in verdict["reason"]
 
 
-@pytest.mark.parametrize("kind", ["annealed", "mixed", "counted"])
+def test_nor_is_an_edit_of_one():
+    verdict = vivace.verify(job("warming_unseen"), against=job("warming_unseen"), budget=20)
+    assert verdict.kept is None
+    assert "the job itself comes out otherwise when it is run again" in verdict.reason
+
+
+@pytest.mark.parametrize("kind", ["annealed", "mixed", "counted", "warming"])
 def test_a_training_is_the_same_as_itself(kind):
     verdict = vivace.verify(job(kind), against=job(kind), budget=20)
     assert verdict.kept, verdict.reason

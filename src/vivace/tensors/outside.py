@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -34,6 +34,7 @@ MOST_OBJECTS = 100  # of a model's modules
 MOST_DEPTH = 100  # of containers in containers
 PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_MODULES = frozenset(vars(nn.Module()))  # weights, buffers, parts, hooks and the mode
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", *torch.optim.Optimizer.__annotations__})
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, deque, set)
 _STREAMS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader)
@@ -41,6 +42,7 @@ _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 _STANDARD = sys.stdlib_module_names - {"__main__"}
 INSTALLED = ("site-packages", "dist-packages")  # folders, also a user's own and a distribution's
 Attributes = dict[tuple[int, str, str], Any]
+Owners = Sequence[nn.Module | torch.optim.Optimizer]
 
 
 class Outside:
@@ -324,13 +326,14 @@ def as_it_is(thing: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor] = lam
     return deque(parts, thing.maxlen) if isinstance(thing, deque) else type(thing)(parts)
 
 
-def attributes(models: list[nn.Module]) -> Attributes:
+def attributes(owners: Owners) -> Attributes:
     """Numbers, texts, tensors, and containers of such that modules, and objects of the person's in them, keep
-    beside weights and buffers, by model, module and name: ``count``, or ``state.count`` of an object.
+    beside weights and buffers, by model, module and name: ``count``, or ``state.count`` of an object. Of an
+    optimizer, in the place of a model, what it keeps beside its state and groups.
     """
     found: Attributes = {}
-    own = _storages_of(models)
-    for (index, name, path), (space, keys) in _spaces(models).items():
+    own = _storages_of(owner for owner in owners if isinstance(owner, nn.Module))
+    for (index, name, path), (space, keys) in _spaces(owners).items():
         for key in keys:
             value = space[key]
             if isinstance(value, PLAIN) or _is_plain(value, own):
@@ -343,9 +346,9 @@ def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str
     return (key for key in now.keys() | before.keys() if not alike(now.get(key), before.get(key)))
 
 
-def assign(models: list[nn.Module], values: Attributes) -> None:
-    """Give the modules of these models, and the objects in them, copies of these values."""
-    spaces = _spaces(models)
+def assign(owners: Owners, values: Attributes) -> None:
+    """Give the modules of these models, these optimizers, and the objects in them, copies of these values."""
+    spaces = _spaces(owners)
     for (index, name, path), value in values.items():
         inside, _, key = path.rpartition(".")
         place = (index, name, inside and f"{inside}.")
@@ -359,8 +362,8 @@ def assign(models: list[nn.Module], values: Attributes) -> None:
             space[key] = given
 
 
-def _spaces(models: list[nn.Module]) -> dict[tuple[int, str, str], tuple[dict[str, Any], list[str]]]:
-    """The ``__dict__`` of each module, and of the objects of the person's that it holds, with the names in it
+def _spaces(owners: Owners) -> dict[tuple[int, str, str], tuple[dict[str, Any], list[str]]]:
+    """The ``__dict__`` of each module or optimizer, and of the objects of the person's in it, with the names
     that are not torch's or a library's own, by model, module and the path from there.
     """
     found: dict[tuple[int, str, str], tuple[dict[str, Any], list[str]]] = {}
@@ -369,7 +372,8 @@ def _spaces(models: list[nn.Module]) -> dict[tuple[int, str, str], tuple[dict[st
     def look(index: int, name: str, path: str, thing: object) -> None:
         space, own = _space_of(thing), is_persons(thing)
         keys = [k for k, v in space.items() if own or not k.startswith("_") or isinstance(v, torch.Tensor)]
-        keys = [key for key in keys if key not in _OF_MODULES]
+        left_out = _OF_OPTIMIZERS if isinstance(thing, torch.optim.Optimizer) else _OF_MODULES
+        keys = [key for key in keys if key not in left_out]
         found[index, name, path] = space, keys
         for key in keys:
             value = space[key]
@@ -378,9 +382,9 @@ def _spaces(models: list[nn.Module]) -> dict[tuple[int, str, str], tuple[dict[st
                 seen.add(id(value))
                 look(index, name, f"{path}{key}.", value)
 
-    for index, model in enumerate(models):
-        for name, module in model.named_modules():
-            look(index, name, "", module)
+    for index, owner in enumerate(owners):
+        for name, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
+            look(index, name, "", part)
     return found
 
 

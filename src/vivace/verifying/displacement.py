@@ -300,6 +300,12 @@ def resolution(
     return layers
 
 
+def same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
+    """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
+    seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
+    return seen and torch.equal(mine.random_state, theirs.random_state)
+
+
 def identical(outcome: Outcome, reference: Outcome) -> list[str]:
     """The names of everything that is not bit-identical."""
     different = ["loss"] if outcome.losses != reference.losses else []

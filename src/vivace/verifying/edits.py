@@ -26,7 +26,7 @@ from vivace.torch_internals import compiler
 from vivace.verifying import beginnings, masks, measured, schedules
 from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
 from vivace.verifying.digests import Pass, compared, first_other, in_one_order, read_epochs
-from vivace.verifying.displacement import State, Tensors, different_states, identical
+from vivace.verifying.displacement import State, Tensors, different_states, identical, same_streams
 from vivace.verifying.effort import Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference, known_to
@@ -44,13 +44,21 @@ from vivace.verifying.ruler import (
     MOST_RESUMED_BYTES,
     OTHER_PAIRS_STREAM,
     OTHER_STREAMS,
+    UNLIKE_ITSELF,
     Ruler,
-    same_streams,
 )
 from vivace.verifying.runner import AGAIN_STREAM, PAIRS_STREAM, PROBE_STREAM
 from vivace.verifying.schedules import WholeSchedule, whole_schedule
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import InPython, Snapshot, clone, parameter_names, restore, state_of
+from vivace.verifying.states import (
+    InPython,
+    Snapshot,
+    clone,
+    parameter_names,
+    restore,
+    state_of,
+    strides_of,
+)
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
@@ -332,7 +340,7 @@ class Original(Side):
             return _fault(text, "schedule", None, number)
         ours, others = found.ran.rehearsal, self.standing.rehearsal
         if ours is not None and others is not None and (text := fault_of(ours, others)):
-            return _fault(text, "rehearsal", None)
+            return unknown(UNLIKE_ITSELF) if self._rehearses_otherwise() else _fault(text, "rehearsal", None)
         if found.untrained:
             text = f"{found.untrained} gets no gradient, and in {WHOSE} it does"
             return _fault(text, Quantity.GRADIENT_SCALE, found.untrained)
@@ -345,7 +353,7 @@ class Original(Side):
         return unknown(found.kept_otherwise) if found.kept_otherwise else {}
 
     def _has_same_streams(self, found: Answer) -> bool:
-        rearranged = found.strides != _strides(self.session)
+        rearranged = found.strides != strides_of(self.session)
         pairs = zip(found.ran.outcomes, self.standing.references, strict=True)
         same = all(same_streams(o, r, rearranged) for o, r in pairs)
         return same and not (found.hidden and found.hidden != self._counted_draws(self.session)[0].hidden)
@@ -415,7 +423,7 @@ class Edited(Side):
         facts |= facts_of_job(self.job)
         modules, readings = self.tap.modules or {}, _readings(self.job, lent.reach)
         begun = beginning, beginnings.build_again(self.job), self.untrained
-        found = facts, modules, *begun, readings, halves, _strides(session), kept_otherwise, otherwise
+        found = facts, modules, *begun, readings, halves, strides_of(session), kept_otherwise, otherwise
         lately = None
         if lent.measured is not None:
             measure = OwnMeasure(self.job, session, lent.measured.batches, math.inf)
@@ -551,10 +559,6 @@ def _read(path: str, device: torch.device) -> Any:
 def _readings(job: Job, reach: Reach) -> Readings:
     fields = ["data", *(["validation"] if job.validation is not None else [])]
     return {field: read_epochs(job, field, EPOCHS if field == "data" else 1, reach) for field in fields}
-
-
-def _strides(session: Session) -> list[tuple[int, ...]]:
-    return [p.stride() for model in session.build.models for p in model.parameters()]
 
 
 def _by_name(session: Session, saved: list[dict[str, Any]]) -> StatesByName:

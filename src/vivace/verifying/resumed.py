@@ -19,7 +19,7 @@ from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.resuming import load_into
 from vivace.training.resuming import state_of as saved_state_of
-from vivace.verifying.states import Snapshot, kept_states, optimizer_states, restore, state_of
+from vivace.verifying.states import Snapshot, kept_states, optimizer_states, owners_of, restore, state_of
 
 
 def resume(session: Session, opened: Callable[[], Session], own: Session | None = None) -> Session:
@@ -88,10 +88,10 @@ def _can_save(session: Session) -> bool:
 
 
 def _hand_over_unsaved(session: Session, again: Session, own: Session) -> None:
-    """Copy the buffers that no `state_dict` holds, and the attributes of modules that are the job's `own`."""
-    models = session.build.models
-    known = attributes(again.build.models).keys() & attributes(own.build.models).keys()
-    assign(again.build.models, {key: value for key, value in attributes(models).items() if key in known})
+    """Copy the buffers that no `state_dict` holds, and the attributes that are the job's `own`."""
+    owners, kept = owners_of(again), attributes(owners_of(session))
+    known = attributes(owners).keys() & attributes(owners_of(own)).keys()
+    assign(owners, {key: value for key, value in kept.items() if key in known})
     with torch.no_grad():
         for mine, new in zip(session.build.models, again.build.models, strict=True):
             saved, buffers = mine.state_dict().keys(), dict(mine.named_buffers())

@@ -27,6 +27,7 @@ from vivace.verifying.displacement import (
     identical,
     opened_otherwise,
     resolution,
+    same_streams,
 )
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
@@ -58,7 +59,7 @@ from vivace.verifying.masks import Unlike
 from vivace.verifying.rehearsal import checks_of, fault_of, same_rehearsals, slopes_like
 from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
 from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Products, Rounding
-from vivace.verifying.states import InPython, Snapshot, clone, moving_only, repeatable, state_of
+from vivace.verifying.states import InPython, Snapshot, clone, moving_only, repeatable, state_of, strides_of
 from vivace.verifying.tap import Tap, every_random_state
 
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
@@ -203,6 +204,8 @@ class Ruler(Runner):
         }
         if not ran.fault and different_states(closed, ran.last):
             ran.fault = "closing the session changes the weights"
+        if ran.fault == UNLIKE_ITSELF:
+            return {**document, **unknown(ran.fault)}
         if ran.fault:
             return {**document, **outright(False, ran.fault, Quantity.FACTS)}
         for outcome in ran.outcomes:
@@ -246,7 +249,7 @@ class Ruler(Runner):
         if standing.rehearsal is not None:
             ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
             if fault := self._agreed(fault_of(ran.rehearsal, standing.rehearsal)):
-                return ran.ended(fault)
+                return ran.ended(UNLIKE_ITSELF if self._rehearses_otherwise() else fault)
         if fault := self._agreed(self._overflow_fault(session, tap)):
             return ran.ended(fault)
         rest = list(enumerate(self.snapshots))[1:]
@@ -305,7 +308,7 @@ class Ruler(Runner):
     def _compare_streams(self, session: Session, ran: Ran) -> None:
         """Does the session draw the reference's random numbers, on every rank?"""
         pairs = list(zip(ran.outcomes, self.standing.references, strict=True))
-        rearranged = not self.ordered and _in_other_order(session, self.session)
+        rearranged = not self.ordered and strides_of(session) != strides_of(self.session)
         same = all(same_streams(o, r, rearranged) for o, r in pairs)
         same = same and not (any(r.drew for _, r in pairs) and self._masks_otherwise(session))
         silent = any(r.drew and not o.drew for o, r in pairs)
@@ -410,6 +413,11 @@ class Ruler(Runner):
             yield
         finally:
             self.repeats, self.ordered, self.standing = before
+
+    def _rehearses_otherwise(self) -> bool:
+        """Do the reference's optimizers have other settings when its rehearsal is run again?"""
+        again, before = self._rehearse(self.session, self.tap, self.effort.rehearsal), self.standing.rehearsal
+        return before is not None and bool(fault_of(again, before))
 
     def _repeats_itself(self) -> bool:
         """Does the reference end with equal bits when it is run again?"""
@@ -584,15 +592,3 @@ class Ruler(Runner):
             for seed in range(effort.life_seeds)
         ]
         return spread_of(shadows)
-
-
-def _in_other_order(mine: Session, theirs: Session) -> bool:
-    """Have weights another memory order? Then outputs and their random masks may have it, too."""
-    orders = ([p.stride() for m in s.build.models for p in m.parameters()] for s in (mine, theirs))
-    return next(orders) != next(orders)
-
-
-def same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
-    """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
-    seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
-    return seen and torch.equal(mine.random_state, theirs.random_state)

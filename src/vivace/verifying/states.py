@@ -14,7 +14,7 @@ from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state, forget_gradients
-from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed
+from vivace.tensors.outside import Attributes, Outside, Owners, assign, attributes, changed
 from vivace.tensors.shards import whole
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import State, Tensors
@@ -23,7 +23,7 @@ from vivace.verifying.displacement import State, Tensors
 @dataclasses.dataclass(frozen=True)
 class InPython:
     """What a job keeps in Python beside weights and buffers, such as counters and generators of random
-    numbers: `attributes` of modules, and what its functions reach `outside` of these.
+    numbers: `attributes` of modules and optimizers, and what its functions reach `outside` of these.
     """
 
     attributes: Attributes
@@ -33,7 +33,7 @@ class InPython:
     def of(cls, session: Session, job: Job, like: InPython | None = None) -> InPython:
         """As it is now; only as much as `like` holds."""
         models = session.build.models
-        found, outside = attributes(models), None
+        found, outside = attributes(owners_of(session)), None
         if like is not None:
             found = {key: value for key, value in found.items() if key in like.attributes}
         if like is None or like.outside is not None:
@@ -43,7 +43,7 @@ class InPython:
 
     def put_back(self, session: Session) -> None:
         """Let it be so again for the steps of a session."""
-        assign(session.build.models, self.attributes)
+        assign(owners_of(session), self.attributes)
         if self.outside is not None:
             self.outside.put_back()
 
@@ -67,10 +67,15 @@ class Snapshot:
         return cls(*held, InPython.of(session, job))
 
 
+def owners_of(session: Session) -> Owners:
+    """What keeps attributes."""
+    return [*session.build.models, *session.optimizers]
+
+
 def moving_only(snapshots: list[Snapshot], session: Session) -> list[Snapshot]:
     """The same with what has changed of `python` since the first of them; None where nothing has."""
     kept = [snapshot.python for snapshot in snapshots if snapshot.python is not None]
-    now, moving = attributes(session.build.models), set[tuple[int, str, str]]()
+    now, moving = attributes(owners_of(session)), set[tuple[int, str, str]]()
     for python in kept:
         moving |= set(changed(now, python.attributes))
     outside = any(p.outside is not None and (p.outside.moved() or p.outside.drew()) for p in kept)
@@ -133,6 +138,11 @@ def kept_states(session: Session) -> dict[str, Any]:
 def parameter_names(session: Session) -> dict[int, str]:
     """The names of parameters, by their `id`."""
     return {id(p): name for name, p in named_parameters(session.build.models)}
+
+
+def strides_of(session: Session) -> list[tuple[int, ...]]:
+    """The memory order of weights: where it is another, outputs and their random masks may have it, too."""
+    return [p.stride() for model in session.build.models for p in model.parameters()]
 
 
 def averages_of(session: Session) -> Tensors:
