@@ -112,6 +112,20 @@ def test_a_harmless_edit_lives_the_same_life(edited, original, promise):
             None,
             "draws 16 random numbers, and 256 are due",
         ),
+        (
+            "mask_lost_in_steps",
+            "stacked_in_steps",
+            "random numbers drawn",
+            None,
+            "at 1 instead of 2 places",
+        ),
+        (
+            "mask_of_units_in_steps",
+            "stacked_in_steps",
+            "random numbers drawn",
+            None,
+            "samples share their masks",
+        ),
         ("measured_but_the_last", "measured", "metric of the same weights", None, "on the same 6 batches"),
         ("noise_cached", "noisy", "data", None, "of epoch 2 of the data"),
         ("seeded_itself", "job", "initial value", "first.weight", "the same numbers under every seed"),
@@ -149,6 +163,12 @@ def test_that_a_metric_could_not_be_compared_is_told():
     verdict = judged("measured_in_turn", "measured_in_turn")
     assert verdict.kept, verdict.reason
     assert "the metric was not compared: the original's says otherwise each time" in verdict.reason
+
+
+def test_what_chance_decides_is_not_counted_and_that_is_told():
+    verdict = judged("by_other_chance", "by_chance")
+    assert verdict.kept, verdict.reason
+    assert "numbers of a step were not counted: chance decides how many" in verdict.reason
 
 
 def test_lost_clipping_shows_in_the_update():

@@ -1,14 +1,18 @@
 """Healthy plans on jobs with masked attention, dropout on maps and noise are kept; defects are not."""
 
+import dataclasses
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import vivace
+from vivace import Stage
 from vivace.plan import Plan
+from vivace.testing import jobs
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
@@ -122,3 +126,31 @@ def test_a_gpus_compiled_code_may_leave_out_others_in_16_bits(device, plan, othe
     build = SimpleNamespace(device=torch.device(device), facts=facts)
     session = SimpleNamespace(build=build, plan=Plan.from_dict({**plan, "compile": {}}))
     assert ruler_of(HIDING["job"])._masks_otherwise(session) == otherwise
+
+
+def stepping():
+    """With a step of its own, and two places that leave something out."""
+
+    def step(model, optimizer, batch):
+        loss = plain.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def model():
+        first = nn.Linear(8, 32), nn.Dropout(0.5), nn.ReLU()
+        return nn.Sequential(*first, nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 4))
+
+    plain = jobs.mlp()
+    return dataclasses.replace(plain, model=model, loss=None, step=step)
+
+
+def test_a_mask_that_a_plan_loses_is_found_in_an_own_step(ruler_of, planted):
+    def lose(build):
+        build.models[0][1].p = 0.0
+
+    verdict = ruler_of(stepping).judge(planted(lose, Stage.MODEL))
+    assert verdict["kept"] is False
+    assert "at 1 instead of 2 places" in verdict["reason"]
+    assert ruler_of(stepping).judge(HALF)["kept"]

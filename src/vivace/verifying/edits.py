@@ -23,7 +23,7 @@ from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import Digest, bytes_of, map_tensors
 from vivace.torch_internals import compiler
-from vivace.verifying import beginnings, masks, measured, schedules
+from vivace.verifying import beginnings, measured, schedules
 from vivace.verifying.bias import Gradient, Pair, estimates, pairs_of
 from vivace.verifying.digests import Pass, compared, first_other, in_one_order, read_epochs
 from vivace.verifying.displacement import State, Tensors, different_states, identical, same_streams
@@ -275,10 +275,10 @@ class Original(Side):
             return {"ask": "means"}
         ran.same_streams = not found.means
         if found.draws is not None:
-            due = self._counted_draws(self.session)
-            text = masks.fault_of(found.draws[0], due[0], "it")
-            if text := text or masks.shared_by_samples(found.draws, due, "it"):
+            text, uncounted = self._fault_of_draws(found.draws, "it")
+            if text:
                 return document | outright(False, text, Quantity.DRAWS)
+            note = "; ".join(filter(None, (note, uncounted)))
         for outcome in ran.outcomes:
             outcome.outputs = self.evaluation(self.session, outcome.after)
         if not begun and ran.same_streams and self._is_identical(ran):
@@ -428,7 +428,7 @@ class Edited(Side):
         if lent.measured is not None:
             measure = OwnMeasure(self.job, session, lent.measured.batches, math.inf)
             lately = measure(self.snapshots[-1].state)
-        drew = self.job.loss is not None and any(outcome.drew for outcome in ran.outcomes)
+        drew = any(outcome.drew for outcome in ran.outcomes)
         hidden = self._counted_draws(session)[0].hidden if drew else ""
         self.answer = Answer(ran, *found, self._whole_schedule(readings), lately, hidden)
         self._write(path)
@@ -443,7 +443,7 @@ class Edited(Side):
             assert ran.life is not None
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
         self.answer.means = True
-        self.answer.draws = self._counted_draws(session) if self.job.loss is not None else None
+        self.answer.draws = self._counted_draws(session)
         self._write(path)
 
     def gradient(self, number: int, path: str, apart: bool) -> None:

@@ -257,8 +257,11 @@ class Ruler(Runner):
         ran.curve, ran.end = self._course(session)
         self._compare_streams(session, ran)
         apart = self._draws_apart(session, ran)
-        if apart and (fault := self._fault_of_draws(session)):
-            return ran.ended(fault)
+        if apart:
+            fault, uncounted = self._fault_of_draws(self._counted_draws(session))
+            if fault:
+                return ran.ended(fault)
+            ran.notes += [uncounted] if uncounted else []
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
@@ -331,7 +334,7 @@ class Ruler(Runner):
 
         Not of several ranks, of which each draws for its share, nor of compiled code.
         """
-        alone = (session.build.facts.ranks or 1) == 1 and self.job.loss is not None
+        alone = (session.build.facts.ranks or 1) == 1
         apart = alone and not (ran.same_streams or ran.silent or session.plan.is_opaque)
         return apart and session.promise == Numerics.ROUNDING
 

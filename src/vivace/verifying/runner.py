@@ -67,6 +67,7 @@ NO_NUMBER = (
 Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
 AGAIN_STREAM = 1300  # and of a plan's second ones
+CHANCES = 8  # streams under which a step may draw more often, or less
 
 
 class Runner:
@@ -288,17 +289,23 @@ class Runner:
 
         return pairs_of(mine, theirs, None, count)
 
-    def _fault_of_draws(self, session: Session) -> str:
-        """Does a step of the session draw too little, or twice the same?"""
-        mine, theirs = self._counted_draws(session), self._counted_draws(self.session)
-        return fault_of(mine[0], theirs[0]) or shared_by_samples(mine, theirs)
+    def _fault_of_draws(self, mine: tuple[Counted, Counted], whose: str = "the plan") -> tuple[str, str]:
+        """Does a step draw too little, or twice the same? With what is told where that cannot be counted."""
+        theirs = self._counted_draws(self.session)
+        fault = fault_of(mine[0], theirs[0], whose) or shared_by_samples(mine, theirs, whose)
+        hidden = mine[0].hidden or theirs[0].hidden
+        others = range(AGAIN_STREAM, AGAIN_STREAM + (CHANCES if fault else 0))
+        again = [self._counted_draws(self.session, stream)[0] for stream in others]
+        if any(len(one.places) != len(theirs[0].places) for one in again):
+            fault, hidden = "", "chance decides how many"
+        return fault, f"the random numbers of a step were not counted: {hidden}" if hidden else ""
 
-    def _counted_draws(self, session: Session) -> tuple[Counted, Counted]:
+    def _counted_draws(self, session: Session, stream: int = PAIRS_STREAM) -> tuple[Counted, Counted]:
         """What steps on a batch and on half of it draw; twice that of the whole where there is no half."""
 
         def counted(batch: Batch) -> Counted:
             restore(session, self.snapshots[len(self.snapshots) // 2])
-            self._seed(session, PAIRS_STREAM)
+            self._seed(session, stream)
             with (kept := Kept()):
                 self._step_on(session, clone(batch))
             with (after := Kept()):

@@ -402,3 +402,31 @@ adamw_without_decay = edited(
     optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
 )
 adamw_with_decay = edited(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+
+class MaskLost(Stacked):
+    def mixed(self, block, hidden):
+        return torch.tanh(block(hidden)) if block is self.blocks[1] else super().mixed(block, hidden)
+
+
+def stepping_with(model, step=own_step):
+    return edited(model=model, loss=None, on_gradients=None, step=step)
+
+
+def until_chance_ends_it(model, optimizer, batch, beside=0):
+    """A step on noisy batches, as many as are drawn; numbers `beside` them are not used."""
+    torch.rand(beside)
+    parts = []
+    while len(parts) < 12 and (not parts or torch.rand(()) > 0.12):
+        parts.append(loss(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1])))
+    torch.stack(parts).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return torch.stack(parts).mean().detach()
+
+
+stacked_in_steps = stepping_with(Stacked)
+mask_lost_in_steps = stepping_with(MaskLost)
+mask_of_units_in_steps = stepping_with(MaskOfUnits)
+by_chance = stepping_with(lambda: Network(0.0), until_chance_ends_it)
+by_other_chance = stepping_with(lambda: Network(0.0), lambda *given: until_chance_ends_it(*given, beside=1))
