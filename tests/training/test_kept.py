@@ -145,6 +145,25 @@ def test_an_attribute_comes_back_from_a_file_as_it_was(thing):
     assert getattr(found, "maxlen", None) == getattr(thing, "maxlen", None)
 
 
+class WarmingUp(torch.optim.SGD):
+    """Counts its steps in an attribute, and sets its learning rate by that."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=0.1)
+        self.taken, self.recent = 0, collections.deque(maxlen=2)
+
+    def step(self, closure=None):
+        self.taken += 1
+        self.recent.append(self.taken)
+        self.param_groups[0]["lr"] = 0.001 * sum(self.recent)
+        return super().step(closure)
+
+
+def test_what_an_optimizer_counts_in_attributes_goes_on(tmp_path):
+    job = job_of(optimizer=lambda model: WarmingUp(model.parameters()))
+    assert whole_and_in_parts(job, tmp_path) == (True, ())
+
+
 NUMBERS = enum.IntEnum("NUMBERS", {f"n{number}": number for number in range(100)})
 
 

@@ -1,6 +1,6 @@
-"""What training changes of a model beside its `state_dict`: buffers that are not persistent, and attributes
-of its modules, such as a counter of steps or a running mean. A checkpoint holds them, and a resumed run goes
-on with them.
+"""What training changes beside the `state_dict`s: a model's buffers that are not persistent, and attributes
+of its modules and of optimizers, such as a counter of steps or a running mean. A checkpoint holds them,
+and a resumed run goes on with them.
 """
 
 from __future__ import annotations
@@ -29,22 +29,30 @@ class Beside:
     """Made before the first step of a process, of models as they were built.
 
     Args:
-        models: of the session.
+        models, optimizers: of the session.
         captured: replayed steps change buffers without counting versions, so that all are taken as changed.
         plain: attributes too (`vivace.tensors.outside.attributes`); of several ranks each may have its own.
     """
 
-    def __init__(self, models: Sequence[nn.Module], *, captured: bool, plain: bool) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        *,
+        captured: bool,
+        plain: bool,
+    ) -> None:
         self._models, self._captured, self._plain = list(models), captured, plain
+        self._owners: list[nn.Module | torch.optim.Optimizer] = [*models, *optimizers]
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
-        self._attributes = attributes(self._models) if plain else {}
+        self._attributes = attributes(self._owners) if plain else {}
 
     def state(self) -> list[tuple[int, str, str, Any]]:
         """What is no more as it was built, and can be kept in a file that runs no code."""
         found = [
             (*key, b.detach()) for key, b in self._buffers() if self._captured or self._has_changed(key, b)
         ]
-        now = attributes(self._models) if self._plain else {}
+        now = attributes(self._owners) if self._plain else {}
         for key in sorted(changed(now, self._attributes)):
             if key in now and not unstorable(kept := _kept(now[key])):
                 found.append((*key, kept))
@@ -54,8 +62,9 @@ class Beside:
         """Let the models hold it again."""
         found = {}
         for index, name, key, value in state:
-            module = self._models[index].get_submodule(name)
-            own = next(chain(module.parameters(), self._models[index].parameters()), torch.empty(0))
+            model = self._models[min(index, len(self._models) - 1)]
+            module = model.get_submodule(name)
+            own = next(chain(module.parameters(), model.parameters()), torch.empty(0))
             if not isinstance(value, torch.Tensor):
                 found[index, name, key] = _given(value, own.device)
                 continue
@@ -67,7 +76,7 @@ class Beside:
                     now.copy_(value)
             else:
                 setattr(module, key, value.to(now.device))
-        assign(self._models, found)
+        assign(self._owners, found)
 
     def _has_changed(self, key: Key, buffer: torch.Tensor) -> bool:
         built, version = self._built.get(key, (None, 0))

@@ -81,7 +81,8 @@ class Keeping(Strides):
         facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
         facts["course"] |= course_of(job, session.optimizers or session.optimizer, self.scheduler)
         captured = any(technique.card.captures for technique in session.plan.techniques)
-        self.beside = Beside(session.build.models, captured=captured, plain=ranks.world_size == 1)
+        alone = ranks.world_size == 1
+        self.beside = Beside(session.build.models, session.optimizers, captured=captured, plain=alone)
         own = session.optimizers or session.optimizer if session.build.own_step else None
         self.unapplied = Unapplied(parts_of(own, torch.optim.Optimizer))
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
