@@ -186,6 +186,31 @@ def test_ctrl_c_ends_the_script_as_alone(tmp_path):
     assert "vivace: " in errors
 
 
+LISTENING = """
+import signal
+import time
+for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, _: print(signal.Signals(number).name, flush=True))
+print("listens", flush=True)
+time.sleep(30)
+"""
+
+
+def test_signals_reach_a_script_that_the_launcher_waits_for(tmp_path):
+    words = [sys.executable, "-m", "vivace", "run", "--json", "--", sys.executable, "-c", LISTENING]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, **pipes)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "listens\n"
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+        assert process.stderr.readline() == f"{number.name}\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == json.loads(out)["exit_code"] == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("late", ["None", "exec('1')"])
 def test_what_is_run_at_the_end_does_not_hide_a_ctrl_c(tmp_path, late):
     program = f"""

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -200,6 +201,21 @@ def test_a_script_that_does_not_end_is_ended(folders, tmp_path, monkeypatch):
     result = searched(monkeypatch, *folders, program, tmp_path / "out", budget_seconds=2.0)
     assert result.to_dict()["script_exit_code"] != 0
     assert result.exit_code == 1
+
+
+def test_a_request_to_end_reaches_the_script(folders, tmp_path, monkeypatch):
+    ways = [way for way in (cover.OVERLAY, cover.READ_ONLY) if possible(way, tmp_path / way)]
+    if not ways:
+        pytest.skip("nothing keeps a script from writing here")
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+    try:
+        program = f"import os, signal, time\nos.kill({os.getpid()}, signal.SIGTERM)\ntime.sleep(60)"
+        told = searched(monkeypatch, *folders, program, tmp_path / "out", budget_seconds=30.0).to_dict()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told["script_exit_code"] == -signal.SIGTERM
+    assert heard
 
 
 def test_the_command_line(tmp_path):

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -61,9 +60,8 @@ def run(
     Raises InputError, PlanError, FolderError.
     """
     command, environment, folder, lock = prepared(command, plan, Path(out), quiet=quiet, details=details)
-    with lock:
-        with scripts.starting(command[0]):
-            process = subprocess.Popen(command, env=environment, stdout=script_output, stdin=script_input)
+    streams = {"stdout": script_output, "stdin": script_input}
+    with lock, scripts.started(command, env=environment, **streams) as process:
         try:
             code = process.wait()
         except KeyboardInterrupt:  # which the terminal sent to the script as well

@@ -103,18 +103,18 @@ def _ended(
 ) -> int:
     """The exit code of the script, which is ended where it takes too long."""
     stdin = subprocess.DEVNULL if source is None or os.isatty(source) else source
-    with output.open("wb") as log, scripts.starting(command[0]):
-        process = subprocess.Popen(
-            command, env=environment, stdin=stdin, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:  # after Ctrl-C Python says what came of it; after SIGTERM it does not
-        process.send_signal(signal.SIGINT)
-        return scripts.end(process)
-    except KeyboardInterrupt:
-        scripts.end(process)
-        raise
+    with (
+        output.open("wb") as log,
+        scripts.started(command, env=environment, stdin=stdin, stdout=log, stderr=log) as process,
+    ):
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:  # after Ctrl-C Python says what came of it; not after SIGTERM
+            process.send_signal(signal.SIGINT)
+            return scripts.end(process)
+        except KeyboardInterrupt:
+            scripts.end(process)
+            raise
 
 
 def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:

@@ -9,8 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from vivace.errors import InputError
 
@@ -18,6 +21,7 @@ INJECTED = (
     Path(__file__).parent / "inject"
 )  # its `sitecustomize` stands before the person's, and runs that first
 ENDING_SECONDS = 10.0
+HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # which ask for an end, or for a checkpoint
 
 
 def resolved(command: Sequence[str]) -> list[str]:
@@ -61,6 +65,41 @@ def starting(program: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"'{program}' cannot be run: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A script that runs; `options` are those of `subprocess.Popen`. Inside, signals `HANDED_ON` go to it,
+    which would go on alone, and to who has taken them before. What is ignored, as under nohup, stays so.
+
+    Raises InputError where it cannot be started.
+    """
+    early: list[int] = []
+    send: Callable[[int], object] = early.append
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        send(number)
+        answer = before[number]
+        if callable(answer):
+            answer(number, frame)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # elsewhere nobody may handle signals
+        numbers = [getattr(signal, name) for name in HANDED_ON if hasattr(signal, name)]
+        before = {number: signal.getsignal(number) for number in numbers}
+    taken = [number for number, answer in before.items() if answer not in (signal.SIG_IGN, None)]
+    try:
+        for number in taken:
+            signal.signal(number, hand_on)
+        with starting(command[0]):
+            process = subprocess.Popen(command, **options)
+        send = process.send_signal
+        for number in early:
+            send(number)
+        yield process
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

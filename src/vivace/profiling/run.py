@@ -10,8 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,30 +300,15 @@ def _run_script(
     """
     variables = {"VIVACE_PROFILE": str(folder), "VIVACE_PROFILE_SECONDS": str(timed_seconds)}
     environment = {**QUIET, **scripts.injected(**variables)}
-    with scripts.starting(command[0]):
-        process = subprocess.Popen(command, env=environment, stdout=output, stdin=source)
-    try:
-        with _handing_on(process):
+    with scripts.started(command, env=environment, stdout=output, stdin=source) as process:
+        try:
             code = process.wait()
-    except KeyboardInterrupt:
-        scripts.end(process)
-        if not _has_steps(folder):
-            raise
-        code = -signal.SIGINT
+        except KeyboardInterrupt:
+            scripts.end(process)
+            if not _has_steps(folder):
+                raise
+            code = -signal.SIGINT
     return scripts.exit_code(code)
-
-
-@contextlib.contextmanager
-def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Inside, a request to end (SIGTERM) goes to the script, which would go on alone; we end with it."""
-    if threading.current_thread() is not threading.main_thread():  # where nobody may handle signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _has_steps(folder: Path) -> bool:
