@@ -1,5 +1,6 @@
 """Loops that are led: what is recognised, adopted and taken back, and what is left alone."""
 
+import collections
 import copy
 import dataclasses
 import gc
@@ -237,6 +238,32 @@ def test_a_given_plan_is_proven_before_it_acts(watched, register, tmp_path):
     told = document(tmp_path)
     assert "the plan is not kept here" in told["reason"]
     assert same_weights(mine, train(30))
+
+
+def test_steps_under_a_plan_on_which_nothing_was_decided_are_counted(watched, register, tmp_path, capsys):
+    register(Hurry)
+    hurried = collections.Counter()
+
+    class Counted(Slow):
+        def forward(self, inputs):
+            hurried[self] += Slow.in_a_hurry  # a copy is another
+            return super().forward(inputs)
+
+    def ends_early():
+        model = nn.Sequential(Counted(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while hurried[model[0]] < 5:
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(12, 8)), torch.randint(3, (12,))).backward()
+            optimizer.step()
+
+    watched(ends_early, plan={"hurry": {}})
+    told = document(tmp_path)
+    assert (told["plan"], told["inexact_steps"], told["inexact"]) == ({}, 5, ["hurry"])
+    said = " ".join(line.removeprefix("vivace: ") for line in capsys.readouterr().err.splitlines())
+    assert "was not made faster: it ended before anything was decided" in said
+    assert "Results may differ by rounding: 5 steps ran under hurry." in said
+    assert "as it is:" not in said
 
 
 def test_a_plan_that_becomes_slower_is_taken_back(watched, only, register, tmp_path, monkeypatch, capsys):

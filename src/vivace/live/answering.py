@@ -107,22 +107,31 @@ def searched(document: dict[str, Any], command: str) -> Answer:
 
 def _as_it_was(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
     reason = document["reason"].rstrip(".")
-    sentence = f"This run was left as it is: {reason}"
+    rounded = _rounded(document)
+    kept = "was not made faster" if rounded else "was left as it is"
+    sentence = f"This run {kept}: {reason}"
     longer = _longer(document)
     if document["outcome"] == "taken_back":
         steps = words.count(document["plan_steps"], "step")
         sentence = f"A plan acted for {steps} and was taken back: {reason}"
         sentence = f"{longer}. {sentence}" if longer else sentence
     elif longer:
-        sentence = f"{longer}, and was left as it is: {reason}"
+        sentence = f"{longer}, and {kept}: {reason}"
     return Answer(
-        sentence=sentence,
+        sentence=". ".join(filter(None, (sentence, rounded))),
         tone="plain",
         title_of_parts=TRIED,
         parts=tuple(came_of(document)),
         next=(document["next"],) if "next" in document else (),
         **shown,
     )
+
+
+def _rounded(document: dict[str, Any]) -> str:
+    """That plans which may change numbers have acted on some of its steps, where they have."""
+    steps = document.get("inexact_steps", 0)
+    ran = f"{words.count(steps, 'step')} ran under {' + '.join(document.get('inexact', ()))}"
+    return f"Results may differ by rounding: {ran}" if steps else ""
 
 
 def _longer(document: dict[str, Any]) -> str:

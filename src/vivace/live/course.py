@@ -37,7 +37,7 @@ from vivace.live.proof import Proof, Verdict, left_to_the_original
 from vivace.live.refusals import device_of
 from vivace.live.spending import SHARE
 from vivace.plan import Plan
-from vivace.technique import Technique
+from vivace.technique import Numerics, Technique
 from vivace.tensors.modules import untouched
 from vivace.words import duration
 
@@ -84,6 +84,8 @@ class Course:
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
+        self.inexact_steps = 0  # on which any plan acted that may change numbers
+        self.inexact: dict[str, None] = {}  # what those plans hold that may, in their order
         self.saved_before = 0.0  # seconds, at least, by parts of that plan
         self.reason = ""  # why nothing acts
         self.is_settled = False  # has the search ended?
@@ -102,6 +104,9 @@ class Course:
         if plan is self.plan and plan.techniques:
             self.plan_steps += 1
             self.plan_seconds += self.step_seconds if seconds is None else seconds
+        if names := [one.name for one in plan.techniques if one.card.numerics > Numerics.EXACT]:
+            self.inexact_steps += 1
+            self.inexact |= dict.fromkeys(names)
 
     def dropped(self, reason: str) -> None:
         """Nothing acts any more, for a reason of the script's."""

@@ -85,7 +85,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         if loop.num_steps and not found["reason"]:
             found["reason"] = _first_write() or _too_short(loop)
         return found
-    found["tried"] = course.tried
+    found |= {"tried": course.tried, "inexact_steps": course.inexact_steps, "inexact": list(course.inexact)}
     found["passed_over"] = course.machine.idle_gpu if course.device.type == "cpu" else ""
     found["reason"] = course.reason or found["reason"]
     acted = course.comparison is not None and (course.plan_steps or course.plan.techniques)
