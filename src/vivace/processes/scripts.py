@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,6 +22,8 @@ INJECTED = (
     Path(__file__).parent / "inject"
 )  # its `sitecustomize` stands before the person's, and runs that first
 ENDING_SECONDS = 10.0
+PYTHON = re.compile(r"(python|pypy)[\d.]*")
+OPTIONS = re.compile(r"-(?=.)([A-Za-z?]*?)([cmWX].*)?", re.DOTALL)  # a word of them; one may take a value
 HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # which ask for an end, or for a checkpoint
 
 
@@ -28,9 +31,14 @@ def resolved(command: Sequence[str]) -> list[str]:
     """The command as it is run. ``python`` is the one that the person's shell would find, which need not be
     Vivace's; where there is none, it is Vivace's, and that is said.
 
-    Raises InputError where there is no such program.
+    Raises InputError where there is no such program, and where Python is told to pass over our hooks.
     """
     program, *arguments = command
+    if PYTHON.fullmatch(Path(program).name) and (option := _shuts_out(arguments)):
+        raise InputError(
+            f"'{program} {option}' keeps Vivace out of the script, which it enters by PYTHONPATH and a "
+            f"sitecustomize: leave {option} out"
+        )
     if shutil.which(program) is not None:
         return [program, *arguments]
     if program == "python":
@@ -43,6 +51,23 @@ def resolved(command: Sequence[str]) -> list[str]:
     if Path(program).is_file():
         raise InputError(f"'{program}' cannot be run: it is not executable")
     raise InputError(f"there is no program '{program}' to run")
+
+
+def _shuts_out(arguments: Sequence[str]) -> str:
+    """The option of Python's own by which it reads no PYTHONPATH (-E, -I) or no sitecustomize (-I, -S)."""
+    words = iter(arguments)
+    for word in words:
+        found = OPTIONS.fullmatch(word)
+        if found is None:
+            break
+        flags, valued = found[1], found[2] or ""
+        if shut := [letter for letter in flags if letter in "EIS"]:
+            return f"-{shut[0]}"
+        if valued[:1] in ("c", "m"):  # what follows is the script's
+            break
+        if valued in ("W", "X"):
+            next(words, None)
+    return ""
 
 
 def has_torchrun_started() -> bool:
