@@ -240,6 +240,19 @@ def test_a_given_plan_is_proven_before_it_acts(watched, register, tmp_path):
     assert same_weights(mine, train(30))
 
 
+def test_a_given_plan_that_would_move_weights_is_told_what_to_write(watched, tmp_path):
+    def convolves():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(4, 3, 8, 8)), torch.randint(3, (4,))).backward()
+            optimizer.step()
+
+    watched(convolves, plan={"channels_last": {}})
+    assert "own loop: set weights = false" in document(tmp_path)["reason"]
+
+
 def test_steps_under_a_plan_on_which_nothing_was_decided_are_counted(watched, register, tmp_path, capsys):
     register(Hurry)
     hurried = collections.Counter()
