@@ -361,6 +361,18 @@ def test_a_launcher_that_never_trains_leaves_its_childs_result(tmp_path):
         assert "no training step" not in said(done)
 
 
+@pytest.mark.parametrize("imports", ["", "import torch\n"])
+def test_what_a_script_reads_of_its_childs_errors_is_the_childs_own(tmp_path, imports):
+    """Such as a driver with a process for each fold."""
+    child = [str(SCRIPTS / "mnist.py"), "--epochs", "1", *SHORT]
+    program = f"import subprocess, sys\n{imports}child = [sys.executable, *{child!r}]\n"
+    program += "print(subprocess.run(child, capture_output=True, text=True).stderr)\n"
+    (tmp_path / "driver.py").write_text(program)
+    done = vivace_run("--", sys.executable, "driver.py", cwd=tmp_path, code=0)
+    assert "vivace" not in done.stdout
+    assert said(done).count("was left as it is: its steps took") == 1
+
+
 def test_a_process_that_a_script_starts_says_nothing(tmp_path):
     program = (
         "import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', 'import torch'], check=True)\n"

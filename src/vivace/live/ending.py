@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from vivace import words
 from vivace.errors import printable
 from vivace.files import replace_text
+from vivace.ledger import Ledger
 from vivace.live.answering import answer_of, details
-from vivace.live.errand import DOCUMENT, PAGE, PLAN, Errand
-from vivace.live.loop import Loop
+from vivace.live.errand import DOCUMENT, LEDGER, PAGE, PLAN, Errand
 from vivace.live.spending import least_seconds
 from vivace.pages.answer import in_letters, lines
 from vivace.processes import scripts
 
 if TYPE_CHECKING:
     from vivace.live.course import Course
+    from vivace.live.loop import Loop
 
 PREFIX = "vivace: "  # before every line on a stream that is the script's
 
@@ -38,19 +39,29 @@ def tell(loop: Loop) -> None:
     document = document_of(loop)
     if document["steps"] and not document["plan"]:
         document["next"] = f"vivace profile -- {_by_torchrun(loop.errand)}{loop.errand.command}"
-    every = loop.conductor.course.ledger.read() if loop.conductor is not None else []
-    records = [record for record in every if record.get("process") == os.getpid()]  # others may share it
     try:
         if document["tried"]:
             from vivace.live.page import page
 
+            records = _records(loop.errand, document)
             replace_text(Path(loop.errand.folder) / PAGE, page(document, records, loop.errand.command))
     finally:
         _took(document, loop.clock.wall() - begin)
-        if loop.errand.search_seconds is None and not loop.errand.quiet:  # else the one who asked says it
-            told = said(document, loop.errand.command, records if loop.errand.details else None)
-            print(*told, sep="\n", file=sys.stderr, flush=True)
+        say(loop.errand, document)
         replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
+
+
+def say(errand: Errand, document: dict[str, Any]) -> None:
+    """Say what a run's document holds, where anything is said."""
+    if errand.search_seconds is None and not errand.quiet:  # else the one who asked says it
+        told = said(document, errand.command, _records(errand, document) if errand.details else None)
+        print(*told, sep="\n", file=sys.stderr, flush=True)
+
+
+def _records(errand: Errand, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the process that the document is of: others may share its ledger."""
+    every = Ledger(Path(errand.folder) / LEDGER).read()
+    return [record for record in every if record.get("process") == document["process"]]
 
 
 def _took(document: dict[str, Any], seconds: float) -> None:
@@ -77,6 +88,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         "saved_seconds": -cost,
         "only_the_rest": loop.rest,
         "problems": loop.problems,
+        "process": os.getpid(),
         "processes": loop.ranks.world_size if loop.ranks is not None else 1,
         "plan": {},
         "tried": [],

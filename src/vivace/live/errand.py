@@ -21,7 +21,8 @@ class Errand:
     itself. Where it is `quiet`, nothing is said at the end; with `details`, all that the page holds. Within
     `search_seconds` the script is run for the plan alone, and ends when that is found; left out, it trains
     on. `launch_seconds` have gone before the script began. `lock` is the number of the file by which a
-    process that `became` the script holds its folder.
+    process that `became` the script holds its folder. `first_tells`: the process that the
+    person started says at its end what came of one that it started, whose output may be for itself.
     """
 
     folder: str
@@ -35,6 +36,7 @@ class Errand:
     search_seconds: float | None = None
     launch_seconds: float = 0.0
     lock: int = -1
+    first_tells: bool = False
 
     def dumps(self) -> str:
         """The variable's value."""

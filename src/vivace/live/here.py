@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from vivace.live.errand import VARIABLE, Errand
 
@@ -25,7 +26,18 @@ def begin() -> None:
     if errand.lock >= 0 and errand.is_for_this_process:
         with contextlib.suppress(OSError):  # which the script has closed
             os.set_inheritable(errand.lock, False)  # what the script starts may outlive it
+    if errand.first_tells and not errand.is_for_this_process:
+        errand = dataclasses.replace(errand, quiet=True)
     _begin(errand)
+
+
+def tell_of_others(errand: str, document: dict[str, Any]) -> None:
+    """Say what came of a process that this one, which the person started, has started and now ends after."""
+    from vivace.live.ending import say
+    from vivace.profiling.record.signals import end_as_interrupted
+
+    say(Errand.loads(errand), document)
+    end_as_interrupted()
 
 
 def run_here(

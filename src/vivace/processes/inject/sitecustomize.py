@@ -5,6 +5,7 @@ standard error and leaves the script alone. The script's Python need not be Viva
 Python 3, and what it loads of Vivace needs nothing but torch.
 """
 
+import atexit
 import gc
 import importlib
 import importlib.machinery
@@ -84,6 +85,31 @@ def _hook(torch) -> None:  # type: ignore[no-untyped-def]
         _refuse(f"hooks cannot attach to its torch {version} ({type(error).__name__}: {error})")
 
 
+def _tell_of_others() -> None:
+    """What this process starts may train, and its output is for this one to read: where it is the one that
+    the person started, it says at its end what came of that, and nobody else does.
+    """
+    errand, pid = json.loads(os.environ["VIVACE_RUN"]), os.getpid()
+    is_first = errand.get("launcher") == (pid if errand.get("became") else os.getppid())
+    if not is_first or os.environ.get("RANK", "0") != "0" or sys.version_info[:2] < _OLDEST_PYTHON:
+        return
+    os.environ["VIVACE_RUN"] = text = json.dumps({**errand, "first_tells": True})
+
+    def tell():  # type: ignore[no-untyped-def]
+        try:
+            document = json.loads(Path(errand["folder"], "run.json").read_text(encoding="utf-8"))
+            if os.getpid() == pid != document["process"]:
+                if "vivace" not in sys.modules:
+                    _find_vivace()
+                importlib.import_module("vivace.live.here").tell_of_others(text, document)
+        except FileNotFoundError:
+            pass  # nothing trained
+        except Exception as error:
+            print(f"vivace: what came of this run cannot be told: {error}", file=sys.stderr)
+
+    atexit.register(tell)
+
+
 def _refuse(reason: str) -> None:
     """Say here and to the process that waits for the record why there is none."""
     python = ".".join(map(str, sys.version_info[:3]))
@@ -117,5 +143,7 @@ try:
     _run_the_other()
 except Exception as error:
     print(f"vivace: the script's own sitecustomize failed: {error}", file=sys.stderr)
+if _RUNS:
+    _tell_of_others()
 if _FOLDER or _RUNS:
     sys.meta_path.insert(0, _AfterTorch())
