@@ -250,7 +250,7 @@ def test_a_given_plan_that_would_move_weights_is_told_what_to_write(watched, tmp
             optimizer.step()
 
     watched(convolves, plan={"channels_last": {}})
-    assert "own loop: set weights = false" in document(tmp_path)["reason"]
+    assert "act on 'place': set weights = false" in document(tmp_path)["reason"]
 
 
 def test_steps_under_a_plan_on_which_nothing_was_decided_are_counted(watched, register, tmp_path, capsys):

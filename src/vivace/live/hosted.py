@@ -25,10 +25,7 @@ class HostedBuild(Build):
         self.has = has
 
     def _may_touch(self, seam: Seam) -> None:
-        instead = "leave it out of the plan"
-        if self._current == "channels_last" and Seam.STEP in self.has:
-            instead = "set weights = false"
-        self.require(seam in self.has, f"it cannot reach '{seam}' in a script's own loop: {instead}")
+        self.require(seam in self.has, f"in a script's own loop it cannot act on '{seam}'")
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Have it called at the end; but what was compiled stays, as plans take turns."""

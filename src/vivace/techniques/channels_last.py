@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -95,7 +96,10 @@ class ChannelsLast(Technique):
         def place(following: Callable[[Any], Any], batch: Batch) -> Any:
             return map_tensors(following(batch), _channels_last)
 
-        build.wrap(Seam.PLACE, place)
+        try:
+            build.wrap(Seam.PLACE, place)
+        except Refused as refused:
+            raise Refused(f"{refused}: set weights = false") from None
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The convolutions that run in this order, and the BatchNorms that Vivace's code sums."""
