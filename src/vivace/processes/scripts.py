@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -99,11 +99,11 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
 
     Raises InputError where it cannot be started.
     """
+    process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
-    send: Callable[[int], object] = early.append
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        send(number)
+        (early.append if process is None else process.send_signal)(number)
         answer = before[number]
         if callable(answer):
             answer(number, frame)
@@ -118,9 +118,8 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
             signal.signal(number, hand_on)
         with starting(command[0]):
             process = subprocess.Popen(command, **options)
-        send = process.send_signal
         for number in early:
-            send(number)
+            process.send_signal(number)
         yield process
     finally:
         for number in taken:
