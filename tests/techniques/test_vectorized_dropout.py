@@ -588,7 +588,7 @@ def test_the_verifier_keeps_its_masks(told):
         values = functional.dropout(torch.ones(2, 3, 40, 50), 0.3)
         functional.dropout(torch.ones(40, 50), 0.3)
     assert told == [12_000]
-    (first, _), places = kept.pieces[0], kept.counted(Kept()).places
+    (first, _), places = kept.pieces[0], kept.counted.places
     assert (first.kind, places, kept.hidden) == ("masks", (12_000, 2_000), "")
     assert torch.equal(first.numbers != 0, values != 0)
 

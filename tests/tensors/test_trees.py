@@ -192,3 +192,30 @@ def test_a_batch_is_given_again_where_it_lay():
     again = Again(torch.ones(2, device="meta"))
     again().sub_(1)
     assert again().device.type == "meta"
+
+
+class Pair(list):
+    """A list that takes its parts one by one, and holds more than them."""
+
+    def __init__(self, first, second):
+        super().__init__([first, second])
+        self.name = "pair"
+
+
+class Couple(tuple):
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+
+def test_lists_and_tuples_of_any_class_are_copied_as_what_they_are():
+    for batch in (Pair(torch.ones(2), 1), Couple(torch.ones(2), 1)):
+        batch.label = "mine"
+        found = map_tensors(batch, lambda tensor: tensor + 1)
+        assert (type(found), found[1], found.label) == (type(batch), 1, "mine")
+        assert torch.equal(found[0], torch.full((2,), 2.0))
+    assert found is not batch
+    sizes = {"size": torch.ones(2, 3).shape, "most": torch.ones(2, 3).max(1)}
+    found = map_tensors(sizes, lambda tensor: tensor + 1)
+    assert found["size"] == torch.Size([2, 3])
+    assert type(found["size"]) is torch.Size
+    assert found["most"].values.tolist() == [2.0, 2.0]

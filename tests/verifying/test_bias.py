@@ -350,16 +350,16 @@ def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
                 if again:
                     torch.set_rng_state(state)
                 nn.functional.dropout(torch.ones(shape), RATE)
-        return kept, kept.counted(Kept())
+        return kept.counted
 
-    step, job = drawn((64, 8), (64, 8))
-    assert "at 1 instead of 2 places" in fault_of(drawn((64, 8))[1], job)
-    assert fault_of(drawn((128, 8))[1], job) == ""  # all at once
-    assert fault_of(drawn((60, 8), (60, 8))[1], job) == ""  # without padding
-    assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True)[1], job)
-    assert fault_of(step.counted(drawn((64, 8))[0]), job) == ""
-    assert "the same random numbers in each step" in fault_of(step.counted(step), job)
-    assert fault_of(step.counted(step), step.counted(step)) == ""
+    job = drawn((64, 8), (64, 8))
+    assert "at 1 instead of 2 places" in fault_of(drawn((64, 8)), job)
+    assert fault_of(drawn((128, 8)), job) == ""  # all at once
+    assert fault_of(drawn((60, 8), (60, 8)), job) == ""  # without padding
+    assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True), job)
+    stays = job._replace(stays=True)
+    assert "the same random numbers in each step" in fault_of(stays, job)
+    assert fault_of(stays, stays) == ""
 
 
 def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, planted):

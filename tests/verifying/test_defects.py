@@ -34,7 +34,7 @@ CAUGHT = [
     ("transformer", "weights_untied", "is new"),
     ("transformer", "tied_gradient_halved", "gradient"),
     ("transformer", "one_dropout_off", "p of"),
-    ("transformer", "other_dropout_seed", "spread"),
+    ("transformer", "other_dropout_seed", "the same random numbers in each step"),
     ("transformer", "last_micro_batch_lost", "data"),
     ("transformer", "padding_mask_ignored", ""),
     ("lstm", "accumulation_not_divided", "dictated"),

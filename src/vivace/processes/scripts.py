@@ -95,7 +95,8 @@ def starting(program: str) -> Iterator[None]:
 @contextlib.contextmanager
 def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A script that runs; `options` are those of `subprocess.Popen`. Inside, signals `HANDED_ON` go to it,
-    which would go on alone, and to who has taken them before. What is ignored, as under nohup, stays so.
+    which would go on alone, and to who has taken them before. What is ignored, as under nohup, stays so; of
+    one that is sent to all of a process group the script hears twice.
 
     Raises InputError where it cannot be started.
     """

@@ -383,6 +383,8 @@ def _spaces(owners: Owners) -> dict[tuple[int, str, str], tuple[dict[str, Any], 
                 look(index, name, f"{path}{key}.", value)
 
     for index, owner in enumerate(owners):
+        if isinstance(owner, torch.optim.Optimizer) and not is_persons(owner):
+            continue  # a library's may say by them what it has made, and would not make it again
         for name, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
             look(index, name, "", part)
     return found

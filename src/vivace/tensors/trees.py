@@ -67,7 +67,10 @@ def _like(batch: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
         found = copy.copy(batch)
         found[:] = items
         return found
-    alike = tuple.__new__(type(batch), items)
+    try:
+        alike = tuple.__new__(type(batch), items)
+    except TypeError:  # of C's own, such as torch.Size
+        return type(batch)(items)
     vars(alike).update(getattr(batch, "__dict__", {})) if hasattr(alike, "__dict__") else None
     return alike
 

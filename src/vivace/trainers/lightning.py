@@ -246,6 +246,10 @@ def _counts(value: object) -> bool:
     return hasattr(value, "compute") and hasattr(value, "reset")
 
 
+class _Asked(JobError, RuntimeError):
+    """Also what a module without a Trainer raises, for those that do without."""
+
+
 class _NoTrainer:
     """In place of the Trainer that a module asks: raises JobError where it asks for what a Job has not."""
 
@@ -257,7 +261,7 @@ class _NoTrainer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise JobError(
+        raise _Asked(
             f"the module's {self.function} asks the Trainer for {name}, and a Job has no Trainer: give it to "
             "the module's __init__, or do without"
         )

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import nn
 
-from vivace.tensors.outside import assign, attributes, changed
+from vivace.tensors.outside import as_it_is, assign, attributes, changed
 from vivace.torch_internals.modules import own_tensors
 from vivace.torch_internals.tensors import version_of
 from vivace.training.checkpoints import unstorable
@@ -45,7 +45,8 @@ class Beside:
         self._models, self._captured, self._plain = list(models), captured, plain
         self._owners: list[nn.Module | torch.optim.Optimizer] = [*models, *optimizers]
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
-        self._attributes = attributes(self._owners) if plain else {}
+        begun = attributes(self._owners) if plain else {}  # in main memory, as it is only compared
+        self._attributes = {key: as_it_is(value, torch.Tensor.cpu) for key, value in begun.items()}
 
     def state(self) -> list[tuple[int, str, str, Any]]:
         """What is no more as it was built, and can be kept in a file that runs no code."""
@@ -97,7 +98,7 @@ def _kept(thing: Any) -> Any:
     if isinstance(thing, torch.Tensor):
         return {"kind": "tensor", "parts": thing, "on_host": thing.device.type == "cpu"}
     if isinstance(thing, (numpy.generic, numpy.ndarray)):
-        return {"kind": "numpy", "parts": thing.tolist(), "dtype": thing.dtype.str, "shape": [*thing.shape]}
+        return {"kind": "numpy", "parts": _numbers(thing), "dtype": thing.dtype.str, "shape": [*thing.shape]}
     if type(thing) is complex:
         return {"kind": kind, "parts": [thing.real, thing.imag]}
     if type(thing) is bytes:
@@ -108,6 +109,14 @@ def _kept(thing: Any) -> Any:
         limit = {"most": thing.maxlen} if isinstance(thing, deque) else {}
         return {"kind": kind, "parts": [*map(_kept, thing)], **limit}
     return thing
+
+
+def _numbers(thing: numpy.generic | numpy.typing.NDArray[Any]) -> Any:
+    """A tensor of an array of which torch has the type; else Python's numbers or texts."""
+    try:
+        return torch.from_numpy(numpy.array(thing).reshape(-1))
+    except (TypeError, ValueError):  # texts, or numbers of another machine's order
+        return thing.tolist()
 
 
 def _given(kept: Any, device: torch.device) -> Any:

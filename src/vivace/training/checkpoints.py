@@ -246,8 +246,6 @@ class Checkpoints:
     def _explain(self, error: Exception, needed: int, step: int) -> Exception:
         if isinstance(error, FolderError):
             return error
-        if isinstance(error, CheckpointError):
-            return CheckpointError(f"the state at step {step} cannot be stored: {error}")
         if not self.folder.is_dir():
             return FolderError(
                 f"the folder '{self.folder}' is gone, so the checkpoint of step {step} cannot be written: "
@@ -257,7 +255,8 @@ class Checkpoints:
             return FolderError(_full(self.folder, needed, shutil.disk_usage(self.folder).free))
         if isinstance(error, OSError):
             return FolderError(f"the checkpoint of step {step} cannot be written to '{self.folder}': {error}")
-        return CheckpointError(f"the state at step {step} cannot be stored: {type(error).__name__}: {error}")
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+        return CheckpointError(f"the state at step {step} cannot be stored: {kind}{error}")
 
     def _prune(self, newest: Path) -> None:
         """Remove all but `newest` and the one before: old, torn, damaged ones, and those of later steps."""
@@ -397,6 +396,8 @@ def _verify(file: Path, num_bytes: object, sha256: object) -> None:
 def _load(file: Path, *, mmap: bool = False) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except (OSError, MemoryError) as error:
+        raise CheckpointError(f"{file.name} cannot be read back ({error})") from None
     except Exception as error:  # unpickling raises almost anything
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0]
         raise CheckpointError(f"{file.name} holds more than numbers, texts and tensors: {reason}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vivace.errors import CheckpointError, FolderError, JobError
+from vivace.errors import CheckpointError, FolderError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Job
 from vivace.pictures import PICTURES
@@ -26,7 +26,7 @@ from vivace.training.feed import DAMAGED, Feed
 from vivace.training.finite import are_finite
 from vivace.training.folder import LEDGER
 from vivace.training.options import Options
-from vivace.training.progress import Progress
+from vivace.training.progress import ListenerFailed, Progress
 from vivace.training.ranks import Ranks, Stranded
 from vivace.training.resuming import (
     compare,
@@ -200,7 +200,7 @@ class Keeping(Strides):
             return ""
         try:
             path = self.save_alone() if self.ranks.world_size == 1 else self._save_at_the_end()
-        except (RuntimeError, FolderError, CheckpointError, JobError, Stranded):  # device, disk, a rank, too
+        except (RuntimeError, FolderError, CheckpointError, ListenerFailed, Stranded):  # all may fail, too
             return ""
         where = f"{path.name} in '{path.parent}'" if path is not None else ""
         return f"{where} was kept: once mended, go on with --resume --changed ok" if where else ""

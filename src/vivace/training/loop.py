@@ -29,6 +29,7 @@ from vivace.training.finite import FAR, LOST
 from vivace.training.keeping import DAMAGED_IN_VALIDATION, Keeping
 from vivace.training.options import Options
 from vivace.training.pace import Pace
+from vivace.training.progress import ListenerFailed
 from vivace.training.ranks import Ranks, Stranded
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
@@ -81,7 +82,7 @@ class Loop(Keeping):
         self.seen_samples = self.samples_before = 0
         self.stepping_seconds = self.slowest_look = 0.0
         self.look_at_step = self.first_step = self.position.step + 1
-        self.looked_at = self.started_at
+        self.looked_at, self.made_state = self.started_at, False
 
     def first_attempt(self) -> FirstAttempt:
         """What a second attempt in this process goes on with."""
@@ -120,6 +121,10 @@ class Loop(Keeping):
             except (JobError, OutOfMemory) as error:
                 if kept := self.keep_what_was_trained():
                     error.args = (f"{error}; {kept}",)
+                raise
+            except ListenerFailed as failed:
+                if kept := self.keep_what_was_trained():
+                    failed.error.add_note(kept)
                 raise
 
     def _take_up_the_watch(self) -> None:
@@ -333,8 +338,10 @@ class Loop(Keeping):
         return self.position.metric
 
     def _after_step(self) -> None:
-        if self.position.step == self.first_step:
-            self.require_storable()  # an optimizer makes its state in its first step
+        made = any(optimizer.state for optimizer in self.session.optimizers)
+        if self.position.step == self.first_step or made > self.made_state:
+            self.require_storable()  # an optimizer makes its state in its first update
+        self.made_state = made
         if self.glance():
             self.look_at_step = self.position.step
         step, every = self.position.step, self.options.checkpoint_every_steps

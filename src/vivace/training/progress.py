@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import FolderError, JobError, VivaceError
+from vivace.errors import FolderError
 from vivace.events import OnEvent, scalars_of, teller
 from vivace.files import open_own, own_folder
 from vivace.inspection.energy import Meter
-from vivace.job import blame
 from vivace.training.crew import num_ranks_here
 from vivace.training.folder import LOG
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+class ListenerFailed(Exception):
+    """The run's listener has raised `error`, which reaches the person once what was trained is kept."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextlib.contextmanager
+def raising_the_listeners() -> Iterator[None]:
+    """What a listener raises inside leaves as what it is."""
+    try:
+        yield
+    except ListenerFailed as failed:
+        raise failed.error from failed.error.__cause__
 
 
 class Progress:
@@ -52,13 +69,11 @@ class Progress:
             self._guard(lambda: self._append(record))
 
     def tell(self, kind: str, **fields: object) -> None:
-        """Call `on_event` without writing to the log. Raises JobError where that fails."""
+        """Call `on_event` without writing to the log. Raises ListenerFailed where that raises."""
         try:
             self._tell(kind, fields)
-        except VivaceError:
-            raise
         except Exception as error:
-            raise JobError(f"on_event failed: {blame(error)}") from error
+            raise ListenerFailed(error) from error
 
     def notice(self, text: str) -> None:
         """A sentence that the person should read, now and in ``run.json``."""

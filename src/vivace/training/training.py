@@ -35,6 +35,7 @@ from vivace.training.crew import num_ranks, num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Loop
 from vivace.training.options import Changed, OnNan, Options
+from vivace.training.progress import raising_the_listeners
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import load_into
 from vivace.training.survival import naming_memory
@@ -168,7 +169,7 @@ def train(
     plan = _own_plan(path) if keeps_its_plan else plan
     if resume:
         plan = for_so_many(plan, num_ranks())
-    with joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
+    with raising_the_listeners(), joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
             resume, restart = True, False
             options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked

@@ -81,13 +81,14 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
             self.hidden = f"{inside_of(func, args)}, inside of its kernel"
         return found
 
-    def counted(self, after: Kept) -> Counted:
-        """How much the step drew; `after` is the one that followed it."""
+    @property
+    def counted(self) -> Counted:
+        """How much the step drew."""
         places = tuple(drawn.numbers.numel() for piece in self.pieces for drawn in piece)
-        mine, later = self._digests(), after._digests()
-        return Counted(places, len(set(mine)) < len(mine), self.hidden, not {*mine}.isdisjoint(later))
+        mine = self.digests()
+        return Counted(places, len(set(mine)) < len(mine), self.hidden)
 
-    def _digests(self) -> list[Digest]:
+    def digests(self) -> list[Digest]:
         """Of what it drew, but for what chance may draw twice."""
         every = (drawn.numbers for piece in self.pieces for drawn in piece)
         return [digest(numbers) for numbers in every if _varied(numbers)]

@@ -187,6 +187,8 @@ class Ruler(Runner):
         with alike, self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
         closed = state_of(session)
+        doubted = ran.fault and ran.rehearsal is not None and not ran.curve
+        unlike = doubted and self._rehearses_otherwise()  # once what the plan changed in torch is put back
         if self.ranks.rank:
             return {}
         ran.precision = precision
@@ -204,8 +206,8 @@ class Ruler(Runner):
         }
         if not ran.fault and different_states(closed, ran.last):
             ran.fault = "closing the session changes the weights"
-        if ran.fault == UNLIKE_ITSELF:
-            return {**document, **unknown(ran.fault)}
+        if unlike:
+            return {**document, **unknown(UNLIKE_ITSELF)}
         if ran.fault:
             return {**document, **outright(False, ran.fault, Quantity.FACTS)}
         for outcome in ran.outcomes:
@@ -249,7 +251,7 @@ class Ruler(Runner):
         if standing.rehearsal is not None:
             ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
             if fault := self._agreed(fault_of(ran.rehearsal, standing.rehearsal)):
-                return ran.ended(UNLIKE_ITSELF if self._rehearses_otherwise() else fault)
+                return ran.ended(fault)
         if fault := self._agreed(self._overflow_fault(session, tap)):
             return ran.ended(fault)
         rest = list(enumerate(self.snapshots))[1:]

@@ -308,9 +308,10 @@ class Runner:
             self._seed(session, stream)
             with (kept := Kept()):
                 self._step_on(session, clone(batch))
-            with (after := Kept()):
+            found, drawn = kept.counted, kept.digests()
+            with (kept := Kept()):
                 self._step_on(session, clone(batch))
-            return kept.counted(after)
+            return found._replace(stays=not {*drawn}.isdisjoint(kept.digests()))
 
         whole = counted(self.batches[0])
         try:
