@@ -23,7 +23,7 @@ from vivace.verifying.bias import (
     spread_of,
 )
 from vivace.verifying.figures import Measure, Quantity
-from vivace.verifying.masks import Kept, fault_of
+from vivace.verifying.masks import Counted, Kept, fault_of
 
 MACHINE = vivace.inspect().to_dict()
 RATE = 0.5
@@ -357,7 +357,7 @@ def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
     assert fault_of(drawn((128, 8)), job) == ""  # all at once
     assert fault_of(drawn((60, 8), (60, 8)), job) == ""  # without padding
     assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True), job)
-    stays = job._replace(stays=True)
+    stays = Counted(*job[:3], stays=True)
     assert "the same random numbers in each step" in fault_of(stays, job)
     assert fault_of(stays, stays) == ""
 

@@ -311,7 +311,7 @@ class Runner:
             found, drawn = kept.counted, kept.digests()
             with (kept := Kept()):
                 self._step_on(session, clone(batch))
-            return found._replace(stays=not {*drawn}.isdisjoint(kept.digests()))
+            return Counted(*found[:3], stays=not {*drawn}.isdisjoint(kept.digests()))
 
         whole = counted(self.batches[0])
         try:
