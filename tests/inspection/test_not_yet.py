@@ -121,7 +121,7 @@ def test_compress_says_so(kind, tmp_path, trained, capsys):
 
 def test_a_script_on_the_processor_says_so_at_its_end(kind):
     course = SimpleNamespace(machine=vivace.inspect(), device=torch.device("cpu"), comparison=None)
-    vars(course).update(plan=Plan(), plan_steps=0, tried=[], reason="")
+    vars(course).update(plan=Plan(), plan_steps=0, tried=[], reason="", inexact_steps=0, inexact=())
     loop = SimpleNamespace(
         conductor=SimpleNamespace(course=course), rest="", left_alone="", num_steps=9, problems=[]
     )

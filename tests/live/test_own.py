@@ -293,7 +293,7 @@ def test_of_a_plan_that_was_given_the_ratio_is_told(led):
 
 def test_a_plan_for_calls_that_cannot_be_led_is_refused(led):
     _, _, told = led(train_with(model_of=compiled), plan={"bf16_autocast": {}})
-    assert "no seam" in told["reason"]
+    assert "it cannot act on 'step'" in told["reason"]
     assert not told["plan"]
 
 
