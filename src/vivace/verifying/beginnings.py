@@ -21,8 +21,8 @@ MOST_ROWS = 2**17
 SHORTEST_ROW = 8  # numbers
 # Two-sample Kolmogorov-Smirnov, in units of sqrt(2 / n): larger by chance once in a million pairs.
 LIMIT = 2.7
-# Standard errors between two sizes: by chance more once in 10,000 pairs where builds differ as wholes, else
-# once in ten millions.
+# Standard errors between two sizes: by chance more once in 10,000 pairs where builds differ as wholes (by
+# Student's t with 14 degrees of freedom).
 MOST_ERRORS = 5.5
 ROUNDING = 1e-5  # relative
 
