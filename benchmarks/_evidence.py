@@ -228,6 +228,7 @@ def nhwc_norm(record: dict, file: str) -> Iterator[Row]:
 
 def own_kernels(record: dict, file: str) -> Iterator[Row]:
     """How much faster a step is with C code of our own, network by network."""
+    words = WORDS[file]
     for technique in (
         "depthwise_gradients",
         "winograd",
@@ -238,7 +239,9 @@ def own_kernels(record: dict, file: str) -> Iterator[Row]:
     ):
         if found := record.get(technique):
             told = ", ".join(f"`{name}` {_interval(one['ratio'])}" for name, one in found.items())
-            yield WORDS[file][technique], told
+            if unsteady := record.get("unsteady", {}).get(technique):
+                told += words["unsteady"].format(names=", ".join(f"`{name}`" for name in unsteady))
+            yield words[technique].format(device=record["machine"]["device"]), told
 
 
 def compress(record: dict, file: str) -> Iterator[Row]:

@@ -76,18 +76,19 @@ WORDS = {
         "norm_gradient_of_weights": "The same: error of the weights' gradient",
         "norm_network": "`{name}`, a step on a CPU: error of all gradients in the same three ways",
         "norm_speed": "BatchNorm forward and backward with `channels_last` over PyTorch's in that order",
-        "depthwise_gradients": "Networks with depthwise convolutions on a CPU: a step with "
+        "depthwise_gradients": "Networks with depthwise convolutions on {device}: a step with "
         "`depthwise_gradients` over the fastest of PyTorch's own layouts and precisions",
-        "winograd": "Networks with wide 3x3 convolutions on a CPU: a step with `winograd` and "
+        "winograd": "Networks with wide 3x3 convolutions on {device}: a step with `winograd` and "
         "`channels_last` over the fastest of PyTorch's own layouts and precisions",
-        "vectorized_dropout": "Encoders with dropout on a CPU: a step with `vectorized_dropout` over the "
+        "vectorized_dropout": "Encoders with dropout on {device}: a step with `vectorized_dropout` over the "
         "faster of fp32 and bfloat16 without",
-        "vectorized_operators": "A graph network, sound with max pooling and images with PReLU on a CPU: a "
-        "step with `vectorized_operators` over the fastest of PyTorch's own layouts and precisions",
-        "fused_recurrent": "Two GRU layers, and LSTMs of packed texts, on a CPU: a step with "
+        "vectorized_operators": "A graph network, sound with max pooling and images with PReLU on {device}: "
+        "a step with `vectorized_operators` over the fastest of PyTorch's own layouts and precisions",
+        "fused_recurrent": "Two GRU layers, and LSTMs of packed texts, on {device}: a step with "
         "`fused_recurrent` over the faster of fp32 and bfloat16 without",
-        "batched_attention": "Transformers on a CPU: a step with `batched_attention` over the faster "
+        "batched_attention": "Transformers on {device}: a step with `batched_attention` over the faster "
         "of fp32 and bfloat16 without",
+        "unsteady": "; the machine was too unsteady for {names}",
         "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",
         "compress_by_hand": "`{name}`, trained, as `{form}` at batch 1: times as fast as {by_hand} by hand",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
@@ -210,18 +211,19 @@ WORDS = {
         "norm_gradient_of_weights": "同上：权重梯度的误差",
         "norm_network": "`{name}` 在 CPU 上的一步：同样三种方式下全部梯度的误差",
         "norm_speed": "使用 `channels_last` 的 BatchNorm 前向与反向，相对 PyTorch 的同一顺序",
-        "depthwise_gradients": "CPU 上含深度卷积的网络：使用 `depthwise_gradients` 的训练步，"
+        "depthwise_gradients": "{device} 上含深度卷积的网络：使用 `depthwise_gradients` 的训练步，"
         "相对于 PyTorch 自带的布局与精度中最快的一种",
-        "winograd": "CPU 上含较宽 3x3 卷积的网络：使用 `winograd` 与 `channels_last` 的训练步，"
+        "winograd": "{device} 上含较宽 3x3 卷积的网络：使用 `winograd` 与 `channels_last` 的训练步，"
         "相对于 PyTorch 自带的布局与精度中最快的一种",
-        "vectorized_dropout": "CPU 上含 dropout 的编码器：使用 `vectorized_dropout` 的训练步，"
+        "vectorized_dropout": "{device} 上含 dropout 的编码器：使用 `vectorized_dropout` 的训练步，"
         "相对于不使用时 fp32 与 bfloat16 中较快的一种",
-        "vectorized_operators": "CPU 上的图网络、含最大池化的声音网络、含 PReLU 的图像网络："
+        "vectorized_operators": "{device} 上的图网络、含最大池化的声音网络、含 PReLU 的图像网络："
         "使用 `vectorized_operators` 的训练步，相对于 PyTorch 自带的布局与精度中最快的一种",
-        "fused_recurrent": "CPU 上的两层 GRU，以及处理打包（packed）文本的 LSTM："
+        "fused_recurrent": "{device} 上的两层 GRU，以及处理打包（packed）文本的 LSTM："
         "使用 `fused_recurrent` 的训练步，相对于不使用时 fp32 与 bfloat16 中较快的一种",
-        "batched_attention": "CPU 上的 Transformer：使用 `batched_attention` 的训练步，"
+        "batched_attention": "{device} 上的 Transformer：使用 `batched_attention` 的训练步，"
         "相对于不使用时 fp32 与 bfloat16 中较快的一种",
+        "unsteady": "；机器当时过于不稳定，未测出：{names}",
         "compress": "`{name}` 的形式 `{form}`（用时为测完全部形式的 {share:.0%}）：相对其中最快者",
         "compress_by_hand": "训练好的 `{name}` 以 `{form}` 运行，批大小为 1：速度与手工所得的 {by_hand} 之比",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",

@@ -101,8 +101,13 @@ def main() -> None:
                 found = measure(name, technique, machine, arguments.pairs)
             except Unsteady as error:
                 print(f"{name}: not recorded; {error}", flush=True)
+                unsteady = record.setdefault("unsteady", {}).setdefault(technique, [])
+                unsteady += [name] if name not in unsteady else []
+                _record.write(record)
                 continue
             record.setdefault(technique, {})[name] = found
+            if name in (unsteady := record.get("unsteady", {}).get(technique, [])):
+                unsteady.remove(name)
             _record.write(record)
             print(
                 f"{name}: {found['ratio']} over {' + '.join(found['fastest']) or 'strict fp32'}", flush=True

@@ -309,6 +309,10 @@ def test_bad_input_is_one_sentence(tmp_path):
     (tmp_path / "full/mine.txt").write_text("")
     with pytest.raises(FolderError, match=r"mine\.txt"):
         vivace.run([sys.executable], out=tmp_path / "full")
+    (tmp_path / "full/mine.txt").rename(tmp_path / "full/plan.toml")  # of no run, which leaves a lock
+    with pytest.raises(FolderError, match=r"plan\.toml"):
+        vivace.run([sys.executable], out=tmp_path / "full")
+    assert (tmp_path / "full/plan.toml").exists()
     with pytest.raises(InputError, match=r"python train\.py"):
         vivace.run([], out=tmp_path / "new")
     with pytest.raises(PlanError):
@@ -321,6 +325,7 @@ def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
     (folder / "ledger.jsonl").write_text("{}\n")
+    (folder / "lock").touch()
     for _ in range(2):
         words = ("--plan", "runs/run/plan.toml", "--json", "--", sys.executable, "-c", "import torch")
         told = json.loads(vivace_run(*words, cwd=tmp_path, code=0).stdout)

@@ -292,9 +292,16 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path):
         vivace.profile(command=["python"], out=tmp_path)
     with pytest.raises(FolderError, match="is a file"):
         vivace.profile(command=["python"], out=tmp_path / "thesis.txt")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "trace.json").write_text("of another profiler")
+    with pytest.raises(FolderError, match=r"not empty \(trace.json\)"):
+        vivace.profile(command=["python"], out=own)
+    assert (own / "trace.json").read_text() == "of another profiler"
 
 
 def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
+    (tmp_path / "lock").touch()
     (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
     (tmp_path / "record.json").write_text('{"clean_steps": 9}')
     (tmp_path / "trace.json.tmp").write_text("torch's own, of a profile that was killed")

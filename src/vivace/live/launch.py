@@ -133,8 +133,8 @@ def taken_folder(
     lies in the folder then, wherever it came from. Raises FolderError, PlanError.
     """
     given = None if plan is None else _loaded(plan)
-    folder = output_folder(out, OWN).resolve()
     leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
+    folder = output_folder(out, OWN, locked=leads).resolve()
     lock = take_lock(folder, "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
     for name in (name for name in OWN if leads and name != LOCK):
         if name != PLAN or given is None:

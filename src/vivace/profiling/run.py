@@ -237,7 +237,7 @@ def _prepared(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """Inside, the folder is this profile's alone: given with what an earlier profile in it was of, whose
     files are gone. Raises FolderError.
     """
-    folder = output_folder(folder, (*OWN, LOCK)).resolve()
+    folder = output_folder(folder, (*OWN, LOCK), locked=True).resolve()
     with take_lock(folder, "profile"):
         earlier = _earlier(folder / "profile.json")
         _remove(folder, (*OWN, "rank-*/*"))
