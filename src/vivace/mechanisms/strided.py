@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vivace.technique import Build
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vivace.errors import Refused
+from vivace.job import Batch
+from vivace.technique import Build, Seam
+from vivace.tensors.modules import both
+from vivace.tensors.settings import hold
+from vivace.torch_internals.modules import is_compiled, script_as
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    Size: TypeAlias = int | Sequence[int]
 
 BLOCK = 16  # channels: of fewer, oneDNN sets aside less memory than it writes
+_OWN = torch.conv2d
 
 
 def mend_strided(build: Build) -> None:
@@ -19,59 +30,72 @@ def mend_strided(build: Build) -> None:
 
     In channels-last order oneDNN's gradient of their weights writes past its memory, which ends the process
     or changes other numbers: https://github.com/uxlfoundation/oneDNN/issues/6035. Several techniques bring
-    that order about. In the usual order, which is right, the layer stays as it is.
+    that order about. In the usual order, which is right, they stay as they are.
     """
-    if build.device.type != "cpu":
+    if build.device.type != "cpu" or not any(map(_has_narrow, build.models)):
         return
-    from torch import nn
+    if not build.own_step:
+        build.on_close(_in_its_place())
+        return
+    if any(is_compiled(module) for model in build.models for module in model.modules()):
+        return  # by the person, with torch's function
 
-    from vivace.mechanisms.forwards import act_in_steps
-    from vivace.tensors.modules import modules_of
+    def run(following: Callable[[Any], Any], batch: Batch) -> Any:
+        put_back = _in_its_place()  # not between steps, which are the person's
+        try:
+            return following(batch)
+        finally:
+            put_back()
 
-    found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if _is_wrong(m)]
-    if found:
-        act_in_steps(build, found, _convolution)
-
-
-def _is_wrong(module: nn.Conv2d) -> bool:
-    from torch import nn
-
-    from vivace.tensors.modules import both, padding_of
-    from vivace.torch_internals.modules import convolves_as
-
-    plain = both(module.kernel_size) == (1, 1) and module.groups == 1 and padding_of(module) is not None
-    narrow = module.in_channels < BLOCK and max(both(module.stride)) > 1 and plain
-    # Not by the weight: one that is computed may change what it is computed from.
-    return narrow and convolves_as(module, nn.Conv2d) and not any(p.is_complex() for p in module.parameters())
+    build.wrap(Seam.STEP, run)
 
 
-def _is_usual(module: nn.Conv2d, input: torch.Tensor) -> bool:
-    """Is it sure that neither the input nor the weight lies in channels-last order? Strides of one pixel, or
-    one channel, do not tell.
-    """
-    from torch.nn.utils.parametrize import is_parametrized
-
-    # A computed weight lies as what it is computed from.
-    weights = module.parameters() if is_parametrized(module, "weight") else [module.weight]
-    usual = all(weight.stride(-1) == 1 for weight in weights if weight.dim() == 4)
-    return usual and input.is_contiguous() and input.stride(1) > 1
+def _has_narrow(model: nn.Module) -> bool:
+    return any(_is_narrow(weight) for weight in model.parameters() if not nn.parameter.is_lazy(weight))
 
 
-def _convolution(
-    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor
+def _is_narrow(weight: torch.Tensor) -> bool:
+    return weight.dim() == 4 and weight.shape[2:] == (1, 1) and weight.shape[1] < BLOCK
+
+
+def _in_its_place() -> Callable[[], None]:
+    """Put `conv2d` in the place of torch's, where no other one is; returns what puts that back."""
+    undo = contextlib.ExitStack()
+    for owner in (torch, functional):
+        read, write = partial(getattr, owner, "conv2d"), partial(setattr, owner, "conv2d")
+        if read() in (_OWN, conv2d):
+            undo.callback(hold((id(owner), "conv2d"), read, write, conv2d))
+    return undo.close
+
+
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Size = 1,
+    padding: str | Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
 ) -> torch.Tensor:
-    import torch
-
-    from vivace.tensors.modules import both, padding_of
-
-    # Settings may have changed since it was put there.
-    if not _is_wrong(module) or input.dim() != 4 or not torch.is_grad_enabled():
-        return own(input)
-    if not torch.compiler.is_compiling() and _is_usual(module, input):  # it chooses the order itself
-        return own(input)
-    down, across = both(module.stride)
-    high, wide = padding_of(module) or (0, 0)
+    """``torch.conv2d``: of a window of one pixel at a stride, on the pixels that it uses."""
+    down, across = both(stride)
+    if max(down, across) == 1 or groups > 1 or _is_right(input, weight):
+        return _OWN(input, weight, bias, stride, padding, dilation, groups)
+    high, wide = (0, 0) if isinstance(padding, str) else both(padding)  # "same" has no stride
     if high or wide:
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        input = torch.nn.functional.pad(input, (wide, wide, high, high), mode)
-    return torch.nn.functional.conv2d(input[:, :, ::down, ::across], module.weight, module.bias)
+        input = functional.pad(input, (wide, wide, high, high))
+    return _OWN(input[..., ::down, ::across], weight, bias)
+
+
+def _is_right(input: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Is the window wider, or no gradient asked for? Or is it sure that neither lies in channels-last order?
+    Strides of one pixel, or one channel, do not tell; and what is compiled gets its order later.
+    """
+    if not isinstance(input, torch.Tensor) or not _is_narrow(weight) or weight.is_complex():
+        return True
+    usual = weight.stride(-1) == 1 and input.is_contiguous() and input.stride(-3) > 1
+    return not torch.is_grad_enabled() or (usual and not torch.compiler.is_compiling())
+
+
+with contextlib.suppress(Refused):
+    script_as(conv2d, "aten::conv2d")

@@ -41,6 +41,12 @@ convert: Callable[[nn.Module, Callable[[torch.Tensor], torch.Tensor]], Any] = na
 )
 """``(module, function)``: applies the function to every weight and buffer of the tree."""
 
+script_as: Callable[[Callable[..., Any], str], None] = named(
+    "torch.jit._builtins._register_builtin",
+    lost="a model with narrow convolutions cannot be scripted meanwhile",
+)
+"""``(function, name)``: where a model is scripted, the function is taken for the operator of that name."""
+
 for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     attribute(_kind, "_conv_forward", lost="convolutions cannot be folded or padded")
 
