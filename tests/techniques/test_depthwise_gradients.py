@@ -326,6 +326,14 @@ def test_settings_may_change_later(later):
         torch.testing.assert_close(layer(x), nn.Conv2d.forward(layer, x))
 
 
+def test_another_weight_may_have_more_channels_meanwhile():
+    layer, x = depthwise_layer(4, 5, padding=2, bias=False), torch.randn(1, 4, 8, 8)
+    weight = torch.randn(8, 1, 5, 5)
+    with opened(layer):
+        found = torch.func.functional_call(layer, {"weight": weight}, (x,))
+    torch.testing.assert_close(found, nn.functional.conv2d(x, weight, padding=2, groups=4))
+
+
 # What it says of a step
 
 

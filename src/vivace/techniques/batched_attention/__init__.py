@@ -9,7 +9,7 @@ from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.mechanisms.half_precision import computes_bfloat16
-from vivace.operators import LEAST_DROPPED, LEAST_SCORES
+from vivace.operators import LEAST_DROPPED, LEAST_DROPPED_FLOAT, LEAST_SCORES, MOST_KEYS
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
 
 SECONDS_A_SCORE = 12e-9  # of PyTorch's kernel in float32, forward and backward
@@ -58,8 +58,9 @@ class BatchedAttention(Technique):
         scores: list[int] = seen.notes["batched_attention"]
         if not scores:
             raise Refused(
-                f"it changed nothing: no attention of {LEAST_SCORES:,} scores or more in bfloat16, or of "
-                f"{LEAST_DROPPED:,} with dropped weights, was computed for gradients on the CPU"
+                f"it changed nothing: no attention of {LEAST_SCORES:,} scores or more in bfloat16 was "
+                f"computed for gradients on the CPU, nor with dropped weights of {LEAST_DROPPED:,} in bfloat16 or "
+                f"{LEAST_DROPPED_FLOAT:,} in float32; that of more than {MOST_KEYS:,} keys stays PyTorch's"
             )
         return f"attention of up to {scores[0]:,} scores by products of many heads"
 
