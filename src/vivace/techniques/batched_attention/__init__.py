@@ -59,8 +59,9 @@ class BatchedAttention(Technique):
         if not scores:
             raise Refused(
                 f"it changed nothing: no attention of {LEAST_SCORES:,} scores or more in bfloat16 was "
-                f"computed for gradients on the CPU, nor with dropped weights of {LEAST_DROPPED:,} in bfloat16 or "
-                f"{LEAST_DROPPED_FLOAT:,} in float32; that of more than {MOST_KEYS:,} keys stays PyTorch's"
+                f"computed for gradients on the CPU, nor with dropped weights of {LEAST_DROPPED:,} in "
+                f"bfloat16 or {LEAST_DROPPED_FLOAT:,} in float32; that of more than {MOST_KEYS:,} keys stays "
+                "PyTorch's"
             )
         return f"attention of up to {scores[0]:,} scores by products of many heads"
 
