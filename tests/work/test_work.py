@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from vivace.work.bins import item_bytes_of
 from vivace.work.count import KernelCounter, count_work
 
 
@@ -244,3 +248,128 @@ def test_a_sparse_matrix_is_saved_for_the_backward_pass(layout):
     places = 2 * 16 if layout == torch.sparse_coo else 17 + 16
     work = count_work(lambda: (edges @ features).sum().backward())
     assert work.saved_bytes >= 4 * 16 + 8 * places
+
+
+@given(
+    st.tuples(*[st.integers(1, 9)] * 4),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_lstm_on_a_cpu_counts_its_weights_and_not_its_states(sizes, num_layers, both_ways, bias):
+    batch, steps, inputs, hidden = sizes
+    layer = nn.LSTM(inputs, hidden, num_layers, batch_first=True, bidirectional=both_ways, bias=bias)
+    weights = sum(weight.numel() for weight in layer.parameters() if weight.dim() == 2)
+    work = count_work(step(layer, torch.randn(batch, steps, inputs)))
+    assert work.operators["recurrent"].flops == 3 * 2 * batch * steps * weights
+
+
+def test_packed_sequences_on_a_gpu_count_by_their_steps_and_gates_alone_not_at_all():
+    packed, hidden = torch.empty(21, 40), torch.empty(1, 4, 24)
+    weights = [torch.empty(96, 40), torch.empty(96, 24), torch.empty(96), torch.empty(96)]
+    lengths = [4, 3, 3, 2, 2, 2, 2, 1, 1, 1]
+    rest = (2, 24, 0, 1, False, 0.0, True, False, lengths, None)
+    counter = KernelCounter()
+    given = (packed, weights, 4, torch.empty(6336), hidden, hidden, *rest)
+    counter.note(torch.ops.aten._cudnn_rnn.default, given, {}, torch.empty(21, 24))
+    assert counter.kernels[-1].flops == 2 * 21 * 96 * (40 + 24)
+    gates = (torch.empty(4, 96), torch.empty(4, 96), torch.empty(4, 24))
+    counter.note(torch.ops.aten._thnn_fused_lstm_cell.default, gates, {}, torch.empty(4, 24))
+    assert counter.kernels[-1].flops == 0
+
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr]
+PRODUCTS = {
+    "mm": lambda sparse, dense: sparse @ dense,
+    "sparse.mm": torch.sparse.mm,
+    "addmm": lambda sparse, dense: torch.addmm(torch.ones(len(sparse), dense.shape[1]), sparse, dense),
+    "mv": lambda sparse, dense: torch.stack([sparse @ column for column in dense.unbind(1)], 1),
+    "linear": lambda sparse, dense: functional.linear(dense.t(), sparse),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR) tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered:UserWarning")
+@given(
+    st.sampled_from(LAYOUTS),
+    st.sampled_from([*PRODUCTS]),
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.integers(0, 81),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_sparse_matrix_counts_with_the_numbers_that_it_holds(layout, name, sizes, places, trained):
+    rows, columns, width = sizes
+    full = torch.zeros(rows, columns)
+    full.view(-1)[:places] = 1.0
+    sparse = full.to_sparse(layout=layout, blocksize=(1, 1) if layout == torch.sparse_bsr else None)
+    trained &= layout != torch.sparse_bsr  # which have no gradient on a CPU
+    dense = torch.ones(columns, width, requires_grad=trained)
+
+    def run():
+        found = PRODUCTS[name](sparse, dense)
+        if trained:
+            found.sum().backward()
+
+    work = count_work(run)
+    assert work.operators["matmul"].flops == (1 + trained) * 2 * int(full.sum()) * width
+    assert item_bytes_of(work.kernels) == 4
+
+
+def test_sparse_products_of_further_kinds_count_with_the_numbers_that_they_hold():
+    sparse, dense = torch.eye(8).to_sparse_csr(), torch.ones(8, 3, requires_grad=True)
+    summed = count_work(lambda: torch.sparse.mm(sparse, dense, "sum").sum().backward())
+    assert summed.flops == 2 * 2 * 8 * 3
+    sampled = count_work(lambda: torch.sparse.sampled_addmm(sparse, torch.ones(8, 3), torch.ones(3, 8)))
+    assert sampled.flops == 2 * 8 * 3
+    assert count_work(lambda: torch.eye(8).to_sparse() @ torch.eye(8).to_sparse()).flops == 2 * 8
+
+
+@given(st.tuples(*[st.integers(1, 9)] * 4))
+@settings(max_examples=40, deadline=None)
+def test_products_of_several_axes_count_each_of_them(sizes):
+    batch, one, other, outputs = sizes
+    whole = 2 * math.prod(sizes)
+    left = torch.ones(batch, one, requires_grad=True)
+    right = torch.ones(batch, other, requires_grad=True)
+    layer = nn.Bilinear(one, other, outputs)
+    assert count_work(lambda: layer(left, right).sum().backward()).flops == (1 + 3) * whole
+    several = torch.ones(batch, one, other), torch.ones(batch, other, outputs)
+    total = torch.zeros(one, outputs)
+    assert count_work(lambda: torch.addbmm(total, *several)).flops == whole
+    assert count_work(lambda: torch.bmm(*(one.cfloat() for one in several))).flops == 4 * whole
+    with torch.inference_mode():
+        assert count_work(lambda: functional.linear(several[0], torch.ones(outputs, other))).flops == whole
+        assert count_work(lambda: several[0] @ torch.ones(other, outputs)).flops == whole
+        assert count_work(lambda: layer(left, right)).flops == whole
+
+
+def test_products_in_groups_count_each_row_once():
+    rows, layers = torch.randn(32, 16, requires_grad=True), torch.randn(4, 16, 24, requires_grad=True)
+    ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32)
+
+    def run():
+        grouped = functional.grouped_mm(rows.bfloat16(), layers.bfloat16(), offs=ends)
+        grouped.float().square().sum().backward()
+
+    assert count_work(run).flops == 3 * 2 * 32 * 16 * 24
+
+
+def test_products_of_single_numbers_count_in_inference():
+    with torch.inference_mode():
+        assert count_work(lambda: torch.einsum(",->", torch.tensor(2.0), torch.tensor(3.0))).flops == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("sizes", [(7, 7), (5, 9), (9, 5), (1, 1)])
+def test_of_causal_attention_the_weights_count_that_are_not_zero(sizes, device):
+    num_queries, num_keys = sizes
+    query, key, value = (torch.empty(2, 3, n, 8, device=device) for n in (num_queries, num_keys, num_keys))
+    seen = int(torch.ones(sizes).tril().sum())
+    attended = functional.scaled_dot_product_attention
+    for more in ({"is_causal": True}, {}):
+        pairs = seen if more else num_queries * num_keys
+        inputs = [one.requires_grad_() for one in (query, key, value)]
+        work = count_work(lambda inputs=inputs, more=more: attended(*inputs, **more).sum().backward())
+        assert work.operators["attention"].flops == int(3.5 * 2 * 2 * 2 * 3 * pairs * 8)

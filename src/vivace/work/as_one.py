@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from vivace.work.formulas import of_causal
+
 Add: TypeAlias = Callable[[str, str, int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 """Notes a kernel: its kind, name, operations, what it reads and what it writes."""
 
@@ -33,7 +35,7 @@ class AsOneKernel(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention" and _imagined(args[:3]):
-            return _Fused.apply(self._add, "attention", *args[:3])
+            return _attended(self._add, *args, **kwargs)
         if func is functional.dropout and _imagined(args[:1]):
             return _dropout(*args, **kwargs)
         recurrent = name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -48,7 +50,7 @@ class AsOneKernel(TorchFunctionMode):
 
         def attend(*args: Any, **kwargs: Any) -> Any:
             if len(args) >= 3 and _imagined(args[:3]):
-                return _Fused.apply(self._add, "attention", *args[:3])
+                return _attended(self._add, *args, **kwargs)
             return original(*args, **kwargs)
 
         functional.scaled_dot_product_attention = attend
@@ -84,6 +86,7 @@ class _Fused(torch.autograd.Function):
             key, value = others[0], others[1]
             output = first.new_empty(*first.shape[:-1], value.shape[-1])
             flops = 2 * first.shape[:-1].numel() * key.shape[-2] * (first.shape[-1] + value.shape[-1])
+            flops = of_causal(flops, first.shape[-2], key.shape[-2]) if rest[2] else flops
         else:
             flops = 2 * first.shape[:-1].numel() * sum(w.numel() for w in others if w.dim() == 2)
             width = others[0].shape[-1] * (2 if rest[0] else 1)
@@ -104,6 +107,20 @@ class _Fused(torch.autograd.Function):
         ctx.add(ctx.kind, f"{ctx.name}_backward", flops, [*inputs, output, *gradients], results)
         rest = iter(results[1:])
         return (None, None, results[0], *(next(rest) if place else None for place in ctx.places))
+
+
+def _attended(
+    add: Add,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: object,
+) -> Any:
+    """Scaled dot product attention as one kernel."""
+    return _Fused.apply(add, "attention", query, key, value, is_causal)
 
 
 def _dropout(

@@ -2,8 +2,7 @@
 
 Nothing is timed. The count comes from the operators that reach the device, with their shapes, so it is the
 same on meta and fake tensors, which need neither memory nor the card. Formulas are torch's own
-(`torch.utils.flop_counter`: a multiply-add is two operations); recurrent layers and attention, which it
-counts as zero on some devices, are counted here.
+(`torch.utils.flop_counter`: a multiply-add is two operations) where it has right ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.flop_counter import flop_registry
 
 from vivace.operators import CLASSES, class_of
 from vivace.tensors.trees import tensors
@@ -35,7 +33,7 @@ from vivace.torch_internals.tensors import (
     storage_id,
 )
 from vivace.work.as_one import AsOneKernel
-from vivace.work.formulas import complete, convolution_backward, convolution_shape, named, other_flops
+from vivace.work.formulas import complete, convolution_shape, named, operations
 from vivace.work.fusion import fused_bytes
 from vivace.work.kernel import Access, Kernel
 
@@ -143,15 +141,9 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
             inputs = inputs[len(outputs) :]
         elif _READS_WHAT_IT_WRITES.match(name):
             inputs = [*outputs[:1], *inputs[1:]]
-        formula = flop_registry.get(func.overloadpacket)
         kind = class_of(name)
         args, kwargs = complete(schema_of(func), args, kwargs)
-        if name == "convolution_backward":
-            flops = convolution_backward(args)
-        elif formula is not None:
-            flops = int(formula(*args, **kwargs, out_val=result))
-        else:
-            flops = other_flops(kind, name, inputs, outputs)
+        flops = operations(func, kind, args, kwargs, result)
         given = named(schema_of(func), args)
         known = given.get("training") is False or name.endswith("no_training")  # statistics of evaluation
         self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) and not known else 1)
@@ -258,8 +250,8 @@ def _written(schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _dense(value: object) -> list[torch.Tensor]:
-    """The tensors in `value`; in the place of a sparse one its places and numbers."""
-    return [part for tensor in tensors(value) for part in dense_parts(tensor)]
+    """The tensors in `value`; in the place of a sparse one its numbers, then its places."""
+    return [part for tensor in tensors(value) for part in reversed(dense_parts(tensor))]
 
 
 def _at_most(
