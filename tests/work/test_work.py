@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 
@@ -12,7 +13,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from vivace.work.bins import item_bytes_of
+from vivace.plan import Plan
+from vivace.session.opening import attach
+from vivace.technique.registry import find
+from vivace.work.bins import item_bytes_of, kind_of
 from vivace.work.count import KernelCounter, count_work
 
 
@@ -373,3 +377,35 @@ def test_of_causal_attention_the_weights_count_that_are_not_zero(sizes, device):
         inputs = [one.requires_grad_() for one in (query, key, value)]
         work = count_work(lambda inputs=inputs, more=more: attended(*inputs, **more).sum().backward())
         assert work.operators["attention"].flops == int(3.5 * 2 * 2 * 2 * 3 * pairs * 8)
+
+
+@pytest.mark.parametrize(
+    ("technique", "layer", "half", "ours"),
+    [
+        ("winograd", nn.Conv2d(32, 64, 3, padding=1), False, 3),
+        ("depthwise_gradients", nn.Conv2d(32, 32, 5, padding=4, dilation=2, groups=32), False, 2),
+        ("depthwise_gradients", nn.Conv2d(32, 32, 5, stride=2, groups=32), True, 2),
+    ],
+)
+def test_a_convolution_counts_the_same_by_whichever_kernels_it_runs(technique, layer, half, ours):
+    model = nn.Sequential(nn.Conv2d(32, 32, 1), layer)
+    images = torch.randn(4, 32, 24, 24)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", enabled=half):
+            return model(batch).float().square().mean()
+
+    found = []
+    for plan in (["channels_last"], ["channels_last", technique]):
+        copied = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(copied.parameters(), lr=0.0)
+        plan = Plan([find(name)() for name in plan])
+        with attach(plan, model=copied, optimizer=optimizer, loss=loss) as session:
+            work = count_work(lambda session=session: session.step(images))
+        found.append(work)
+    plain, planned = found
+    assert planned.operators["convolution"].flops == plain.operators["convolution"].flops
+    kinds = [{kind_of(k) for k in one.kernels if k.operator == "convolution"} for one in found]
+    assert kinds[0] == kinds[1]
+    own = [k for k in planned.kernels if k.name.startswith(technique.partition("_")[0])]
+    assert len(own) == ours

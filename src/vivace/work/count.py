@@ -148,7 +148,7 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         known = given.get("training") is False or name.endswith("no_training")  # statistics of evaluation
         self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) and not known else 1)
         if kind == "convolution":
-            shape = convolution_shape(given)
+            shape = convolution_shape(name, given)
             self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
         if _LOOKS_UP.match(name):  # of the table the rows that are looked up
             rows = {given["weight"].shape: given["indices"].numel() * given["weight"].shape[1]}

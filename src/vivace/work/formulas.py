@@ -84,16 +84,16 @@ def _convolution_backward(args: tuple[Any, ...]) -> int:
     return int(2 * (inputs if transposed else output).numel() * weight[0].numel() * sum(mask[:2]))
 
 
-def convolution_shape(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Groups, channels that a group reads, and how often a place is read, of a convolution's arguments by
-    name; nothing of an operator without a weight of its own.
+def convolution_shape(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Groups, channels that a group reads, and how often a place is read, of a convolution's operator and its
+    arguments by name; nothing of an operator without a weight of its own.
     """
     weight, strides = arguments.get("weight"), arguments.get("stride")
     if not isinstance(weight, torch.Tensor):
         return {}
     stride = math.prod(strides) if isinstance(strides, (list, tuple)) else 1
     return {
-        "groups": int(arguments.get("groups") or 1),
+        "groups": int(arguments.get("groups") or (len(weight) if "depthwise" in name else 1)),
         "width": int(weight.shape[1]),
         "window": math.prod(weight.shape[2:]) / max(stride, 1),
     }

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
 
 from vivace.mechanisms.c_code import compiled
 from vivace.tensors.modules import both, in_nhwc, is_slow_depthwise, lies_in_nhwc, padding_of
@@ -165,3 +166,10 @@ for _name, _function, _shapes in (
     )
     _LIBRARY.impl(_name, _function, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"vivace::{_name}", _shapes, lib=_LIBRARY)
+
+
+@register_flop_formula([torch.ops.vivace.depthwise_weights, torch.ops.vivace.depthwise_input])  # type: ignore[untyped-decorator]
+def _operations(
+    gradient: torch.Size, x: torch.Size, weight: torch.Size, *where: Sequence[int], out_shape: torch.Size
+) -> int:
+    return 2 * gradient.numel() * weight[2:].numel()

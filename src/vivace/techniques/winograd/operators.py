@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
 
 from vivace.mechanisms.c_code import compiled
 from vivace.operators import gains_by_winograd, tiles_along
@@ -209,3 +210,23 @@ for _name, _arguments, _function, _shapes in (
     _LIBRARY.define(f"{_name}({_arguments}) -> Tensor")  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, _function, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"vivace::{_name}", _shapes, lib=_LIBRARY)
+
+
+@register_flop_formula(torch.ops.vivace.winograd)  # type: ignore[untyped-decorator]
+def _operations(
+    x: torch.Size,
+    weight: torch.Size,
+    bias: torch.Size | None,
+    padding: Sequence[int],
+    back: bool,
+    out_shape: torch.Size,
+) -> int:
+    """As many as a plain convolution's: what it saves is not counted, as torch counts other libraries."""
+    return 2 * (x if back else out_shape).numel() * weight[1:].numel()
+
+
+@register_flop_formula(torch.ops.vivace.winograd_weights)  # type: ignore[untyped-decorator]
+def _operations_for_weights(
+    gradient: torch.Size, x: torch.Size, weight: torch.Size, padding: Sequence[int], out_shape: torch.Size
+) -> int:
+    return 2 * gradient.numel() * weight[1:].numel()
