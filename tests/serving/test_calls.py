@@ -309,6 +309,63 @@ def test_a_metric_that_writes_into_its_batches(judged, tmp_path):
     assert numpy.array_equal(halves, 0.5 * pictures(70, 1).tensors[0].numpy())
 
 
+@pytest.mark.parametrize("scale", [1.0, -3.0])
+def test_a_metric_that_writes_into_what_the_model_returns(judged, scale):
+    """A form would be compared with what is no model's output; told again, it would be written into twice."""
+
+    def in_place(model, batches):
+        return sum(float(model(images).mul_(scale).sigmoid_().mean()) for images, _ in batches)
+
+    found, _ = judged(made(metric=in_place))
+    images = pictures(70, 1).tensors[0][:32]
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(found._theirs[0][0]), found.model(images))
+
+
+class Normalizing(nn.Module):
+    """Writes into its pictures."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images):
+        return self.inner(images.sub_(0.5).div_(0.29))
+
+
+def test_a_model_that_writes_into_its_input(judged, tmp_path):
+    found, facts = judged(made(model=Normalizing))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert found.change(str(tmp_path / "same.npz"), 0.5)["value"] == facts["metric"]
+    kept = Calls.load(tmp_path).inputs[0]
+    assert numpy.array_equal(kept[0], pictures(70, 1).tensors[0][:32].numpy())
+    first = found.recording.calls[0][0]
+    run, _ = in_torch(calls.Flat(found.model, first.given, writes=first.writes).eval())
+    once, again = run(kept), run(kept)
+    assert numpy.array_equal(once[0], again[0])
+    assert numpy.array_equal(once[0], found._theirs[0][0])
+    assert not record(made(), small().eval()).calls[0][0].writes  # what does not write is not copied
+
+
+def test_a_metric_that_turns_training_on_again_as_it_ends(judged, tmp_path):
+    def model():
+        return nn.Sequential(small(), nn.Dropout(0.5))
+
+    def and_back(model, batches):
+        model.eval()
+        found = SCENE["accuracy"](model, batches)
+        model.train()
+        return found
+
+    found, facts = judged(made(model=model, metric=and_back))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert found.change(str(tmp_path / "same.npz"), 0.5)["value"] == facts["metric"]
+    assert not any(module.training for module in found.model.modules())
+    net = model().eval()
+    first_call(made(metric=and_back), net)
+    assert not net.training
+
+
 class Imputing(nn.Module):
     """Takes pictures of which some numbers are missing."""
 

@@ -21,10 +21,11 @@ from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import JobError, Refused
 from vivace.job import Job
-from vivace.serving.values import array_of, require_alike
+from vivace.serving.values import array_of, is_object, require_alike
 from vivace.session.opening import call
+from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import Streams, derive
-from vivace.tensors.trees import batch_size, bytes_of, map_tensors, tensors
+from vivace.tensors.trees import Tree, batch_size, bytes_of, map_tensors, tensors
 from vivace.training.evaluation import finite
 
 MOST_BYTES = 2**30  # of the batches that are kept, and of what the model returns for them
@@ -38,10 +39,14 @@ NEVER_CALLED = (
 
 @dataclasses.dataclass
 class Call:
-    """One call of the model: its arguments with keywords, and what it returned."""
+    """One call of the model: its arguments with keywords, and what it returned, as they were in that moment.
+
+    `writes`: the model writes into the tensors that it is called with.
+    """
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
-    returned: Any
+    returned: Any = None
+    writes: bool = False
 
     @property
     def inputs(self) -> list[torch.Tensor]:
@@ -131,7 +136,8 @@ def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[
             calls.append([])
             yield map_tensors(batch, torch.clone)  # the metric may write into it
 
-    with _listening(model, calls) as parts, torch.no_grad(), Streams(derive(seed, "metric")):
+    streams = Streams(derive(seed, "metric"))
+    with _listening(model, calls) as parts, in_evaluation([model]), torch.no_grad(), streams:
         value = call(job, "metric", model, fed())
     if parts and any(calls):
         raise Refused(
@@ -173,24 +179,29 @@ def _batches(job: Job, samples: int | None, seed: int) -> tuple[list[Any], bool]
 @contextlib.contextmanager
 def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[list[str]]:
     """Note the calls of the model; yields the names of parts with parameters that are called without it."""
-    inside, parts = [False], list[str]()
+    inside, parts = list[Call](), list[str]()
 
-    def enter(*_: object) -> None:
-        inside[0] = True
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inside[:] = [Call(_kept((args, kwargs)))]
 
-    def note(_: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
-        inside[0] = False
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        found = inside.pop() if inside else Call(_kept((args, kwargs)))  # else one within it has ended
+        found.returned = _kept(returned)
+        found.writes = not all(map(_equal_if_dense, found.inputs, tensors([args, kwargs])))
         if calls:  # a call before the first batch is asked for belongs to none
-            calls[-1].append(Call((args, kwargs), returned))
+            calls[-1].append(found)
 
     def entering(name: str) -> Callable[..., None]:
         def enter_part(*_: object) -> None:
-            if not inside[0]:
+            if not inside:
                 parts.append(name)
 
         return enter_part
 
-    handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(note, with_kwargs=True)]
+    handles = [
+        model.register_forward_pre_hook(enter, with_kwargs=True),
+        model.register_forward_hook(note, with_kwargs=True),
+    ]
     handles += [
         module.register_forward_pre_hook(entering(name))
         for name, module in model.named_modules()
@@ -203,17 +214,38 @@ def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[list[str]]
             handle.remove()
 
 
+def _kept(value: Tree) -> Any:
+    """A copy: forward may write into what it is given, and the metric into what it is told."""
+    return map_tensors(value, lambda part: part if is_object(part) else part.detach().clone(), is_object)
+
+
+def _equal_if_dense(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_nested or one.layout != torch.strided or equal(one, other)
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Are they the same numbers? What is no number, as where a value is missing, is the same as another."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 class Flat(nn.Module):
     """A model that takes the tensors of a call in a row and returns a tuple of tensors, as runtimes do.
 
     Args:
         model: the person's.
         given: arguments and keywords of a call, as a template; all that is not a tensor stays as it is.
+        writes: the model writes into what it is given; this one does not.
     """
 
-    def __init__(self, model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    def __init__(
+        self, model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], *, writes: bool = False
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.writes = model, writes
         args, kwargs = given
         plain = all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         self.names = tuple(kwargs) if plain else None
@@ -221,6 +253,7 @@ class Flat(nn.Module):
 
     def forward(self, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that the model returns for the tensors of a call."""
+        flat = tuple(tensor.clone() for tensor in flat) if self.writes else flat
         if self.names is not None:
             place = len(flat) - len(self.names)
             returned = self.model(*flat[:place], **dict(zip(self.names, flat[place:], strict=True)))

@@ -18,6 +18,7 @@ from vivace.job import Job
 from vivace.serving.calls import (
     Calls,
     Recording,
+    equal,
     outputs_file,
     read_arrays,
     record,
@@ -32,6 +33,7 @@ from vivace.serving.trained import load_trained
 from vivace.serving.use import require_use
 from vivace.serving.values import Untold, array_of, is_object, require_tensors
 from vivace.session.opening import call
+from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, split, tensors
 from vivace.training.evaluation import finite
@@ -233,7 +235,7 @@ class Judge:
 
         guard = self.model.register_forward_pre_hook(_refuse)
         try:
-            with torch.no_grad(), Streams(derive(self.trained.seed, "metric")):
+            with in_evaluation([stand_in]), torch.no_grad(), Streams(derive(self.trained.seed, "metric")):
                 found = finite(self.job, call(self.job, "metric", stand_in, fed()))
         except JobError as error:
             if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
@@ -266,15 +268,6 @@ def _require_fp32(model: nn.Module) -> None:
                 f"the model's weights are {numbers} ('{name}'), and every form is compared with the model in "
                 "fp32: give a Job whose model() ends with .float(), with the same run"
             )
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Are they the same numbers? What is no number, as where a value is missing, is the same as another."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if torch.equal(one, other):
-        return True
-    return one.is_floating_point() and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 class Replay(nn.Module):
@@ -315,7 +308,7 @@ class Replay(nn.Module):
         known, size = calls[number], batch_size(self._recording.batches[self._batch])
         given = list(tensors([args, kwargs]))
         expected = [self._cut(tensor, size) for tensor in known.inputs]
-        same = len(given) == len(expected) and all(map(_equal, given, expected))
+        same = len(given) == len(expected) and all(map(equal, given, expected))
         if not same:
             raise Refused(
                 "the job's metric calls the model with what depends on its outputs, so that a form would be "
@@ -326,7 +319,8 @@ class Replay(nn.Module):
         def told(like: Any) -> Any:
             if is_object(like):
                 return Untold(type(like).__name__)
-            return self._part(torch.from_numpy(next(arrays)), size).to(like.dtype)
+            rows = self._part(torch.from_numpy(next(arrays)), size)
+            return rows.to(like.dtype, copy=True)  # the metric may write into it
 
         return map_tensors(known.returned, told, is_object)
 

@@ -52,5 +52,6 @@ def gather(job: Job, run: str, calls: Path) -> Material:
     the job begins with.
     """
     model = load_trained(job, Path(run))[0] if run else untrained(job)
-    flat = Flat(model, first_call(job, model).given).eval().requires_grad_(False)
+    first = first_call(job, model)
+    flat = Flat(model, first.given, writes=first.writes).eval().requires_grad_(False)
     return Material(flat, Calls.load(calls), Calls.load(calls / CALIBRATION))

@@ -56,7 +56,7 @@ def narrowed(job: Job, run: Path, keep: float) -> nn.Module:
     inputs = [tensor[:ROWS] if tensor.dim() else tensor for tensor in first.inputs]
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     model.requires_grad_(True)  # which torch-pruning follows
-    whole = Flat(model, first.given).eval()
+    whole = Flat(model, first.given, writes=first.writes).eval()
     shapes = _shapes(whole, inputs)
     order = _called(whole, inputs)
     for heads in range(min(MOST_HEADS, len(order)) + 1):
