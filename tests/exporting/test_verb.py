@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import vivace
+from vivace import words
 from vivace.errors import AnswerIsNo, CheckpointError, ChildFailed, FolderError, InputError, JobError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
@@ -56,6 +57,8 @@ def test_the_file_is_the_model(trained, tmp_path, to):
     stored = load_file(tmp_path / "weights.safetensors")
     assert all(torch.equal(stored[name], tensor) for name, tensor in weights.items())
     assert "Same model: yes" in answer(found).same
+    assert found.metric == found.trained["metric"]
+    assert found.notes == ()
 
 
 def test_what_a_model_keeps_for_its_largest_batch_is_no_constant_unseen(trained, tmp_path):
@@ -251,17 +254,70 @@ def run_folder(tmp_path):
     return tmp_path / "run"
 
 
-def test_nothing_that_is_not_proven_is_left(run_folder, tmp_path, monkeypatch):
+@pytest.fixture
+def dying(monkeypatch):
+    """An export whose file cannot be served, once it is written."""
+
     def dies(subject, source, judge, facts, folder, scratch):
-        for name in ("model.onnx", "weights.safetensors", "export.log"):
-            (folder / name).write_text("")
+        for name in ("model.onnx", "weights.safetensors"):
+            (folder / name).write_text("not proven")
         raise ChildFailed("a fresh process cannot serve 'model.onnx'")
 
     monkeypatch.setattr(proving, "_recorded", lambda *_: {})
     monkeypatch.setattr(proving, "_proven", dies)
+
+
+@pytest.mark.usefixtures("dying")
+def test_nothing_that_is_not_proven_is_left(run_folder, tmp_path):
     with pytest.raises(ChildFailed, match="cannot serve"):
         vivace.export(run_folder, to="onnx", out=tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"export.log", "lock"}
+
+
+@pytest.mark.usefixtures("dying")
+def test_an_export_that_fails_leaves_the_one_before(run_folder, tmp_path):
+    before = {name: f"of before: {name}" for name in ("model.pt2", "weights.safetensors", "model_card.json")}
+    (tmp_path / "out").mkdir()
+    for name, text in (before | {"lock": ""}).items():
+        (tmp_path / "out" / name).write_text(text)
+    with pytest.raises(ChildFailed, match="cannot serve"):
+        vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+    assert {name: (tmp_path / "out" / name).read_text() for name in before} == before
+
+
+def test_an_export_takes_the_place_of_the_one_before(trained, tmp_path):
+    """Also of one that was killed: nothing of it is handed over."""
+    (tmp_path / "unproven").mkdir()
+    for name in ("model.onnx", "model_card.json", "lock", "unproven/model.bin"):
+        (tmp_path / name).write_text("of before")
+    found = vivace.export(trained("job")[1], to="torch", out=tmp_path)
+    names = {"model.pt2", "weights.safetensors", "model_card.json", "model_card.html", "lock"}
+    assert {file.name for file in tmp_path.iterdir()} - {"export.log"} == names
+    assert found.file == str(tmp_path / "model.pt2")
+    assert json.loads((tmp_path / "model_card.json").read_text())["file"] == found.file
+
+
+def test_a_state_that_is_no_tensor_is_named_as_left_out(trained, tmp_path):
+    found = vivace.export(trained("versioned")[1], to="torch", out=tmp_path)
+    assert found.kept, found.reason
+    assert "without '_extra_state' of the state_dict" in "".join(answer(found).notes)
+    assert load_file(tmp_path / "weights.safetensors").keys() >= {"inner.0.weight"}
+
+
+def test_a_model_whose_code_has_changed_since_its_training_is_told(trained, tmp_path):
+    """Its file is what the job builds now, and not what was trained."""
+    reference, run = trained("job")
+    text = "import runpy\nfrom torch import nn\n"
+    text += f"scene = runpy.run_path({reference.rpartition(':')[0]!r})\n"
+    layers = "(nn.Threshold(9e9, 0) if isinstance(m, nn.ReLU) else m for m in scene['small']())"
+    text += f"job = scene['made'](model=lambda: nn.Sequential(*{layers}))\n"
+    (tmp_path / "other.py").write_text(text)
+    found = vivace.export(run, to="torch", job=f"{tmp_path / 'other.py'}:job", out=tmp_path / "out")
+    before = found.trained["metric"]
+    (note,) = answer(found).notes
+    assert note.startswith(f"accuracy was {words.number(before)} when the run ended, and is ")
+    assert found.metric < before
+    assert dict(answer(found).facts)["accuracy"] == words.number(found.metric)
 
 
 def test_a_job_that_cannot_be_loaded_leaves_the_export_before(run_folder, tmp_path):

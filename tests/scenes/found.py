@@ -174,6 +174,7 @@ def exported(kept=True):
         {"openvino": "2026.4.0", "torch": "2.15.0"},
         "2026-11-23T10:11:12+00:00",
         page_path="runs/export/model_card.html",
+        metric=0.9,
     )
 
 

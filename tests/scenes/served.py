@@ -76,6 +76,26 @@ class Growing(nn.Module):
 growing = made(model=Growing)
 
 
+class Versioned(nn.Module):
+    """Saves a mapping beside its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.version = small(), 2
+
+    def forward(self, images):
+        return self.inner(images)
+
+    def get_extra_state(self):
+        return {"version": self.version}
+
+    def set_extra_state(self, state):
+        self.version = state["version"]
+
+
+versioned = made(model=Versioned)
+
+
 class Drawing(nn.Module):
     """Keeps directions that it has drawn, and does not save them."""
 

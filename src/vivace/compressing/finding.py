@@ -33,7 +33,7 @@ from vivace.processes.launch import Source
 from vivace.serving.files import digest
 from vivace.serving.forms import FORMS, form_named, versions_of
 from vivace.serving.margin import parse_margin
-from vivace.serving.trained import run_of
+from vivace.serving.trained import moved_since, run_of
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.words import SECONDS, amount, count, duration, number, percent
 
@@ -43,7 +43,6 @@ MARGIN = "0.5%"
 DEPLOYED = ("kept", "undecided")  # forms whose files stay
 FEW_SHARED = 12  # samples of the 256 from which ranges are learnt: so many may be alike by chance
 LARGE = 0.1  # of the metric: a difference that may have been meant as a share
-SAME = 0.01  # of the run's metric: what its last evaluation and this one may differ by
 DOCUMENT, PAGE, FILES, LOG, JOURNAL = "compress.json", "compress.html", "forms", "forms.log", "forms.jsonl"
 LOOSE = (DOCUMENT, PAGE, JOURNAL, *(file for way in WAYS for file in way.files()))
 FURTHER_RUNS = tuple(way.name for way in WAYS)
@@ -308,14 +307,9 @@ def _clear(folder: Path) -> None:
 
 def _of_metric(bench: Bench, margin: str | float) -> Iterator[str]:
     """What makes the metric, or the margin, another than the person may think."""
-    facts, trained = bench.facts, bench.facts["trained"]
-    before, now, name = trained["metric"], facts["metric"], metric_title(facts)
-    alike = facts["whole"] and trained["metric_data"] == facts["metric_data"]
-    if alike and before is not None and abs(now - before) > SAME * abs(before):
-        yield (
-            f"{name} was {number(before)} when the run ended, and is {number(now)} with its weights now: "
-            "its data, or what the model keeps beside its weights, may have changed"
-        )
+    facts, now, name = bench.facts, bench.facts["metric"], metric_title(bench.facts)
+    if moved := moved_since(facts):
+        yield moved
     if "%" not in str(margin) and bench.margin > LARGE * abs(now):
         share = percent(bench.margin / abs(now)) if now else "all"
         yield f"the margin of {number(bench.margin)} is {share} of the {name}: a share is written as 0.5%"

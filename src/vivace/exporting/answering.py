@@ -65,7 +65,7 @@ def answer(found: Exported) -> Answer:
             *((check["output"], _told(check)) for check in found.checks),
             ("its layers", _layers(found.layers)),
         ),
-        notes=tuple(filter(None, [unjudged(found.checks, found.unused)])) if found.kept else (),
+        notes=(*found.notes, *filter(None, [unjudged(found.checks, found.unused) if found.kept else ""])),
         facts=tuple(_facts(found)),
         date=found.date,
         page=found.page_path,
@@ -133,8 +133,8 @@ def _facts(found: Exported) -> list[tuple[str, str]]:
     facts = [
         ("trained", f"{words.count(trained['step'], 'step')}, {' + '.join(trained['plan']) or 'strict fp32'}")
     ]
-    if trained["metric"] is not None:
-        facts.append((metric_title(trained), words.number(trained["metric"])))
+    if found.metric is not None:
+        facts.append((metric_title(trained), words.number(found.metric)))
     facts += [(package, version) for package, version in found.versions.items()]
     if found.measured.get("p50"):
         calls = f"a call of {words.count(found.measured['batch'], 'sample')}"

@@ -19,7 +19,7 @@ from vivace.errors import CheckpointError, ChildFailed, InputError, JobError, Re
 from vivace.exporting.page import render
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
-from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
+from vivace.files import LOCK, full_disk_told, output_folder, own_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -31,13 +31,15 @@ from vivace.serving.forms import EXTRA
 from vivace.serving.layers import few_calls
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.proof import answers, pieces
+from vivace.serving.trained import is_of_the_same, moved_since
 from vivace.serving.use import astray
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
 CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
 WRITTEN = (CARD, PAGE, WEIGHTS, *(f"model.{ending}" for ending in ("onnx", "xml", "bin", "pt2")))
-OWN = (*WRITTEN, LOG, LOCK)
+UNPROVEN = "unproven"  # the folder of what an export writes, until it is proven
+OWN = (*WRITTEN, LOG, LOCK, UNPROVEN)
 DIFFERS = "differs from the model's by more than rounding explains"
 
 
@@ -60,12 +62,12 @@ def export(
             `vivace train`.
         to: ``onnx``, ``openvino``, ``aoti`` (torch's compiler, ahead of time) or ``torch`` (torch.export).
         job: a Job, or its reference; left out, the one that the folder names.
-        out: folder for ``model.*``, ``weights.safetensors`` and the model card; an earlier export in it is
-            replaced.
+        out: folder for ``model.*``, ``weights.safetensors`` and the model card; an earlier export in it stays
+            until this one's file has answered.
 
     Raises InputError, JobError, CheckpointError, FolderError; AnswerIsNo where no form for the runtime may be
     deployed; Refused where the metric's calls of the model cannot be recorded; ChildFailed where the file
-    cannot be made or served. Then no file is left that nothing has proven.
+    cannot be made or served. Then nothing is left of it, and an earlier export stays.
     """
     require_torch()
     subject = subject_of(Path(source).absolute(), to)
@@ -92,29 +94,30 @@ def export(
         origin, own = Source(wanted), {"run": str(subject.run), "folder": scratch}
         with Child(JUDGE, origin, own, log=folder / LOG) as judge:
             facts = _recorded(subject, judge)
-            with _replacing(folder):
-                found = _proven(subject, origin, judge, facts, folder, Path(scratch))
+            with _replacing(folder) as written:
+                found = _proven(subject, origin, judge, facts, written, Path(scratch))
                 name = wanted if isinstance(wanted, str) else "job"
                 found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
-                replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
-                replace_text(folder / PAGE, render(found))
+                replace_text(written / PAGE, render(found))
+                found = dataclasses.replace(found, file=str(folder / Path(found.file).name))
+                replace_text(written / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
     return found
 
 
 @contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[None]:
-    """Remove an earlier export; and where the new one fails, what it has written."""
-    _clear(folder)
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A folder for the files of an export, which take the place of an earlier one's unless this one fails."""
+    written = own_folder(folder / UNPROVEN)
     try:
-        yield
-    except BaseException:
-        _clear(folder)
-        raise
-
-
-def _clear(folder: Path) -> None:
-    for name in WRITTEN:
-        (folder / name).unlink(missing_ok=True)
+        for file in written.iterdir():  # of one that was ended by force
+            file.unlink()
+        yield written
+        for name in WRITTEN:
+            (folder / name).unlink(missing_ok=True)
+        for file in written.iterdir():
+            file.replace(folder / file.name)
+    finally:
+        shutil.rmtree(written)
 
 
 def _recorded(subject: Subject, judge: Child) -> dict[str, Any]:
@@ -131,14 +134,14 @@ def _recorded(subject: Subject, judge: Child) -> dict[str, Any]:
 def _proven(
     subject: Subject, source: Source, judge: Child, facts: dict[str, Any], folder: Path, scratch: Path
 ) -> Exported:
-    """Make the file, let a fresh process answer, and compare."""
-    form, log, runtime = subject.form, folder / LOG, subject.form.opener
+    """Make the file in the folder, let a fresh process answer, and compare."""
+    form, log, runtime = subject.form, folder.parent / LOG, subject.form.opener
     exact = form.numbers == "fp32"  # also of what was trained further, whose own weights are the model here
     own = {"run": str(subject.run), "folder": str(scratch), "threads": facts["threads"]}
     calls = Calls.load(scratch)
     with Child(MAKER, source, own, log=log) as maker:
         file = _file(subject, maker, folder, scratch)
-        maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
+        left_out = maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
         width = maker.ask("envelope", TIMEOUT, numbers="fp32" if exact else "bf16")
         asked = [*pieces(calls), *_larger(calls, maker, scratch)]
         expected = scratch / "expected.npz"
@@ -176,7 +179,17 @@ def _proven(
         machine=inspect().to_dict(),
         versions={k: v for k, v in versions.items() if k != "of_the_job"},
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        metric=facts["metric"] if is_of_the_same(facts) else facts["trained"]["metric"],
+        notes=tuple(_notes(facts, left_out)),
     )
+
+
+def _notes(facts: dict[str, Any], left_out: Sequence[str]) -> Iterator[str]:
+    if moved := moved_since(facts):
+        yield moved
+    if left_out:
+        names = " and ".join(f"'{name}'" for name in left_out)
+        yield f"{WEIGHTS} holds tensors alone, without {names} of the state_dict"
 
 
 def _larger(calls: Calls, maker: Child, scratch: Path) -> list[list[Any]]:

@@ -19,7 +19,9 @@ class Exported:
     ``checks`` that of each layer that stands in the file, in the order of the model, of how many, and under
     ``reason`` why none could be told; `change` what the metric loses with the file's own outputs, `measured`
     what `vivace compress` measured of it. `unused` are the places of outputs that the metric does not use,
-    where it decides.
+    where it decides. `metric` is the job's, of the model as the job builds it now with the run's weights;
+    where it was asked of fewer samples, or of other data, it is that of the run. `notes` are sentences that a
+    reader has to know.
     """
 
     job: str
@@ -43,6 +45,8 @@ class Exported:
     date: str
     page_path: str = ""
     unused: tuple[int, ...] = ()
+    metric: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -40,13 +40,17 @@ class Maker:
         size = making.write(form_named(form), self.material, Path(folder))
         return {"bytes": size, "seconds": time.perf_counter() - begin}
 
-    def weights(self, path: str) -> None:
-        """Write the person's own `state_dict` as safetensors, which holds no code; tied ones by each name."""
+    def weights(self, path: str) -> list[str]:
+        """Write the tensors of the person's own `state_dict` as safetensors, which holds no code; tied ones
+        by each name. The names of what else is in it.
+        """
         from safetensors.torch import save_file
 
         state = self.material.flat.model.state_dict()
-        whole = {n: tensor.clone(memory_format=torch.contiguous_format) for n, tensor in state.items()}
+        found = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        whole = {n: tensor.clone(memory_format=torch.contiguous_format) for n, tensor in found.items()}
         save_file(whole, path)
+        return [name for name in state if name not in found]
 
     def envelope(self, numbers: str, samples: int = PROOF_SAMPLES) -> list[float]:
         """How far rounding to a number format moves each output of the model, on the first samples."""

@@ -10,12 +10,16 @@ from typing import Any
 from torch import nn
 
 from vivace.errors import CheckpointError, InputError, JobError
+from vivace.events import metric_title
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of
 from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import FILES, Checkpoints
 from vivace.training.resuming import load_into
+from vivace.words import number
+
+SAME = 0.01  # of the run's metric: what its last evaluation and this one may differ by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,24 @@ def run_of(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or "steps" not in document:
         raise InputError(f"'{folder / 'run.json'}' is not of a training run")
     return document
+
+
+def moved_since(facts: dict[str, Any]) -> str:
+    """What of the metric is another than when the run ended, in a sentence; empty where it is the same, or
+    cannot be compared. `facts` are what `vivace.serving.judge.Judge.record` found.
+    """
+    before, now = facts["trained"]["metric"], facts["metric"]
+    if before is None or not is_of_the_same(facts) or abs(now - before) <= SAME * abs(before):
+        return ""
+    return (
+        f"{metric_title(facts)} was {number(before)} when the run ended, and is {number(now)} with its "
+        "weights now: the model's code, what it keeps beside its weights, or the data may have changed"
+    )
+
+
+def is_of_the_same(facts: dict[str, Any]) -> bool:
+    """Is the metric that was found of the same data as that of the run?"""
+    return bool(facts["whole"]) and facts["trained"]["metric_data"] == facts["metric_data"]
 
 
 def plan_of(folder: Path) -> Plan:
