@@ -12,7 +12,6 @@ import importlib.machinery
 import json
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -22,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,11 @@ from vivace.errors import (
 from vivace.files import open_own
 from vivace.job import Job, JobFunction, blame, load
 from vivace.plan import Plan
+from vivace.processes.pipes import is_closed, ready
 from vivace.processes.waiting import waiting
 from vivace.technique import Technique, registry
 
+_NO_ZYGOTE = "the process that starts child processes has died"
 _by_value = threading.RLock()
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -173,13 +175,22 @@ class Child:
         self._read, from_child = os.pipe()
         self._status, report = os.pipe()
         self._buffer = b""
-        with tempfile.TemporaryFile() as file:  # has no name: it holds the environment, secrets and all
-            file.write(payload)
-            file.seek(0)
-            _zygote().fork([to_child, from_child, output, report, file.fileno()])
-        for descriptor in (to_child, from_child, output, report):
-            os.close(descriptor)
-        self._pid = self._number()
+        theirs = (to_child, from_child, output, report)
+        with contextlib.ExitStack() as stack:
+            for own in (self._write, self._read, self._status):
+                stack.callback(os.close, own)
+            try:
+                with tempfile.TemporaryFile() as file:  # no name: it holds the environment, secrets and all
+                    file.write(payload)
+                    file.seek(0)
+                    _zygote().fork([*theirs, file.fileno()])
+            except BrokenPipeError:
+                raise ChildFailed(_NO_ZYGOTE) from None
+            finally:
+                for descriptor in theirs:
+                    os.close(descriptor)
+            self._pid = self._number()
+            stack.pop_all()
         self._ended: int | None = None
         self._closed = False
 
@@ -250,11 +261,13 @@ class Child:
         for end in (self._write, self._read):
             with contextlib.suppress(OSError):
                 os.close(end)
-        if not select.select([self._status], [], [], 3.0)[0]:
+        if not ready([self._status], seconds=3.0):
             self._kill()
-        self._wait()
-        with contextlib.suppress(OSError):
-            os.close(self._status)
+        try:
+            self._wait()
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(self._status)
 
     def __enter__(self) -> Child:
         return self
@@ -288,29 +301,36 @@ class Child:
         had forked may hold the other end.
         """
         left = max(0.0, deadline - time.monotonic())
-        ready, free, _ = select.select([*reads, self._status], writes, [], left)
-        if not ready and not free:
+        found = ready([*reads, self._status], writes, left)
+        if not found:
             raise TimeoutError
-        if not free and self._status in ready and not set(reads) & set(ready):
+        if found == {self._status}:
             raise self._obituary()
 
     def _kill(self) -> None:
+        self._kill_group()
+        self._wait()
+
+    def _kill_group(self) -> None:
         try:
             os.killpg(self._pid, signal.SIGKILL)
         except ProcessLookupError:  # it has ended, or is so young that it leads no group yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
-        self._wait()
 
     def _wait(self) -> int:
         if self._ended is None:
-            self._ended = self._number()
+            try:
+                self._ended = self._number()
+            except ChildFailed:  # with the zygote the child has died, and not what that has halted
+                self._kill_group()
+                raise
         return self._ended
 
     def _number(self) -> int:
         data = os.read(self._status, 4)
         if len(data) < 4:
-            raise ChildFailed("the process that starts child processes has died")
+            raise ChildFailed(_NO_ZYGOTE)
         return int(struct.unpack("i", data)[0])
 
     def _obituary(self) -> ChildFailed:
@@ -319,7 +339,8 @@ class Child:
             return ChildFailed(f"the process ended with exit code {code}")
         if -code == signal.SIGKILL:
             return ChildFailed("the process died from SIGKILL (out of memory?)", code=Code.KILLED)
-        return ChildFailed(f"the process died from {signal.Signals(-code).name}")
+        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+        return ChildFailed(f"the process died from {name}")
 
 
 class _Zygote:
@@ -329,7 +350,7 @@ class _Zygote:
         self._socket, theirs = socket.socketpair()
         folders = [one for one in sys.path if isinstance(one, str)]  # Python passes over a Path, too
         code = "import sys; sys.path[:] = {}; from vivace.processes.zygote import main; main({}, {})"
-        self.process = subprocess.Popen(
+        self.process = _from_a_lasting_thread(
             [sys.executable, "-c", code.format(folders, theirs.fileno(), os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -340,6 +361,11 @@ class _Zygote:
             env={**os.environ, **waiting(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         )
         theirs.close()
+
+    @property
+    def ended(self) -> bool:
+        """Has it ended, also a moment ago?"""
+        return self.process.poll() is not None or is_closed(self._socket.fileno())
 
     def fork(self, descriptors: list[int]) -> None:
         socket.send_fds(self._socket, [json.dumps({"fork": True}).encode()], descriptors)
@@ -355,13 +381,35 @@ class _Zygote:
             self.process.wait()
 
 
+def _from_a_lasting_thread(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process from a thread that lasts as long as this one does, or the new one.
+
+    "Die with the parent" means the thread that has started it: prctl(2), PR_SET_PDEATHSIG.
+    """
+    if threading.get_native_id() == os.getpid():  # the first one, which lasts
+        return subprocess.Popen(command, **options)
+    begun = Future[subprocess.Popen[bytes]]()
+
+    def start() -> None:
+        try:
+            process = subprocess.Popen(command, **options)
+        except BaseException as error:
+            begun.set_exception(error)
+            return
+        begun.set_result(process)
+        process.wait()
+
+    threading.Thread(target=start, name="vivace-zygote", daemon=True).start()
+    return begun.result()
+
+
 _zygotes: dict[int, _Zygote] = {}
 
 
 def _zygote() -> _Zygote:
     """This process's zygote, started when first needed; a fork of this process gets one of its own."""
     found = _zygotes.get(os.getpid())
-    if found is None or found.process.poll() is not None:
+    if found is None or found.ended:
         found = _zygotes[os.getpid()] = _Zygote()
         atexit.register(found.close)
     return found

@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -23,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from vivace.job import importing
+from vivace.processes.pipes import ready
 from vivace.torch_internals.compiler import DYNAMO
 
 PRELOADED = ("torch", DYNAMO, "vivace.session.opening")
@@ -47,11 +47,11 @@ def main(channel: int, parent: int) -> None:
     die_with_parent(parent, signal.SIGTERM)
     with socket.socket(fileno=channel) as requests:
         while True:
-            ready, _, _ = select.select([requests.fileno(), wake_read], [], [])
-            if wake_read in ready:
+            found = ready([requests.fileno(), wake_read])
+            if wake_read in found:
                 os.read(wake_read, 512)
                 _report_the_dead(statuses)
-            if requests.fileno() in ready:
+            if requests.fileno() in found:
                 data, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 5)
                 if not data:
                     _end(os.getpid(), statuses)

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import select
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ import torch
 from vivace.data.hanging import children
 from vivace.errors import FolderError
 from vivace.files import replace_text
+from vivace.processes.pipes import ready
 from vivace.torch_internals.groups import num_exchanges
 from vivace.training.meeting import AWAITED, answer_or_break, open_sockets
 from vivace.training.stopping import SIGNALS
@@ -225,8 +225,7 @@ class RankWatch:
 
     def _listen(self, seconds: float) -> None:
         """Wait, and note a signal that the main thread may be too deep in an exchange to answer."""
-        ready, _, _ = select.select([self._signals], [], [], seconds)
-        for number in os.read(self._signals, 64) if ready else b"":
+        for number in os.read(self._signals, 64) if ready([self._signals], seconds=seconds) else b"":
             name = next((name for name in SIGNALS if signal.Signals[name] == number), "")
             self.signal = self.signal or name
 
