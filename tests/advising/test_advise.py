@@ -684,6 +684,14 @@ def test_a_budget_of_next_to_nothing_is_kept_by_none(profile):
     assert (advice.exit_code, advice.refusals["RTX 4090"].told) == (1, "too dear: 0 % sure of the budget")
 
 
+def test_a_card_with_few_units_of_fp64_is_a_slow_choice_for_it(profile):
+    advice = vivace.advise(profile(), gpus=["Arc B580"], precision="fp64")
+    (offer,) = [offer for offer in advice.offers if offer.prediction.num_gpus == 1]
+    assert offer.prediction.gpu.rates["fp64"] == pytest.approx(0.9e12, rel=0.1)
+    mixed = vivace.advise(profile(), gpus=["Arc B580"], most=1).offers[0]
+    assert offer.prediction.seconds > mixed.prediction.seconds
+
+
 @pytest.mark.parametrize(("precision", "card"), [("amp_bf16", "V100-SXM2-16GB"), ("fp64", "Arc A770")])
 def test_a_card_without_the_precision_that_was_asked_for_is_no_choice(profile, precision, card):
     advice = vivace.advise(profile(), gpus=[card, "A100-SXM4-80GB"], precision=precision)
