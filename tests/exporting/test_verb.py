@@ -372,6 +372,16 @@ def test_the_call_names_every_input():
     assert calls["aoti"].endswith("(input_0.contiguous(), input_1.contiguous())")
 
 
+@pytest.mark.parametrize(("double", "numbers"), [(True, "fp64"), (False, "fp32")])
+def test_a_model_in_fp64_is_not_called_fp32(double, numbers):
+    known = {"metric": None, "metric_name": "accuracy"}
+    facts = {"trained": known, "metric": 0.5, "metric_name": "accuracy", "double": double}
+    notes = list(proving._notes(facts, []))
+    assert [note.startswith("the model has weights in fp64") for note in notes] == [True] * double
+    trained = carded("onnx_fp32").trained | {"numbers": numbers, "plan": {}}
+    assert dict(answer(carded("onnx_fp32", trained=trained)).facts)["trained"].endswith(f"strict {numbers}")
+
+
 def test_a_compiled_form_is_to_be_compiled_again():
     """Its speed was measured so; as the program is written, it is slower than the model as it is."""
     parts = dict(answer(carded("eager_bf16")).parts)

@@ -168,6 +168,7 @@ def exported(kept=True):
             "metric": 0.9,
             "metric_name": "accuracy",
             "sha256": digest,
+            "numbers": "fp32",
         },
         {"p50": 0.0041, "p99": 0.0062, "peak_bytes": 700_000_000, "batch": 8},
         {"versions": {"python": "3.11.2", "torch": "2.15.0"}, "devices": [{"name": "a processor"}]},

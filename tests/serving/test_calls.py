@@ -366,6 +366,13 @@ def test_a_metric_that_turns_training_on_again_as_it_ends(judged, tmp_path):
     assert not net.training
 
 
+def test_weights_in_fp64_are_told(judged):
+    images, labels = pictures(70, 1).tensors
+    doubled = [(images.double(), labels)]
+    assert judged(made(model=lambda: small().double(), validation=lambda: doubled))[1]["double"]
+    assert not judged(made())[1]["double"]
+
+
 class Imputing(nn.Module):
     """Takes pictures of which some numbers are missing."""
 
@@ -518,6 +525,28 @@ def test_what_has_no_row_for_each_sample_is_answered_call_by_call(judged, tmp_pa
     expected = read_arrays(tmp_path / outputs_file(REFERENCE))
     for ones, others in zip(expected, read_arrays(tmp_path / "answers.npz"), strict=True):
         assert [a.shape for a in ones] == [b.shape for b in others]
+        assert all(numpy.allclose(a, b, atol=1e-5) for a, b in zip(ones, others, strict=True))
+
+
+def normalized():
+    """Each sample's answers depend on the others of its batch."""
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36, track_running_stats=False), nn.Linear(36, 3))
+
+
+@pytest.mark.parametrize(("model", "cut"), [(normalized, False), (small, True)])
+def test_a_compiled_form_answers_in_the_metrics_batches_where_they_matter(judged, tmp_path, model, cut):
+    seed = torch.Generator().manual_seed(3).get_state()
+    job = made(model=lambda: torch.set_rng_state(seed) or model())
+    found, _ = judged(job)
+    worker = Worker(job, "", str(tmp_path), torch.get_num_threads())
+    worker.form, worker.batch = BY_NAME["compiled_fp32"], 10
+    serve, _ = in_torch(calls.Flat(found.model, found.recording.calls[0][0].given))
+    asked = []
+    worker.serve = lambda arrays: asked.append(len(arrays[0])) or serve(arrays)
+    worker.outputs(str(tmp_path / "answers.npz"))
+    assert (10 in asked) == cut
+    expected = read_arrays(tmp_path / outputs_file(REFERENCE))
+    for ones, others in zip(expected, read_arrays(tmp_path / "answers.npz"), strict=True):
         assert all(numpy.allclose(a, b, atol=1e-5) for a, b in zip(ones, others, strict=True))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from vivace.job import Job
 from vivace.serving import making
 from vivace.serving.calls import outputs_file, read_arrays, write_arrays
 from vivace.serving.effect import effect, told
+from vivace.serving.envelope import REPEATABLE, distance, run
 from vivace.serving.forms import REFERENCE, TRAINED_PLAN, Form, form_named
 from vivace.serving.maker import Maker
 from vivace.serving.planned import under_plan
-from vivace.serving.serve import Run, in_torch, opened
+from vivace.serving.serve import Arrays, Run, in_torch, opened
 from vivace.serving.trained import plan_of
 
 INPUTS = 16  # different batches that are timed in turn
@@ -127,24 +129,34 @@ class Worker(Maker):
         """Answer every recorded call, and write what is returned."""
         assert self.serve is not None
         assert self.form is not None
-        one_shape = self.form.runtime == "inductor" and not self.calls.ragged and self._returns_rows()
-        answer = self._in_batches if one_shape else self.serve
+        one_shape = self.form.runtime == "inductor" and not self.calls.ragged and self._answers_by_row()
+        answer = partial(self._in_batches, self.serve) if one_shape else self.serve
         write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
         return {}
 
-    def _returns_rows(self) -> bool:
-        """Has each output of the model as it is a row for each sample? A loss, for one, has not."""
-        known = zip(self.calls.inputs, read_arrays(self.folder / outputs_file(REFERENCE)), strict=True)
-        return all(one.shape[:1] == (self.calls.rows_of(given),) for given, each in known for one in each)
+    def _answers_by_row(self) -> bool:
+        """Has each output of the model as it is a row for each sample, the same whatever samples are beside
+        it? A loss, for one, has not, nor has what is normalized over the batch.
+        """
+        given, known = self.calls.inputs, read_arrays(self.folder / outputs_file(REFERENCE))
+        rows = [self.calls.rows_of(arrays) for arrays in given]
+        if not all(
+            one.shape[:1] == (count,) for count, each in zip(rows, known, strict=True) for one in each
+        ):
+            return False
+        model = partial(run, self.material.flat)  # which may be one that was trained further
+        return all(
+            distance([one], [other]) <= REPEATABLE * distance([one], [numpy.zeros_like(one)])
+            for one, other in zip(model(given[0]), self._in_batches(model, given[0]), strict=True)
+        )
 
-    def _in_batches(self, arrays: Sequence[numpy.ndarray[Any, Any]]) -> list[numpy.ndarray[Any, Any]]:
+    def _in_batches(self, serve: Run, arrays: Sequence[numpy.ndarray[Any, Any]]) -> Arrays:
         """A call in pieces of the batch that the form was compiled for, the last one filled up."""
-        assert self.serve is not None
         rows, found = self.calls.rows_of(arrays), []
         for start in range(0, rows, self.batch):
             taken = [(start + number) % rows for number in range(self.batch)]
             piece = [a[taken] if 0 in dims else a for a, dims in zip(arrays, self.calls.dynamic, strict=True)]
-            found.append(self.serve(piece))
+            found.append(serve(piece))
         return [numpy.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]
 
 

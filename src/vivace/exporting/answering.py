@@ -130,9 +130,8 @@ def _layers(layers: dict[str, Any]) -> str:
 
 def _facts(found: Exported) -> list[tuple[str, str]]:
     trained = found.trained
-    facts = [
-        ("trained", f"{words.count(trained['step'], 'step')}, {' + '.join(trained['plan']) or 'strict fp32'}")
-    ]
+    plan = " + ".join(trained["plan"]) or f"strict {trained['numbers']}"
+    facts = [("trained", f"{words.count(trained['step'], 'step')}, {plan}")]
     if found.metric is not None:
         facts.append((metric_title(trained), words.number(found.metric)))
     facts += [(package, version) for package, version in found.versions.items()]

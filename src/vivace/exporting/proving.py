@@ -174,7 +174,7 @@ def _proven(
         layers=layers,
         change=change,
         inputs=tuple(_inputs(calls, facts["inputs"])),
-        trained=facts["trained"],
+        trained=facts["trained"] | {"numbers": "fp64" if facts["double"] else "fp32"},
         measured=subject.measured,
         machine=inspect().to_dict(),
         versions={k: v for k, v in versions.items() if k != "of_the_job"},
@@ -187,6 +187,8 @@ def _proven(
 def _notes(facts: dict[str, Any], left_out: Sequence[str]) -> Iterator[str]:
     if moved := moved_since(facts):
         yield moved
+    if facts["double"]:
+        yield "the model has weights in fp64, and its file is compared with it to rounding in fp32 alone"
     if left_out:
         names = " and ".join(f"'{name}'" for name in left_out)
         yield f"{WEIGHTS} holds tensors alone, without {names} of the state_dict"

@@ -24,6 +24,7 @@ Arrays = Sequence[numpy.ndarray[Any, Any]]
 SEEDS = 4
 LIMIT = 8.0  # envelopes, as for a training's evaluation
 FLOOR = 1 / 16  # of one rounding: what moves where no product comes before it, as sums in another order do
+REPEATABLE = 1e-3  # of an output's size: what two calls of one model may differ by
 ROUNDOFF = {"fp32": FINEST_ROUNDOFF, "bf16": 2.0**-8}
 
 

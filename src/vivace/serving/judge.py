@@ -24,7 +24,7 @@ from vivace.serving.calls import (
     record,
     write_arrays,
 )
-from vivace.serving.envelope import distance, names_of, names_of_inputs
+from vivace.serving.envelope import REPEATABLE, distance, names_of, names_of_inputs
 from vivace.serving.forms import REFERENCE
 from vivace.serving.int8 import SAMPLES
 from vivace.serving.margin import Change, by_groups, by_sample
@@ -40,7 +40,6 @@ from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
 ADDITIVE = 1e-6  # of a metric: so near must it be to the mean over samples, or to itself when asked again
-REPEATABLE = 1e-3  # of an output's size: what two calls may differ by
 MOST_ALONE = 20_000  # samples whose metric is asked one by one, half a millisecond each
 
 Piece = tuple[Any, tuple[int, slice | None]]
@@ -93,6 +92,7 @@ class Judge:
             "trained": self.trained.to_dict(),
             "num_parameters": sum(p.numel() for p in self.model.parameters()),
             "model": type(self.model).__name__,
+            "double": any(p.dtype == torch.float64 for p in self.model.parameters()),
             "threads": torch.get_num_threads(),
         }
 
