@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import random
 import runpy
 import sys
 from collections import OrderedDict, deque
@@ -66,6 +67,24 @@ def test_what_is_computed_once_is_computed_again(model):
     first = weights.of_classes
     outside.put_back()
     assert weights.of_classes is not first
+
+
+@pytest.mark.parametrize(
+    ("rng", "draw"),
+    [
+        (torch.Generator(), lambda rng: torch.rand(1, generator=rng)),
+        (random.Random(0), lambda rng: rng.random()),
+        (numpy.random.default_rng(0), lambda rng: rng.normal()),
+        (numpy.random.RandomState(0), lambda rng: rng.normal()),
+    ],
+)
+def test_that_a_generator_of_any_library_moved_is_seen(rng, draw, model):
+    before = Outside([rng], [model])
+    assert not before.drew()
+    draw(rng)
+    assert before.drew()
+    before.put_back()
+    assert not before.drew()
 
 
 def test_values_that_were_there_come_back(model):
