@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import itertools
+import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import vivace
 from vivace import Numerics, Seam, Stage
@@ -440,6 +442,31 @@ def test_data_with_an_index_and_without_a_length_are_fed_from_their_beginning(pl
     verdict = ruler.judge(planted(fed_as_it_is, Stage.DATA, Numerics.EXACT))
     assert verdict["kept"], verdict["reason"]
     assert "its first batches stood for its last" in verdict["reason"]
+
+
+class Noisy(Dataset):
+    """Draws from a generator of its own, which begins anew with the data, or by chance."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([index + self.rng.random()])
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault"),
+    [(0, "it feeds other batches, or in another order"), (None, "your data come otherwise")],
+)
+def test_whose_the_fault_is_shows_in_data_read_afresh(seed, fault):
+    """A loader that was read before goes on with its generator, and says nothing of how the data come."""
+    made = dataclasses.replace(job(), data=lambda: DataLoader(Noisy(seed), batch_size=2))
+    seams = SimpleNamespace(batches=lambda loader: reversed([*loader]))
+    fed = fed_otherwise(SimpleNamespace(seams=seams, place=lambda batch: batch), made, Reach(9.0, 9.0))
+    assert fault in fed.fault
 
 
 def test_an_edits_stream_is_read_to_its_end_as_well():

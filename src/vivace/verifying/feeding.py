@@ -161,8 +161,8 @@ def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world
             ending = session.seams.batches(theirs.epoch(epoch, LAST_BATCHES))
             alike, _ = _alike(session, ending, own.epoch(epoch, LAST_BATCHES), seconds)
         if not alike:
-            again = Loaders(job, "data", rank, world_size)
-            if not _alike(session, own.epoch(epoch), again.epoch(epoch), seconds)[0]:
+            one, other = (Loaders(job, "data", rank, world_size).epoch(epoch) for _ in range(2))
+            if not _alike(session, one, other, seconds)[0]:
                 return Fed(
                     "your data come otherwise each time that they are read: their shuffle needs a seed"
                 )
