@@ -37,6 +37,16 @@ class Sentences(Dataset):
         return torch.full((self.lengths[index],), index), index % 4
 
 
+class ByKey(Sentences):
+    """Is asked for its samples by text, and answers to numbers as well."""
+
+    def __init__(self):
+        super().__init__([1, 2, 3])
+
+    def __getitem__(self, key):
+        return super().__getitem__(int(str(key).removeprefix("k")))
+
+
 LENGTHS = [3 + 37 * n % 29 for n in range(47)]
 
 
@@ -118,6 +128,10 @@ def test_a_loader_that_vivace_did_not_order_is_served_too(session):
     [
         ([1, 2], "the data is a list"),
         (loader_of([5] * 8), "all samples have the length 5"),
+        (
+            DataLoader(ByKey(), batch_sampler=[["k1"], ["k2"]]),
+            "by keys, such as 'k1', and not by their numbers",
+        ),
         (DataLoader(Sentences(LENGTHS), batch_size=None), "your dataset gives whole batches"),
     ],
 )

@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vivace.errors import Refused
+
 
 class Buckets:
     """A batch sampler over another one's batches; where that starts later, it starts there as well.
@@ -46,12 +48,22 @@ class Buckets:
         return [head + batch for head, batch in zip(heads, whole + odd, strict=True)]
 
     def padding(self) -> tuple[float, float]:
-        """The share of padding in the first window's batches as they came, and cut anew."""
+        """The share of padding in the first window's batches as they came, and cut anew.
+
+        Raises Refused where a sample is asked for by something else than its number.
+        """
         first = list(itertools.islice(self.source, self.window))
         return self._padded(first), self._padded(self._cut_anew(first))
 
     def _padded(self, batches: list[list[Any]]) -> float:
-        found = [[self.lengths[index] for index in batch[int(self.seeded) :]] for batch in batches]
+        found = [[self._length_of(index) for index in batch[int(self.seeded) :]] for batch in batches]
         whole: int = sum(max(lengths) * len(lengths) for lengths in found)
         real: int = sum(sum(lengths) for lengths in found)
         return 1.0 - real / max(1, whole)
+
+    def _length_of(self, index: Any) -> int:
+        try:
+            return self.lengths[index]
+        except (TypeError, IndexError):
+            told = f"your batches ask for samples by keys, such as {index!r}, and not by their numbers"
+            raise Refused(f"{told}, of which the lengths are known") from None
