@@ -1,12 +1,16 @@
 import dataclasses
 import io
 import multiprocessing
+import random
+import types
 import zipfile
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from vivace.data.order import ordered
 from vivace.errors import Refused
@@ -109,6 +113,144 @@ def test_random_augmentation_raises_the_promise_and_a_fixed_dataset_does_not():
         with session_with(num_workers=1) as session:
             read(session, DataLoader(Numbers(noise), batch_size=4))
             assert session.promise == promise
+
+
+def masked(samples):
+    found = torch.cat(samples)
+    return torch.where(torch.rand(len(found)) < 0.5, 0.0, found)
+
+
+def test_a_collate_function_that_draws_raises_the_promise_but_where_each_batch_has_its_own_seed():
+    """As `train` feeds it, a batch is the same from any worker."""
+    loader = DataLoader(Numbers(), batch_size=4, collate_fn=masked)
+    for fed, promise in ((loader, Numerics.ROUNDING), (ordered(loader, seed=0, epoch=0), Numerics.EXACT)):
+        with session_with(num_workers=2, persistent=False) as session:
+            wanted = [batch.tolist() for batch in fed]
+            assert (read(session, fed) == wanted) == (promise == Numerics.EXACT)
+            assert session.promise == promise
+
+
+class WithGenerator(Numbers):
+    """Adds what `draw` gives for it and its generator."""
+
+    def __init__(self, rng, draw):
+        super().__init__()
+        self.rng, self.draw = rng, draw
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + self.draw(self.rng)
+
+
+def of_numpy():
+    return WithGenerator(numpy.random.default_rng(0), lambda rng: rng.normal())
+
+
+def of_python():
+    return WithGenerator(random.Random(0), lambda rng: rng.random())
+
+
+def of_torch():
+    return WithGenerator(torch.Generator(), lambda rng: torch.rand(1, generator=rng))
+
+
+def in_transform():
+    return WithGenerator(
+        types.SimpleNamespace(rng=random.Random(0)), lambda transform: transform.rng.random()
+    )
+
+
+def in_subset():
+    return Subset(of_numpy(), range(8))
+
+
+def in_closure():
+    stream = numpy.random.RandomState(0)
+    return WithGenerator(None, lambda _: stream.normal())
+
+
+@pytest.mark.parametrize("dataset", [of_numpy, of_python, of_torch, in_transform, in_subset, in_closure])
+def test_workers_are_refused_where_each_would_draw_the_same_from_the_datasets_generator(dataset):
+    """What the look at two samples draws is given back: the loader's own batches are those of before."""
+    name = {in_transform: "rng.rng", in_subset: "dataset.rng", in_closure: "draw.stream"}.get(dataset, "rng")
+    wanted = [batch.tolist() for batch in DataLoader(dataset(), batch_size=4)]
+    for wrap in (lambda loader: loader, lambda loader: ordered(loader, seed=0, epoch=0)):
+        loader = DataLoader(dataset(), batch_size=4)
+        with session_with(num_workers=1) as session, pytest.raises(Refused, match=f"generator '{name}'"):
+            session.batches(wrap(loader))
+        assert [batch.tolist() for batch in loader] == wanted
+    with session_with(num_workers=1) as session:
+        session.batches(DataLoader(dataset(), batch_size=4, worker_init_fn=print))
+        assert session.promise == Numerics.ROUNDING
+
+
+def test_a_generator_from_which_no_sample_is_drawn_is_no_reason():
+    """Nor are the streams of the libraries, under another name, or a generator made for each sample."""
+    held = [numpy.random.default_rng(0), torch.default_generator, random.seed.__self__]
+    for rng in held:
+        with session_with(num_workers=1) as session:
+            dataset = WithGenerator(rng, lambda _: numpy.random.default_rng(0).normal())
+            assert len(read(session, DataLoader(dataset, batch_size=5))) == 2
+            assert session.promise == Numerics.EXACT
+    for draw in (lambda _: torch.rand(1), lambda _: random.random()):
+        with session_with(num_workers=1) as session:
+            session.batches(DataLoader(WithGenerator(held, draw)))
+            assert session.promise == Numerics.ROUNDING
+
+
+def test_the_look_at_a_dataset_reads_few_samples():
+    class Counted(Numbers):
+        read = 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            return super().__getitem__(index)
+
+    dataset = Counted()
+    with session_with(num_workers=1) as session:
+        session.batches(DataLoader(dataset, batch_size=5))
+    assert dataset.read == 2
+
+
+@given(own=st.sampled_from([(0, False), (1, False), (1, True)]), wanted=st.sampled_from([0, 1, 2]))
+@settings(max_examples=9, deadline=None)
+def test_the_streams_of_the_process_move_as_they_would_pass_after_pass(own, wanted):
+    """A pass draws a seed for its workers from the stream that shuffles, but none where they run already."""
+    number, lasting = own
+
+    def loader():
+        torch.manual_seed(7)
+        return DataLoader(Numbers(), 4, shuffle=True, num_workers=number, persistent_workers=lasting)
+
+    def passes(fed):
+        return [[*(batch.flatten().tolist() for batch in fed()), float(torch.rand(1))] for _ in range(3)]
+
+    plain = loader()
+    expected = passes(lambda: plain)
+    for persistent in (True, False):
+        if wanted == number == 0 or (wanted, persistent) == own:
+            continue
+        with session_with(num_workers=wanted, persistent=persistent) as session:
+            given = loader()
+            assert passes(lambda session=session, given=given: session.batches(given)) == expected
+
+
+def test_running_workers_hear_what_the_loop_changes_in_the_dataset():
+    class Scaled(Numbers):
+        scale = 1.0
+
+        def __init__(self):
+            super().__init__()
+            self.scale, self.transform = 1.0, types.SimpleNamespace(shifts=[0.0])
+
+        def __getitem__(self, index):
+            return super().__getitem__(index) * self.scale + self.transform.shifts[0]
+
+    inner = Scaled()
+    loader = DataLoader(Subset(inner, range(8)), batch_size=8)
+    with session_with(num_workers=1) as session:
+        for scale, shift in ((1.0, 0.0), (2.0, 0.0), (2.0, 3.0)):
+            inner.scale, inner.transform.shifts[0] = scale, shift
+            assert read(session, loader) == [[scale * n + shift for n in range(8)]]
 
 
 def test_no_workers_takes_workers_away():

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 class LoaderWorkers(Technique):
     """The same samples in the same order, from other processes; 0 workers load in the training process.
 
-    Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading a
-    sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as
-    it was when they started.
+    Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading two
+    samples or making a batch of them draws any, the promise on this job is raised to rounding. Workers would
+    copy a generator that the dataset keeps for itself, and all draw the same: refused. `persistent` workers
+    start anew where numbers or texts that the dataset keeps have changed since the last pass, and else see it
+    as it was when they started.
     """
 
     card: ClassVar[Card] = Card(
@@ -45,27 +47,35 @@ class LoaderWorkers(Technique):
         cores = build.machine.num_cores
         too_many = f"num_workers = {self.num_workers}, but only {cores} cores can be used"
         build.require(self.num_workers <= cores, too_many)
-        rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        rebuilt: weakref.WeakKeyDictionary[Any, _Rebuilt] = weakref.WeakKeyDictionary()
 
         def batches(
             following: Callable[[Any], Any], loader: Iterable[Batch], persistent: bool = self.persistent
         ) -> Any:
-            from vivace.tensors.loaders import data_loader, draws_random_numbers, with_workers
+            from vivace.tensors.loaders import data_loader, drawn_by
 
             if loader not in rebuilt:
                 own = data_loader(loader, "an iterable dataset is cut by its workers")
                 for condition, reason in self._conditions(own):
                     build.require(condition, reason)
-                if draws_random_numbers(own.dataset):
+                drawn = drawn_by(own)
+                alone = f"workers would all draw the same numbers from your dataset's generator '{drawn.own}'"
+                remedy = "draw from torch's stream, or seed it anew for each worker by a worker_init_fn"
+                build.require(not (drawn.own and self._begins(own)), f"{alone}: {remedy}")
+                if drawn.own or drawn.shared:
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
-                rebuilt[loader] = with_workers(own, self.num_workers, self.prefetch_factor, persistent)
-                depth = rebuilt[loader].prefetch_factor
+                rebuilt[loader] = _Rebuilt(own, self.num_workers, self.prefetch_factor, persistent)
+                depth = rebuilt[loader].loader.prefetch_factor
                 build.notes["loader_workers"] = own.num_workers, self.num_workers, depth
-            return following(rebuilt[loader])
+            return following(rebuilt[loader].for_pass(loader))
 
         build.wrap(Seam.BATCHES, batches)
         build.wrap(Seam.VALIDATION, lambda following, loader: batches(following, loader, False))
         build.on_close(rebuilt.clear)  # the last reference: the workers end with their loader
+
+    def _begins(self, loader: DataLoader[Any]) -> bool:
+        """Do workers read what one process read, without a function that would tell them apart?"""
+        return bool(self.num_workers and not (loader.num_workers or loader.worker_init_fn))
 
     def _conditions(self, loader: DataLoader[Any]) -> Iterator[tuple[object, str]]:
         from vivace.tensors.loaders import hears_epochs, open_file_of
@@ -77,8 +87,7 @@ class LoaderWorkers(Technique):
         yield self.num_workers or not loader.worker_init_fn, "your worker_init_fn acts in workers only"
         stale = self.num_workers and self.persistent and hears_epochs(loader.dataset)
         yield not stale, "persistent workers would never see your dataset's set_epoch: set persistent = false"
-        begins = self.num_workers and not (loader.num_workers or loader.worker_init_fn)
-        file = open_file_of(loader.dataset) if begins else ""
+        file = open_file_of(loader.dataset) if self._begins(loader) else ""
         remedy = "open it where a sample is read, once in each process"
         yield not file, f"workers would share the position in your dataset's open file '{file}': {remedy}"
 
@@ -137,3 +146,43 @@ class LoaderWorkers(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """The waiting for data can vanish; where workers take the cores of the step, it slows down."""
         return (0.7, 1 / max(0.05, 1 - profile.shares.get("data", 0.0)))
+
+
+class _Rebuilt:
+    """What is read in the place of a person's own loader, pass after pass; it keeps no reference to that.
+
+    A loader draws a seed for its workers at the start of a pass, persistent ones at that of the first. From
+    the stream that also shuffles as many seeds are drawn as the own loader draws.
+    """
+
+    def __init__(
+        self, own: DataLoader[Any], num_workers: int, prefetch_factor: int, persistent: bool
+    ) -> None:
+        import torch
+
+        from vivace.tensors.loaders import settings_of, with_workers
+        from vivace.torch_internals.loaders import workers_run
+
+        self._settings = num_workers, prefetch_factor, persistent
+        self.loader = with_workers(own, *self._settings)
+        self._kept = settings_of(own.dataset)
+        self._draws = not workers_run(own)  # does the own loader, in the next pass?
+        self._beside = torch.Generator().manual_seed(torch.initial_seed())
+
+    def for_pass(self, own: DataLoader[Any]) -> DataLoader[Any]:
+        """The loader for one pass; with other workers where the running ones have an older dataset."""
+        import torch
+
+        from vivace.tensors.loaders import settings_of, with_workers
+        from vivace.tensors.outside import alike
+        from vivace.torch_internals.loaders import workers_run
+
+        kept = settings_of(own.dataset)
+        if not (own.persistent_workers or alike(kept, self._kept)):
+            self.loader, self._kept = with_workers(own, *self._settings), kept
+        begins = not workers_run(self.loader)
+        self.loader.generator = own.generator if self._draws else self._beside
+        if self._draws and not begins:
+            torch.empty((), dtype=torch.int64).random_(generator=own.generator)
+        self._draws = not own.persistent_workers
+        return self.loader

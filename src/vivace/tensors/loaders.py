@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import io
 import random
 import time
+import types
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vivace.errors import Refused
+from vivace.tensors.outside import (
+    MOST_ENTRIES,
+    MOST_LOOKED_AT,
+    PLAIN,
+    Outside,
+    as_it_is,
+    is_persons,
+    of_library,
+)
 from vivace.torch_internals.loaders import iterates_itself
 
 
@@ -94,12 +108,18 @@ _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError)
 _BY_NUMBER = "no sample of your dataset can be read by its number, from 0 on"
 
 
-class CollatingDataset(Dataset[Any]):
-    """A dataset that makes batches itself, in the place of its loader.
+_GENERATORS = (torch.Generator, random.Random, numpy.random.RandomState, numpy.random.Generator)
+_WITHOUT_GENERATORS = (*PLAIN, torch.Tensor, numpy.ndarray, types.ModuleType, random.SystemRandom)
 
-    `collate` makes one of samples; where it is `single`, of a sample that is a whole batch already.
+
+class CollatingDataset(Dataset[Any]):
+    """A dataset that makes batches itself, in the place of its loader, each from random streams of its own.
+
+    `dataset` is the person's own. `collate` makes a batch of samples; where it is `single`, of a sample that
+    is a whole batch already.
     """
 
+    dataset: Any
     collate: Callable[[Any], Any]
     single: bool
 
@@ -109,14 +129,39 @@ def open_file_of(dataset: Any) -> str:
 
     Forked workers would read it from one position that they share, and get each other's bytes.
     """
-    while dataset is not None:
-        for name, value in getattr(dataset, "__dict__", {}).items():
+    for one in _nested(dataset):
+        for name, value in getattr(one, "__dict__", {}).items():
             inner = (getattr(value, own, None) for own in _FILE_OF)
             if any(map(_is_read_from, (value, *inner))):
                 return str(name)
+    return ""
+
+
+def _nested(dataset: Any) -> Iterator[Any]:
+    """A dataset, and the ones inside of it."""
+    while dataset is not None:
+        yield dataset
         outer, dataset = dataset, getattr(dataset, "dataset", None)
         dataset = None if dataset is outer else dataset
-    return ""
+
+
+def settings_of(dataset: object) -> list[tuple[str, Any]]:
+    """Numbers, texts, and short containers of such, as they are now, by name: those that a dataset keeps, the
+    ones inside of it, and the person's objects in them, such as a transform. Running workers have copies.
+    """
+    found = list[tuple[str, Any]]()
+    for one in _nested(dataset):
+        space = {} if isinstance(one, CollatingDataset) else getattr(one, "__dict__", {})
+        for owner in (space, *(vars(o) for o in space.values() if is_persons(o) and hasattr(o, "__dict__"))):
+            found += [(str(key), as_it_is(value)) for key, value in owner.items() if _is_setting(value)]
+    return found
+
+
+def _is_setting(value: object) -> bool:
+    if not isinstance(value, list | tuple | dict | set):
+        return isinstance(value, PLAIN)
+    parts = value.values() if isinstance(value, dict) else value
+    return len(value) <= MOST_ENTRIES and all(isinstance(part, PLAIN) for part in parts)
 
 
 def _is_read_from(file: object) -> bool:
@@ -136,41 +181,79 @@ def hears_epochs(dataset: Dataset[Any]) -> bool:
 def small_batch(loader: DataLoader[Any]) -> Any:
     """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
 
-    Collated, with equal random numbers in each call; the random streams are given back. Raises Refused where
+    Collated, with equal random numbers in each call; what is drawn from is given back. Raises Refused where
     no sample can be read by its number.
     """
+
+    def begin() -> None:
+        random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
+
+    with _streams_given_back(*_readers(loader)):
+        return _small_batch(loader, begin)
+
+
+def _readers(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """The person's own dataset and collate_fn."""
+    dataset = loader.dataset
+    if isinstance(dataset, CollatingDataset):
+        return dataset.dataset, dataset.collate
+    return dataset, loader.collate_fn
+
+
+def _small_batch(loader: DataLoader[Any], begin: Callable[[], object]) -> Any:
+    """`begin` is called before each sample."""
     dataset: Any = loader.dataset
     length = known_length(dataset)
+    _, collate = _readers(loader)
     own = isinstance(dataset, CollatingDataset)
-    collate = dataset.collate if own else loader.collate_fn
     single = dataset.single if own else loader.batch_sampler is None
     samples = list[Any]()
-    with _streams_given_back():
-        for index in range(16 if length is None else min(16, length)):
-            random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
-            with contextlib.suppress(*_UNREADABLE):
-                samples.append(dataset[index])
-            if samples and single:
-                return collate(samples[0])
-            if len(samples) == 2:
-                break
-        if not samples:
-            raise Refused(_BY_NUMBER)
-        return collate(samples)
+    for index in range(16 if length is None else min(16, length)):
+        begin()
+        with contextlib.suppress(*_UNREADABLE):
+            samples.append(dataset[index])
+        if samples and single:
+            return collate(samples[0])
+        if len(samples) == 2:
+            break
+    if not samples:
+        raise Refused(_BY_NUMBER)
+    return collate(samples)
 
 
-def draws_random_numbers(dataset: Dataset[Any]) -> bool:
-    """Does reading a sample draw from the random stream of torch, NumPy or Python? True if unreadable."""
-    return notices(dataset, lambda: _comparable(_random_states()))
+class Drawn(NamedTuple):
+    """From where random numbers come while samples are read and made a batch.
+
+    `own` is the name of a generator that the dataset or the collate_fn reaches, empty where none is drawn
+    from; `shared`: from the streams of torch, NumPy or Python, which every worker seeds for itself, or nobody
+    knows.
+    """
+
+    own: str
+    shared: bool
+
+
+def drawn_by(loader: DataLoader[Any]) -> Drawn:
+    """From where the first two samples of a loader and a batch of them draw; all of it is given back."""
+    before = _comparable(_random_states())
+    readable = True
+    with _streams_given_back(*_readers(loader)) as generators:
+        try:
+            _small_batch(loader, lambda: None)
+        except Exception:  # this is a person's code, and the dataset's keys need not be numbers
+            readable = False
+        own = next((name for name, state in generators.items() if state.drew()), "")
+        shared = not readable or before != _comparable(_random_states())
+    return Drawn(own, shared and not (readable and isinstance(loader.dataset, CollatingDataset)))
 
 
 def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
     """Does ``look()`` see something else once a sample has been read? True if unreadable.
 
-    The random streams are given back as they were.
+    What is drawn from is given back as it was.
     """
     before = look()
-    with _streams_given_back():
+    with _streams_given_back(dataset):
         try:
             dataset[0]
         except Exception:  # the dataset is a person's code, and its keys need not be numbers
@@ -179,14 +262,57 @@ def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _streams_given_back() -> Iterator[None]:
-    streams = _random_states()
+def _streams_given_back(*readers: object) -> Iterator[dict[str, Outside]]:
+    """The random streams of the process, and the generators that `readers` reach, by their names."""
+    streams, generators = _random_states(), _generators(readers)
     try:
-        yield
+        yield generators
     finally:
+        for state in generators.values():
+            state.put_back()
         torch.set_rng_state(streams[0])
         numpy.random.set_state(streams[1])
         random.setstate(streams[2])
+
+
+def _generators(readers: Iterable[object]) -> dict[str, Outside]:
+    """The state of each generator of random numbers that a dataset or function reaches, by its name there."""
+    found = dict[str, Outside]()
+    shared = (torch.default_generator, random.seed.__self__, numpy.random.get_state.__self__)  # type: ignore
+    seen, waiting = set(map(id, shared)), deque[tuple[str, Any]](("", reader) for reader in readers)
+    while waiting and len(seen) < MOST_LOOKED_AT:
+        path, thing = waiting.popleft()
+        if id(thing) in seen or isinstance(thing, _WITHOUT_GENERATORS):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, _GENERATORS):
+            found[path or type(thing).__name__] = Outside([thing], [])
+        else:
+            waiting.extend((f"{path}.{name}".strip("."), part) for name, part in _parts(thing))
+    return found
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What an object, a container or a function of the person's holds or names."""
+    if isinstance(thing, dict):
+        yield from islice(((str(key), value) for key, value in dict.items(thing)), MOST_ENTRIES)
+    elif isinstance(thing, list | tuple):
+        yield from (("", part) for part in thing[:MOST_ENTRIES])
+    elif isinstance(thing, functools.partial):
+        yield from (("", part) for part in (thing.func, *thing.args, thing.keywords))
+    elif isinstance(thing, types.MethodType | types.BuiltinMethodType):
+        yield from (("", part) for part in (thing.__self__, getattr(thing, "__func__", None)))
+    elif isinstance(thing, types.FunctionType):
+        if not of_library(thing.__module__ or ""):
+            with contextlib.suppress(ValueError):  # a variable that is not set yet
+                names = inspect.getclosurevars(thing)
+                yield from (names.nonlocals | names.globals).items()
+            yield from (("", part) for part in (thing.__defaults__, thing.__kwdefaults__))
+    elif not isinstance(thing, type):
+        yield from getattr(thing, "__dict__", {}).items()
+        for kind in (each for each in type(thing).__mro__ if not of_library(each.__module__)):
+            for name, value in vars(kind).items():
+                yield name, getattr(value, "__func__", value)
 
 
 def _random_states() -> tuple[Any, Any, Any]:
@@ -201,14 +327,14 @@ def _comparable(states: tuple[Any, Any, Any]) -> list[Any]:
 def lengths_of(dataset: Any, seconds: float) -> list[int]:
     """The length of every sample: of its first tensor or list that has one. Reads them all once.
 
-    One that cannot be read has none, and is met again in training. The random streams are given back. Raises
+    One that cannot be read has none, and is met again in training. What is drawn from is given back. Raises
     Refused where the dataset has no length, no sample can be read by its number, or that would take more than
     `seconds`.
     """
     found, begin, total = list[int](), time.monotonic(), known_length(dataset)
     if total is None:
         raise Refused("your dataset has no length")
-    with _streams_given_back():
+    with _streams_given_back(dataset):
         for index in range(total):
             found.append(0)
             with contextlib.suppress(*_UNREADABLE):
