@@ -41,6 +41,49 @@ def test_means_that_move_once_a_piece_raise_the_promise(tracked, promise):
         assert session.promise == vivace.Numerics[promise]
 
 
+class Keeping(torch.nn.Module):
+    """Moves a buffer each time, by what its kind says."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.linear, self.kind = torch.nn.Linear(2, 1), kind
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("table", None)
+
+    def forward(self, x):
+        if self.kind == "in place":
+            self.steps += 1
+        elif self.kind == "anew":
+            self.steps = self.steps + 1
+        elif self.kind == "once" and self.table is None:
+            self.table = torch.ones(2)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [("in place", "SEMANTICS"), ("anew", "SEMANTICS"), ("once", "ROUNDING"), ("never", "ROUNDING")],
+)
+def test_buffers_that_the_model_moves_raise_the_promise(kind, promise):
+    model = Keeping(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"micro_batches": {"num": 2}, "optimizer_in_backward": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
+        session.step(torch.ones(4, 2))
+        assert session.promise == vivace.Numerics[promise]
+        told = ["micro_batches: the model moves 'steps' once a piece, not once a batch"]
+        assert session.build.declared == told * (promise == "SEMANTICS")
+
+
+def test_spectral_norm_moves_its_vectors_once_a_piece():
+    model = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"micro_batches": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
+        session.step(torch.ones(4, 4))
+        assert session.promise == vivace.Numerics.SEMANTICS
+
+
 def test_all_pieces_but_the_last_accumulate(tiny):
     job = tiny("mlp")
     entered = []

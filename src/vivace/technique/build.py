@@ -88,7 +88,7 @@ class Build:
     def wrap(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Call ``function(next, *arguments)`` in place of the seam; `next` is what it would have been."""
         self._may_touch(seam)
-        called = self._or_left_alone if seam == Seam.VALIDATION else _called_by
+        called = self._or_left_alone if seam == Seam.VALIDATION else self._called_by
         self._wrappers.setdefault(seam, []).append(partial(called, self._current, function))
 
     def replace(self, seam: Seam, function: Callable[..., Any]) -> None:
@@ -96,7 +96,7 @@ class Build:
         self._may_touch(seam)
         other = self._replaced_by.get(seam)
         self.require(other is None, f"'{other}' already replaces the seam '{seam}'")
-        self._replacements[seam] = partial(_called_by, self._current, function)
+        self._replacements[seam] = partial(self._called_by, self._current, function)
         self._replaced_by[seam] = self._current
 
     def declare(self, numerics: Numerics, reason: str) -> None:
@@ -162,6 +162,15 @@ class Build:
         self.seams = Step(functions)
         return self.seams
 
+    def _called_by(self, technique: str, function: Callable[..., Any], *arguments: object) -> Any:
+        before, self._current = self._current, technique  # what it declares now has its name
+        try:
+            return function(*arguments)
+        except Refused as refused:
+            raise refused.by(technique) from None
+        finally:
+            self._current = before
+
     def _or_left_alone(
         self,
         technique: str,
@@ -180,10 +189,3 @@ class Build:
 
     def _may_touch(self, seam: Seam) -> None:
         self.require(not self.own_step or seam in OWN_STEP_SEAMS, _UNCUT)
-
-
-def _called_by(technique: str, function: Callable[..., Any], *arguments: object) -> Any:
-    try:
-        return function(*arguments)
-    except Refused as refused:
-        raise refused.by(technique) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -25,7 +26,8 @@ class MicroBatches(Technique):
 
     Exact up to rounding where the loss is a mean over samples. Dropout draws other masks; a loss that
     averages over anything else (tokens that are not padding) is weighted per piece, which `verify` shows.
-    A last batch with fewer samples than `num` runs in pieces of one.
+    What the model keeps in buffers and moves in its forward moves once a piece: where the first step shows
+    any, the promise on this job is raised. A last batch with fewer samples than `num` runs in pieces of one.
     """
 
     card: ClassVar[Card] = Card(
@@ -61,13 +63,16 @@ class MicroBatches(Technique):
             if samples < self.num and not build.facts.pieces:
                 raise Refused(f"the batch has {samples} samples, fewer than num = {self.num}")
             pieces = split(batch, -(-samples // self.num))
-            build.facts.pieces = max(build.facts.pieces or 0, len(pieces))
             total: Any = 0.0
+            begins = not build.facts.pieces
+            build.facts.pieces = max(build.facts.pieces or 0, len(pieces))
             for index, piece in enumerate(pieces):
                 last = index == len(pieces) - 1
                 with contextlib.nullcontext() if last else build.seams.accumulating():
                     share = batch_size(piece) / samples if samples else 1.0
-                    loss = build.seams.forward(piece) * share
+                    # The first piece may fill what is kept for later, such as a table of positions.
+                    with _watching(build) if begins and index == 1 else contextlib.nullcontext():
+                        loss = build.seams.forward(piece) * share
                     build.seams.backward(loss)
                 total = total + loss.detach()
             return total  # type: ignore[no-any-return]
@@ -109,3 +114,22 @@ class MicroBatches(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Slower on a GPU, which wants large batches; on a CPU smaller pieces may stay in the cache."""
         return (0.5, 1.3 if machine.device.kind == "cpu" else 1.0)
+
+
+@contextlib.contextmanager
+def _watching(build: Build) -> Iterator[None]:
+    """Where buffers of the model move inside, the promise is raised."""
+    from vivace.torch_internals.tensors import version_of
+
+    def versions() -> list[tuple[str, int, int]]:
+        return [(n, id(b), -1 if b.is_inference() else version_of(b)) for n, b in held()]
+
+    def held() -> list[tuple[str, torch.Tensor]]:
+        return list(build.model.named_buffers())
+
+    kept, before = held(), versions()
+    yield
+    moved = next((mark[0] for mark in versions() if mark not in before), "")
+    if moved and build.numerics < Numerics.SEMANTICS:
+        build.declare(Numerics.SEMANTICS, f"the model moves '{moved}' once a piece, not once a batch")
+    del kept  # until here no other tensor has the identity of one of these
