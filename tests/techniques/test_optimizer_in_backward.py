@@ -113,6 +113,59 @@ def test_gradients_of_gradients_are_refused_by_name():
         session.step(torch.ones(1))
 
 
+class ReadTwice(torch.nn.Module):
+    """Its head's weight once more as `read` gives it, in front of the head (`early`) or behind it."""
+
+    def __init__(self, read, early):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.read, self.early = read, early
+
+    def forward(self, x):
+        x = self.body(x)
+        without = x if self.early else self.head(x)
+        beside = torch.nn.functional.linear(without, self.read(self.head.weight))
+        return beside + torch.tanh(self.head(x)) if self.early else beside
+
+
+@pytest.mark.parametrize("more", [{}, {"micro_batches": {"num": 2}}])
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("read", [lambda w: w.data, lambda w: w.detach()], ids=["data", "detach"])
+def test_a_weight_that_is_read_without_its_graph_is_updated_when_nothing_reads_it_any_more(read, early, more):
+    found = []
+    for plan in (more, {**more, **PLAN}):
+        model = ReadTwice(read, early)
+        with blocky.opened(plan, model, loss=lambda m, x: m(x).square().mean()) as session:
+            for step in range(3):
+                session.step(torch.randn(4, 8, generator=torch.Generator().manual_seed(step)))
+            updates = session.build.facts.updates_in_backward
+        found.append([weight.detach().clone() for weight in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    # In the first step one weight waits, and later where it was needed behind its gradient.
+    assert updates == (12 - 3 if early else 12 - 1)
+
+
+class SavesView(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight.detach().t())
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, turned = ctx.saved_tensors
+        return grad @ turned.t(), grad.t() @ x
+
+
+def test_a_weight_that_is_read_before_its_gradient_is_there_does_not_wait():
+    model = torch.nn.Linear(4, 4, bias=False)
+    with blocky.opened(PLAN, model, loss=lambda m, x: SavesView.apply(x, m.weight).mean()) as session:
+        for _ in range(3):
+            session.step(torch.ones(2, 4))
+        assert session.build.facts.updates_in_backward == 2
+
+
 def test_confirmation_counts_the_updates():
     seen = Observation({}, {}, 0, 0.0, facts={"updates_in_backward": 12})
     assert OptimizerInBackward().confirm(seen, seen) == "12 updates of parameters inside the backward pass"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Refused
@@ -24,6 +24,9 @@ class OptimizerInBackward(Technique):
 
     No two gradients of parameters need to live together. Refused where something looks at all gradients
     before the update: `on_gradients`, loss scaling, other ranks, or an optimizer that is not torch's own.
+
+    A weight that the model also reads without its graph (``weight.data``, ``weight.detach()``) may be needed
+    behind its own gradient: where the first step shows that, it is updated once the backward pass is over.
     """
 
     card: ClassVar[Card] = Card(
@@ -48,9 +51,10 @@ class OptimizerInBackward(Technique):
         updated: set[int] = set()  # in this backward pass
         facts: Any = build.facts
         facts.updates_in_backward = 0
+        late = _NeededLate(parameters)
 
         def update(parameter: torch.Tensor) -> None:
-            if keeping:
+            if keeping or late.waits(parameter):
                 return
             if torch.is_grad_enabled():
                 reason = "the job takes gradients of gradients (create_graph=True)"
@@ -77,18 +81,21 @@ class OptimizerInBackward(Technique):
             updated.clear()
             keeping.pop()
             try:
-                return following(batch)
+                loss = following(batch)
             finally:
                 keeping.append(True)
+            late.looking = False
+            return loss
 
         def rest() -> None:
-            # Weights that were frozen, or not the optimizer's, when the session was opened.
+            # Weights that are needed late, or were frozen, or not the optimizer's, as the session was opened.
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 optimizer.step()
 
         for parameter in parameters:
             hook = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
             build.on_close(hook.remove)
+        build.wrap(Seam.FORWARD, late.forward)
         build.wrap(Seam.ACCUMULATING, keep)
         build.wrap(Seam.GRADIENTS, begin)
         build.replace(Seam.UPDATE, rest)
@@ -109,6 +116,56 @@ class OptimizerInBackward(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """One optimizer step for each parameter instead of one for all."""
         return (1 / (1 + profile.shares.get("update", 0.1)), 1.0)
+
+
+class _NeededLate:
+    """Which weights a backward pass still reads when their own gradients are there: seen in the first step.
+
+    Autograd orders what reads a weight by its graph before the gradient of the weight, and nothing else. In
+    that step all weights that are read in another way wait for the end of the backward pass; later those that
+    were needed late.
+    """
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        from vivace.torch_internals.tensors import storage_ids
+
+        self.looking = True  # in the first step
+        self._weights: dict[int, list[torch.Tensor]] = {}  # by their storage
+        for weight in weights:
+            for storage in storage_ids([weight]):
+                self._weights.setdefault(storage, []).append(weight)
+        self._read: set[int] = set()
+        self._waiting: set[int] = set()
+        self._late: set[int] = set()
+
+    def waits(self, weight: torch.Tensor) -> bool:
+        """Is this weight, whose gradient is there, updated behind the backward pass alone?"""
+        if self.looking and id(weight) in self._read:
+            self._waiting.add(id(weight))
+            return True
+        return id(weight) in self._late
+
+    def forward(self, following: Callable[[Any], Any], batch: Batch) -> Any:
+        """The seam `forward`; in the first step what it saves for the backward pass is looked at."""
+        from torch.autograd.graph import saved_tensors_hooks
+
+        with saved_tensors_hooks(self._pack, self._unpack) if self.looking else contextlib.nullcontext():
+            return following(batch)
+
+    def _pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        from vivace.torch_internals.tensors import storage_ids
+
+        if tensor.requires_grad:
+            return tensor, []
+        storages = storage_ids([tensor]) & self._weights.keys()
+        found = [id(weight) for storage in storages for weight in self._weights[storage]]
+        self._read.update(found)
+        return tensor, found
+
+    def _unpack(self, packed: tuple[torch.Tensor, list[int]]) -> torch.Tensor:
+        tensor, found = packed
+        self._late.update(self._waiting.intersection(found))
+        return tensor
 
 
 def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer, build: Build) -> list[nn.Parameter]:
