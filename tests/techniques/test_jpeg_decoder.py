@@ -6,7 +6,7 @@ import numpy
 import pytest
 import simplejpeg
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -75,6 +75,32 @@ def session():
 def read(files, session=None, **settings):
     loader = DataLoader(Pictures(files), batch_size=None, **settings)
     return [batch.tolist() for batch in (session.batches(loader) if session else loader)]
+
+
+class Written(Pictures):
+    """Writes pixels, by the person's code, by Pillow's own, and once more behind a change by Pillow."""
+
+    def __getitem__(self, index):
+        with Image.open(io.BytesIO(self.files[index])) as image:
+            pixels = image.load()
+            first = pixels[0, 0]
+            pixels[0, 0] = pixels[1, 1]
+            ImageDraw.floodfill(image, (5, 5), pixels[2, 2])
+            image.putpixel((3, 3), pixels[0, 0])
+            image.load()[4, 4] = first
+            assert pixels[4, 4] == first
+            return numpy.asarray(image).astype(numpy.int64)
+
+
+@pytest.mark.parametrize("plan", [{"jpeg_decoder": {}}, {"decoded_cache": {"budget_gib": 0.01}}])
+@pytest.mark.parametrize("gray", [False, True])
+def test_pictures_can_be_written_to_and_the_next_pass_begins_with_the_file_again(plan, gray):
+    """The first ones come from Pillow, and lie in memory of their own."""
+    loader = DataLoader(Written([jpeg(seed, gray=gray) for seed in range(6)]), batch_size=None)
+    wanted = [picture.tolist() for picture in loader]
+    with start(TINY_JOBS["mlp"](), Plan.from_dict(plan), inspect()) as session:
+        for _ in range(2):
+            assert [picture.tolist() for picture in session.batches(loader)] == wanted
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core

@@ -118,7 +118,7 @@ class KeptDecoding(_InPlaceOfLoad):
             self.store.publish(key, room)
             return original(image)
 
-        return load
+        return images.writable(load)
 
     def _decode(self, original: Callable[[Any], Any], image: JpegImageFile, place: memoryview) -> None:
         """Let `original` decode into `place`, which new memory of the image's own would cost as much as."""
@@ -181,7 +181,7 @@ class OtherDecoder(_InPlaceOfLoad):
             self._count(0 if self._equal[kind] > 0 else 1)
             return original(image)
 
-        return load
+        return images.writable(load)
 
     def _decoded(self, image: JpegImageFile) -> memoryview | None:
         assert image.fp is not None  # it is fresh

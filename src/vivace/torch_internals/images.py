@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from PIL.ImageFile import ImageFile
@@ -30,3 +31,41 @@ def show(image: ImageFile, record: memoryview) -> None:
     if image.fp is not None and _is_our_file(image) and _may_close(image):
         image.fp.close()
     image.fp = None
+
+
+class _Pixels:
+    """The pixels of a picture that lies in memory of others, by their place: once one of them is written, the
+    picture lies in memory of its own.
+    """
+
+    def __init__(self, image: ImageFile) -> None:
+        self._image = image
+        self._core: Any = None
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        return self._access()[place]
+
+    def __setitem__(self, place: tuple[int, int], color: Any) -> None:
+        if self._image.readonly:
+            self._image.im = self._image.im.copy()
+            self._image.readonly = 0
+        self._access()[place] = color
+
+    def _access(self) -> Any:
+        if self._image.im is not self._core:
+            self._core = self._image.im
+            self._found = self._core.pixel_access(self._image.readonly)
+        return self._found
+
+
+def writable(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``load``, of which the pixels can be written as those that Pillow decodes, whatever memory they are in.
+
+    Pillow's own methods copy such a picture before they change it, and what ``load`` gives does not.
+    """
+
+    def load_writable(image: ImageFile) -> Any:
+        found = load(image)
+        return _Pixels(image) if image.readonly else found
+
+    return load_writable
