@@ -266,6 +266,42 @@ def test_without_weights_what_other_techniques_put_in_place_runs(beside):
     assert seen.get(name, 0) > 0
 
 
+@pytest.mark.parametrize("beside", [{}, {"bf16_autocast": {}}])
+@pytest.mark.parametrize("settings", [{}, {"weights": False}])
+@pytest.mark.parametrize("wrap", [nn.Sequential, lambda *layers: layers[0]], ids=["model", "convolution"])
+def test_what_the_models_of_an_own_step_return_can_be_viewed(wrap, settings, beside):
+    torch.manual_seed(0)
+    model = wrap(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).view(len(batch), -1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    images = torch.randn(4, 3, 8, 8)
+    wanted = [float(step(images)) for _ in range(2)]
+    plan = Plan.from_dict({"channels_last": settings, **beside})
+    with attach(plan, step=step, models=[model]) as session:
+        found = [float(session.step(images)) for _ in range(2)]
+    assert found == pytest.approx(wanted, rel=1e-2)
+    assert (found == pytest.approx(wanted, rel=1e-6)) != bool(beside)  # that acts as well
+    assert "forward" not in vars(model)
+
+
+def test_without_weights_a_loss_may_view_the_batch():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Flatten())
+
+    def loss(model, batch):
+        return nn.functional.mse_loss(model(batch), batch.view(len(batch), -1))
+
+    images = torch.randn(2, 3, 8, 8)
+    wanted = float(loss(model, images).detach())
+    assert trained_with({"channels_last": {"weights": False}}, model, images, loss) == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("settings", [{}, {"weights": False}])
 def test_a_convolution_may_call_its_input_by_another_name(settings):
     class Named(nn.Conv2d):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class ChannelsLast(Technique):
     """Weights of 2-D convolutions and 4-D batch tensors in NHWC memory order; shapes stay NCHW.
 
-    Without `weights` these stay as they are, for who holds on to their memory: each convolution reorders what
-    it reads, as it runs, and what follows keeps the order. What the models of an own step return is
-    contiguous again, so that it can still be viewed in another shape.
+    Without `weights` these stay as they are, for who holds on to their memory, and so do batches, for who
+    views them in another shape: each convolution reorders what it reads, as it runs, and what follows keeps
+    the order. What the models of an own step return is contiguous again, so that it can still be viewed.
 
     On a CPU a BatchNorm of many pixels in this order runs by C code of Vivace's own, compiled once for the
     machine: PyTorch adds the pixels of a channel one by one in float32, and over 400,000 of them the variance
@@ -64,6 +64,8 @@ class ChannelsLast(Technique):
         build.notes["convolutions"] = len(convolutions)
         if build.device.type == "cpu":
             build.notes["sums"] = _sum_exactly(build)
+        if build.own_step:
+            _return_contiguous(build)
         if not self.weights:
             found: dict[nn.Module, Callable[..., Any]] = {}
 
@@ -72,8 +74,7 @@ class ChannelsLast(Technique):
                     found.update(_reordering_forwards(convolutions))
                 # Not between steps: who evaluates parts of a model, or copies or scripts it, finds its own.
                 with patched(list(found), "forward", list(found.values())):
-                    result = following(batch)
-                return map_tensors(result, _contiguous) if build.own_step else result
+                    return following(batch)
 
             build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
             return
@@ -122,6 +123,28 @@ class ChannelsLast(Technique):
         """Convolutions may become half as fast (grouped ones) or nearly twice as fast."""
         share = profile.operator_shares.get("convolution", 0.0) + profile.operator_shares.get("norm", 0.0)
         return (1 / (1 + 0.5 * share), 1 / (1 - 0.45 * share)) if share else (1.0, 1.0)
+
+
+def _return_contiguous(build: Build) -> None:
+    """While an own step runs, let its models return what can be viewed in another shape."""
+    from vivace.tensors.modules import Lent, patched
+    from vivace.tensors.trees import map_tensors
+
+    def wrapped(own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*arguments: object, **named: object) -> Any:
+            return map_tensors(own(*arguments, **named), _contiguous)
+
+        return forward
+
+    forwards: list[Any] = []
+
+    def run(following: Callable[[Any], Any], batch: Batch) -> Any:
+        if not forwards:  # by now all techniques have put theirs in place
+            forwards.extend(Lent(model, wrapped(model.forward)) for model in build.models)
+        with patched(build.models, "forward", forwards):
+            return following(batch)
+
+    build.wrap(Seam.STEP, run)
 
 
 def _sum_exactly(build: Build) -> str:
