@@ -241,6 +241,20 @@ class Adversaries:
 REAL = [torch.randn(8, 2, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 
 
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, NeedsClosure])
+def test_an_optimizer_that_computes_the_loss_itself_is_named_before_the_first_step(kind):
+    model = network()
+    with pytest.raises(
+        vivace.JobError, match=f"^{kind.__name__} computes the loss itself.*step= of your own"
+    ):
+        vivace.attach(Plan(), model=model, optimizer=kind(model.parameters(), lr=0.1), loss=loss)
+
+
 def test_an_own_step_is_the_same_bit_for_bit():
     hand, mine = Adversaries(), Adversaries()
     wanted = [hand.step(batch) for batch in REAL]

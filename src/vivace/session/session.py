@@ -70,6 +70,8 @@ class Session:
                     build.begin(technique)
                     build.require(not sharding or technique.card.acts_on_shards, technique.card.on_shards)
                     technique.apply(build)
+            if loss is not None and self.optimizer is not None:
+                _require_no_closure(self.optimizer)
             self.seams = build.compose(defaults)
         except BaseException:
             self.close()
@@ -225,3 +227,17 @@ def _require_arguments(loss: Callable[[Any, Any], Any]) -> None:
             f"the loss is called with the model and a batch, and {name} takes {signature}: it must take "
             "these two"
         ) from None
+
+
+def _require_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raises JobError for one whose step cannot be called alone, such as LBFGS."""
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        name = type(optimizer).__name__
+        raise JobError(
+            f"{name} computes the loss itself, by a function that its step takes, and with loss= no such "
+            f"function is given: write a step= of your own that calls {name}'s"
+        ) from None
+    except ValueError:  # of a method that does not say
+        return
