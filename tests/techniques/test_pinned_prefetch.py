@@ -1,15 +1,19 @@
 import contextlib
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.session.opening import start
-from vivace.technique import registry
+from vivace.technique import Build, Seam, registry
+from vivace.techniques import pinned_prefetch
 from vivace.techniques.pinned_prefetch import _copies, one_ahead, pinning
 from vivace.testing import TINY_JOBS, TechniqueContract
 
@@ -27,10 +31,40 @@ def test_each_batch_is_begun_before_the_one_ahead_is_handed_out():
         events.append(f"begin {batch}")
         return batch
 
-    for batch in one_ahead(range(3), begin, lambda batch: batch):
+    for batch in one_ahead(range(3), begin, lambda batch: batch, []):
         events.append(f"train {batch}")
     assert events == ["begin 0", "begin 1", "train 0", "begin 2", "train 1", "train 2"]
-    assert list(one_ahead([], begin, begin)) == []
+    assert list(one_ahead([], begin, begin, [])) == []
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """The seam of a session on a GPU, of which no copy is made."""
+    monkeypatch.setattr(pinned_prefetch, "_copies", lambda device: (lambda b: b, lambda b: b))
+    objects = {"models": [torch.nn.Linear(1, 1)], "optimizer": None, "own_step": False}
+    build = Build(machine=inspect(), device=torch.device("cuda"), **objects)
+    PinnedPrefetch().apply(build)
+    yield build.compose({Seam.BATCHES: lambda loader: loader}).batches
+    build.close()
+
+
+@given(parts=st.lists(st.integers(0, 4), max_size=6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.parametrize("endless", [itertools.count, lambda: (n for n in itertools.count())])
+def test_a_loop_that_leaves_an_iterator_loses_no_batch(batches, endless, parts):
+    one, other = endless(), endless()
+    found = [[*itertools.islice(batches(source), part)] for part in parts for source in (one, other)]
+    wanted = iter(range(sum(parts)))
+    assert found[::2] == found[1::2] == [[*itertools.islice(wanted, part)] for part in parts]
+
+
+def test_a_pass_that_ends_and_one_that_begins_anew_leave_nothing(batches):
+    data, once = [1, 2, 3], iter([1, 2, 3])
+    assert next(iter(batches(data))) == 1
+    assert [*batches(data)] == [*batches(data)] == [1, 2, 3]
+    assert next(iter(batches(once))) == 1
+    assert [*batches(once)] == [2, 3]
+    assert [*batches(once)] == []
 
 
 def test_batches_that_did_not_come_through_the_session_are_no_evidence():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,10 +18,16 @@ from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
 if TYPE_CHECKING:
     import torch
 
+MOST_ITERATORS = 8  # that are remembered at a time, with what was begun of them
+
 
 @dataclasses.dataclass(frozen=True)
 class PinnedPrefetch(Technique):
-    """One batch ahead, in the loader's order; costs the GPU memory of one more batch."""
+    """One batch ahead, in the loader's order; costs the GPU memory of one more batch.
+
+    Where a loop leaves an iterator before its end, the batch that is ahead is the first of the next pass over
+    it.
+    """
 
     card: ClassVar[Card] = Card(
         stage=Stage.DATA,
@@ -34,13 +41,16 @@ class PinnedPrefetch(Technique):
 
     def apply(self, build: Build) -> None:
         """Start the copies in the seam `batches`; placing a batch that is there already costs nothing."""
+        begun = _Begun()
+        build.on_close(begun.clear)
 
         def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
             begin, complete = _copies(build.device)
             build.notes["prefetched"] = True
             with pinning(loader, build.device):  # so do the copies of it that other techniques make here
                 arriving = following(loader)
-            return _while_pinning(loader, build.device, one_ahead(arriving, begin, complete))
+            passing = one_ahead(arriving, begin, complete, begun.of(loader))
+            return _while_pinning(loader, build.device, passing)
 
         build.wrap(Seam.BATCHES, batches)
         build.wrap(Seam.VALIDATION, batches)
@@ -58,17 +68,44 @@ class PinnedPrefetch(Technique):
         return (0.98, 1 / max(0.05, 1 - waiting))
 
 
+class _Begun:
+    """Batches that were begun and not handed out, by the iterator that they came from."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Callable[[], object], list[Any]]] = []
+
+    def of(self, loader: Iterable[Batch]) -> list[Any]:
+        """The list of such batches of an iterator; a new one where each pass begins anew."""
+        if not isinstance(loader, Iterator):
+            return []
+        self._kept = [pair for pair in self._kept if pair[0]() is not None][-MOST_ITERATORS:]
+        for known, waiting in self._kept:
+            if known() is loader:
+                return waiting
+        try:
+            self._kept.append((weakref.ref(loader), []))
+        except TypeError:  # as of a cycle or a zip
+            self._kept.append((lambda: loader, []))
+        return self._kept[-1][1]
+
+    def clear(self) -> None:
+        """Let them go."""
+        self._kept.clear()
+
+
 def one_ahead(
-    batches: Iterable[Any], begin: Callable[[Any], Any], complete: Callable[[Any], Any]
+    batches: Iterable[Any], begin: Callable[[Any], Any], complete: Callable[[Any], Any], waiting: list[Any]
 ) -> Iterator[Any]:
-    """``complete(begin(batch))`` for every batch in order, each begun before the one ahead is handed out."""
-    waiting: list[Any] = []
+    """``complete(begin(batch))`` for every batch in order, each begun before the one ahead is handed out.
+
+    First come those that are `waiting`, where what was begun and not handed out stays when a loop leaves.
+    """
     for batch in batches:
         waiting.append(begin(batch))
         if len(waiting) == 2:
             yield complete(waiting.pop(0))
-    for begun in waiting:
-        yield complete(begun)
+    while waiting:
+        yield complete(waiting.pop(0))
 
 
 @contextlib.contextmanager
