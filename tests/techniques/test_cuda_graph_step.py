@@ -137,6 +137,48 @@ def test_a_weight_that_was_put_elsewhere_between_steps_is_captured_afresh(monkey
     assert len(forgotten) == 2  # of which the first step is one
 
 
+class Scaled(torch.nn.Module):
+    """A head, and a buffer that its first step makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3, 1)
+        self.register_buffer("scale", None)
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = torch.ones(())
+        return (self.head(x) * self.scale).sum()
+
+
+def other_buffer(model):
+    model.scale = torch.tensor(2.0)
+
+
+def other_part(model):
+    model.head = torch.nn.Linear(3, 1)
+
+
+def other_weight(model):
+    model.head.weight = torch.nn.Parameter(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("change", [other_buffer, other_part, other_weight])
+def test_what_is_replaced_between_steps_is_captured_afresh(monkeypatch, change):
+    """A graph would go on with the memory of before."""
+    model = Scaled()
+    graph, forgotten = of_a_cpu(model, monkeypatch)
+    losses = []
+    for number in range(8):
+        if number == 4:
+            assert graph.recorded
+            change(model)
+        losses.append(float(graph.step(model, torch.ones(3)).detach()))
+    assert len(forgotten) == 2  # of which the first step is one
+    assert graph.recorded
+    assert losses[4] != losses[3]
+
+
 def test_a_first_step_that_a_loss_scale_skips_leaves_momentum_at_zero():
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)

@@ -29,6 +29,7 @@ else:
 
 _parameters = attribute(nn.Module, "_parameters", lost="a block cannot run again with the weights it had")
 _buffers = attribute(nn.Module, "_buffers", lost="a block cannot run again with the buffers it had")
+_children = attribute(nn.Module, "_modules", lost="it is not seen that a part of a model was replaced")
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _HOOKS = [
@@ -88,6 +89,12 @@ _acts = attribute(torch.autocast, "_enabled", lost="autocast is not seen, and an
 def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionaries in which a module holds its own parameters and buffers, or None; no copies."""
     return _parameters(module), _buffers(module)
+
+
+def own_parts(module: nn.Module) -> Iterable[nn.Module | None]:
+    """The modules that a module holds itself."""
+    found: dict[str, nn.Module | None] = _children(module)
+    return found.values()
 
 
 @contextlib.contextmanager

@@ -23,8 +23,10 @@ class CudaGraphStep(Technique):
 
     The first steps train on a side stream as warm-up. A second shape of batches (the last of an epoch) gets a
     graph of its own when it comes again; more than `num_shapes` run uncaptured. Once weights are frozen or
-    set free, or modules are in another mode, graphs are recorded afresh. Learning rates are copied into the
-    graph at each replay; other optimizer settings are frozen in it, so a change of them is refused.
+    set free, buffers or modules are replaced, or modules are in another mode, graphs are recorded afresh;
+    numbers that are no tensors, such as a temperature, stay those of the recorded step until
+    ``session.forget()``. Learning rates are copied into the graph at each replay; other optimizer settings
+    are frozen in it, so a change of them is refused.
     SGD runs in its fused implementation, the only one that reads its rate on the device; so does every
     optimizer under fp16 loss scaling, where it skips a step on the device. The loss returned is a copy that
     later replays leave alone. Code that waits for the device is refused with its line.

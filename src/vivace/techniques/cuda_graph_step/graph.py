@@ -16,6 +16,7 @@ from vivace.errors import Refused, ran_out_of_memory
 from vivace.job import Batch, blame
 from vivace.technique.facts import Facts
 from vivace.tensors.trees import map_tensors, outline, tensors
+from vivace.torch_internals.modules import own_parts, own_tensors
 
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
 
@@ -46,8 +47,8 @@ class StepGraph:
         facts: ``replays`` counts the steps that ran from a graph.
         notes: ``graphs`` counts the shapes that have one.
         num_shapes: so many shapes of a batch are captured, as they come; others run uncaptured.
-        model: what is trained. Once other weights of it are, or they lie elsewhere, or its modules are in
-            other modes, all is captured afresh.
+        model: what is trained. Once other weights of it are, or they or its buffers lie elsewhere, or its
+            modules are others or in other modes, all is captured afresh.
     """
 
     def __init__(
@@ -61,9 +62,8 @@ class StepGraph:
         self.optimizer, self.facts, self.notes, self.num_shapes = optimizer, facts, notes, num_shapes
         self.rates: list[torch.Tensor] = []
         self.model = model
-        self.weights = [] if model is None else list(model.parameters())
-        self.modules = [] if model is None else list(model.modules())
-        self.switches: list[int] = []
+        self.look_again()
+        self.switches = []  # of no step yet
         self.forget()
 
     def forget(self) -> None:
@@ -77,12 +77,9 @@ class StepGraph:
     def step(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """Take one training step: replay the graph of the batch's shapes, or record it first."""
         shapes = outline(batch)
-        switches: list[int] = [weight.requires_grad for weight in self.weights]
-        switches += [module.training for module in self.modules]
-        switches += [weight.data_ptr() for weight in self.weights]
-        if switches != self.switches:
+        if (self.switches, self.buffer_places) != self.seen():
             self.forget()
-            self.switches = switches
+            self.look_again()
         with self.rates_on_device():
             if shapes not in self.recorded:
                 if shapes not in self.waiting and len(self.waiting) >= self.num_shapes:
@@ -97,6 +94,10 @@ class StepGraph:
                     if moved := [name for name in before if now.get(name, 0) != before[name]]:
                         told = f"a step gives '{moved[0]}' other memory, which a graph does not follow"
                         raise Refused(told)
+                    if not self.recorded:
+                        switches = self.switches
+                        self.look_again()  # at buffers: those with other memory after each step are refused
+                        self.switches = switches
                     return loss
                 self.capture(following, batch, shapes)
         if self.settings() != self.frozen:
@@ -109,6 +110,27 @@ class StepGraph:
         recorded.graph.replay()
         self.facts.replays = (self.facts.replays or 0) + 1
         return recorded.loss.clone()
+
+    def seen(self) -> tuple[list[int], list[int]]:
+        """What a graph is recorded for: the model's parts, their modes and weights; and where buffers lie."""
+        switches: list[int] = [module.training for module in self.modules]
+        switches += map(id, itertools.chain.from_iterable(self.parts))
+        switches += [weight.requires_grad for weight in self.weights]
+        switches += [weight.data_ptr() for weight in self.weights]
+        places = list(map(id, itertools.chain.from_iterable(self.tables)))
+        places += [buffer.data_ptr() for buffer in self.buffers]
+        return switches, places
+
+    def look_again(self) -> None:
+        """Take the model as it is now."""
+        self.modules = [] if self.model is None else list(self.model.modules())
+        held = [own_tensors(module) for module in self.modules]
+        # Views of the dictionaries that the modules keep: what stands in one now is looked at in each step.
+        self.parts = [*map(own_parts, self.modules), *(weights.values() for weights, _ in held)]
+        self.tables = [buffers.values() for _, buffers in held]
+        self.weights = [w for weights, _ in held for w in weights.values() if w is not None]
+        self.buffers = [buffer for table in self.tables for buffer in table if buffer is not None]
+        self.switches, self.buffer_places = self.seen()
 
     def places(self, *, buffers: bool) -> dict[str, int]:
         """Where the model's weights, or its buffers as well, lie."""
