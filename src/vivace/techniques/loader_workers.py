@@ -54,8 +54,8 @@ class LoaderWorkers(Technique):
         ) -> Any:
             from vivace.tensors.loaders import data_loader, drawn_by
 
-            if loader not in rebuilt:
-                own = data_loader(loader, "an iterable dataset is cut by its workers")
+            own = data_loader(loader, "an iterable dataset is cut by its workers")
+            if own not in rebuilt:
                 for condition, reason in self._conditions(own):
                     build.require(condition, reason)
                 drawn = drawn_by(own)
@@ -64,10 +64,10 @@ class LoaderWorkers(Technique):
                 build.require(not (drawn.own and self._begins(own)), f"{alone}: {remedy}")
                 if drawn.own or drawn.shared:
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
-                rebuilt[loader] = _Rebuilt(own, self.num_workers, self.prefetch_factor, persistent)
-                depth = rebuilt[loader].loader.prefetch_factor
+                rebuilt[own] = _Rebuilt(own, self.num_workers, self.prefetch_factor, persistent)
+                depth = rebuilt[own].loader.prefetch_factor
                 build.notes["loader_workers"] = own.num_workers, self.num_workers, depth
-            return following(rebuilt[loader].for_pass(loader))
+            return following(rebuilt[own].for_pass(own))
 
         build.wrap(Seam.BATCHES, batches)
         build.wrap(Seam.VALIDATION, lambda following, loader: batches(following, loader, False))

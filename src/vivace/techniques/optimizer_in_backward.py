@@ -81,13 +81,12 @@ class OptimizerInBackward(Technique):
             updated.clear()
             keeping.pop()
             try:
-                loss = following(batch)
+                return following(batch)
             finally:
                 keeping.append(True)
-            late.looking = False
-            return loss
 
         def rest() -> None:
+            late.looking = False
             # Weights that are needed late, or were frozen, or not the optimizer's, as the session was opened.
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 optimizer.step()

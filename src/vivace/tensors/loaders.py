@@ -124,7 +124,7 @@ class CollatingDataset(Dataset[Any]):
     single: bool
 
 
-def open_file_of(dataset: Any) -> str:
+def open_file_of(dataset: Dataset[Any]) -> str:
     """The attribute in which a dataset, or the one inside of it, holds an open file; empty where none does.
 
     Forked workers would read it from one position that they share, and get each other's bytes.
@@ -137,15 +137,15 @@ def open_file_of(dataset: Any) -> str:
     return ""
 
 
-def _nested(dataset: Any) -> Iterator[Any]:
+def _nested(dataset: Dataset[Any]) -> Iterator[Any]:
     """A dataset, and the ones inside of it."""
-    while dataset is not None:
-        yield dataset
-        outer, dataset = dataset, getattr(dataset, "dataset", None)
-        dataset = None if dataset is outer else dataset
+    yield dataset
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and inner is not dataset:
+        yield from _nested(inner)
 
 
-def settings_of(dataset: object) -> list[tuple[str, Any]]:
+def settings_of(dataset: Dataset[Any]) -> list[tuple[str, Any]]:
     """Numbers, texts, and short containers of such, as they are now, by name: those that a dataset keeps, the
     ones inside of it, and the person's objects in them, such as a transform. Running workers have copies.
     """
@@ -262,7 +262,7 @@ def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _streams_given_back(*readers: object) -> Iterator[dict[str, Outside]]:
+def _streams_given_back(*readers: Dataset[Any] | Callable[..., Any]) -> Iterator[dict[str, Outside]]:
     """The random streams of the process, and the generators that `readers` reach, by their names."""
     streams, generators = _random_states(), _generators(readers)
     try:
@@ -275,7 +275,7 @@ def _streams_given_back(*readers: object) -> Iterator[dict[str, Outside]]:
         random.setstate(streams[2])
 
 
-def _generators(readers: Iterable[object]) -> dict[str, Outside]:
+def _generators(readers: Iterable[Dataset[Any] | Callable[..., Any]]) -> dict[str, Outside]:
     """The state of each generator of random numbers that a dataset or function reaches, by its name there."""
     found = dict[str, Outside]()
     shared = (torch.default_generator, random.seed.__self__, numpy.random.get_state.__self__)  # type: ignore
@@ -306,7 +306,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         if not of_library(thing.__module__ or ""):
             with contextlib.suppress(ValueError):  # a variable that is not set yet
                 names = inspect.getclosurevars(thing)
-                yield from (names.nonlocals | names.globals).items()
+                yield from (*names.nonlocals.items(), *names.globals.items())
             yield from (("", part) for part in (thing.__defaults__, thing.__kwdefaults__))
     elif not isinstance(thing, type):
         yield from getattr(thing, "__dict__", {}).items()

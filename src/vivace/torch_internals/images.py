@@ -45,7 +45,7 @@ class _Pixels:
     def __getitem__(self, place: tuple[int, int]) -> Any:
         return self._access()[place]
 
-    def __setitem__(self, place: tuple[int, int], color: Any) -> None:
+    def __setitem__(self, place: tuple[int, int], color: int | tuple[int, ...]) -> None:
         if self._image.readonly:
             self._image.im = self._image.im.copy()
             self._image.readonly = 0

@@ -63,7 +63,7 @@ class StepGraph:
         self.rates: list[torch.Tensor] = []
         self.model = model
         self.look_again()
-        self.switches = []  # of no step yet
+        self.switches: list[int] = []  # of no step yet
         self.forget()
 
     def forget(self) -> None:

@@ -61,7 +61,7 @@ class Buckets:
         real: int = sum(sum(lengths) for lengths in found)
         return 1.0 - real / max(1, whole)
 
-    def _length_of(self, index: Any) -> int:
+    def _length_of(self, index: int) -> int:
         try:
             return self.lengths[index]
         except (TypeError, IndexError):
