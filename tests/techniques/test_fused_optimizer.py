@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vivace
+from vivace.tensors.optimizers import aligned
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
@@ -145,6 +146,40 @@ def test_a_state_in_another_memory_order_than_its_weight_is_put_into_it(meanwhil
             session.step(images)
         weights.append(model.weight.detach())
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("plan", [{"fused_optimizer": {}}, {"channels_last": {}, "fused_optimizer": {}}])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_in_another_memory_order_than_their_weights_are_read_by_their_indices(name, plan):
+    """Such as those that were cut from one vector, or orthogonalised."""
+
+    def project(model):
+        for weight in model.parameters():
+            weight.grad = 2 * weight.grad.contiguous().mT.contiguous().mT
+
+    weights = []
+    for each in ({}, plan):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3, bias=False), torch.nn.Flatten())
+        model.append(torch.nn.Linear(96, 5, bias=False))
+        parts = {"model": model, "optimizer": OPTIMIZERS[name](model.parameters()), "on_gradients": project}
+        parts["loss"] = lambda model, batch: (model(batch) - 1).square().mean()
+        with vivace.attach(vivace.Plan.from_dict(each), **parts) as session:
+            for _ in range(2):
+                session.step(torch.randn(4, 3, 6, 6))
+        weights.append([p.detach() for p in model.parameters()])
+    for found, wanted in zip(weights[1], weights[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_that_was_put_in_order_for_a_step_is_the_persons_again_behind_it():
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    weight.grad = own = torch.arange(6.0).view(2, 3).T
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    with aligned([optimizer]):
+        optimizer.step()
+    assert weight.grad is own
+    assert torch.equal(weight.detach(), -own)
 
 
 def test_a_weight_inside_of_a_larger_tensor_is_refused():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from vivace.torch_internals.modules import has_step_hooks
 
@@ -110,20 +110,36 @@ def align_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 @contextlib.contextmanager
 def aligned(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Inside, the state of every optimizer, also of one that nobody has named, is aligned before its first
-    step, and before the next one after a state was loaded; on leaving once more.
+    step, and before the next one after a state was loaded; on leaving once more. So are the gradients of
+    each fused step while it runs: who sets them may have cut them from one vector, or transposed them.
     """
     seen = dict.fromkeys(optimizers, object())  # with the state that was aligned
+    put_by: dict[torch.optim.Optimizer, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # own gradients
 
     def align(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if seen.get(optimizer) is not optimizer.state:
             seen[optimizer] = optimizer.state
             align_state([optimizer])
+        put_by[optimizer] = []
+        for group in optimizer.param_groups:
+            for weight in group["params"] if group.get("fused") else ():
+                gradient = weight.grad
+                if gradient is None or gradient.layout != torch.strided:
+                    continue
+                if gradient.stride() != weight.stride() and _order(gradient) != _order(weight):
+                    put_by[optimizer].append((weight, gradient))
+                    weight.grad = torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 
-    hook = register_optimizer_step_pre_hook(align)
+    def give_back(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for weight, gradient in put_by.pop(optimizer, ()):
+            weight.grad = gradient
+
+    hooks = [register_optimizer_step_pre_hook(align), register_optimizer_step_post_hook(give_back)]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         align_state(seen)
 
 
