@@ -86,6 +86,33 @@ def test_what_is_not_finite_spoils_no_neighbour(store):
     assert torch.allclose(found[finite], flat[finite], atol=1 / 252)
 
 
+@given(st.floats(2.0**-60, 2.0**60, width=32), st.lists(st.booleans(), min_size=1, max_size=3000))
+@settings(max_examples=50, deadline=None)
+def test_a_mask_with_one_number_beside_zeros_is_kept_as_it_is(number, kept):
+    """Of all that dropout keeps, rounding would shift every gradient to the same side."""
+    mask, store = torch.tensor(kept, dtype=torch.float32) * number, Bfloat16Store(Nothing, "x")
+    content, size = store.put(mask)
+    assert size == 2 * len(mask)
+    if any(kept[:1000]) or not any(kept):
+        assert torch.equal(store.get(Stored(content, 0, Nothing())), mask)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_dropout_shifts_no_gradient_to_one_side(share):
+    found = []
+    for plan in ({}, {"compress_activations": {}}):
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Dropout(share)) for _ in range(8)]
+        model = torch.nn.Sequential(*layers)
+        parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+        parts["on_gradients"] = lambda m: found.append(m[0][0].weight.grad.clone())
+        parts["loss"] = lambda m, x: (m(x) - 1).square().mean()
+        with vivace.attach(vivace.Plan.from_dict(plan), **parts) as session:
+            session.step(torch.randn(256, 32))
+    wanted, seen = found
+    assert float((wanted * seen).sum() / wanted.square().sum()) == pytest.approx(1, abs=1e-3)
+
+
 class Masked(torch.nn.Module):
     """Causal attention whose mask, of zeros and -inf, is kept for the backward pass."""
 

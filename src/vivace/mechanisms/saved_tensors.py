@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from vivace.tensors.page_locked import page_locking
 from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import storage_id, storage_ids, version_of
 
+FIRST = 1024  # numbers of a tensor that are looked at before all are
 LARGE = 8  # statistics, such as the logarithms that attention saves, are far smaller than a block's input
 
 
@@ -144,12 +146,30 @@ class Bfloat16Store(Store):
         return tensor.dtype == torch.float32
 
     def put(self, flat: torch.Tensor) -> tuple[Any, int]:
-        """The tensor rounded to bfloat16, to nearest."""
-        return flat.bfloat16(), 2 * flat.numel()
+        """The tensor rounded to bfloat16, to nearest, and the number that is all of it that is not zero, if
+        one is: a CPU's dropout keeps its mask so, and rounding that shifts every gradient to the same side.
+        """
+        only = _only_number(flat)
+        return (flat.bfloat16(), only), 2 * flat.numel()
 
     def get(self, stored: Stored) -> torch.Tensor:
         """The fp32 tensor of the rounded values."""
-        return stored.content.float()  # type: ignore[no-any-return]
+        rounded, only = stored.content
+        restored: torch.Tensor = rounded.float()
+        return restored if only is None else restored.sign_().mul_(only)
+
+
+def _only_number(flat: torch.Tensor) -> float | None:
+    """The positive number that a CPU's tensor consists of beside zeros, unless it has other numbers too."""
+    if flat.device.type != "cpu" or type(flat) is not torch.Tensor:  # a fake one has no numbers
+        return None
+    first = float(flat[:FIRST].amax())
+    if not 0 < first < math.inf:
+        return None
+    for numbers in (flat[:FIRST], flat):  # most tensors show others at once
+        if int((numbers == first).sum()) + int((numbers == 0).sum()) != len(numbers):
+            return None
+    return first
 
 
 class Int8Store(Bfloat16Store):
