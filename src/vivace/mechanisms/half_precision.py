@@ -43,7 +43,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
 
     from vivace.tensors.modules import Lent, patched
     from vivace.tensors.precision import sum_in_float32
-    from vivace.tensors.trees import cast
+    from vivace.tensors.trees import returned
 
     sum_in_float32(build, under_autocast=True)
     lower: Callable[[], Any] = partial(torch.autocast, build.device.type, dtype)
@@ -54,7 +54,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
             as_it_says = not (build.own_step or torch.is_autocast_enabled(build.device.type))
             with nullcontext() if as_it_says else lower():
                 outputs = original(*arguments, **keywords)
-            return cast(outputs, dtype, torch.float32)
+            return returned(outputs, dtype, torch.float32)
 
         return forward
 
