@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -209,6 +210,65 @@ def test_a_norm_in_float64_stays_so_and_may_be_given_its_input_by_name():
         with attached as session:
             losses.append(float(session.step(torch.ones(3, 4))))
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.1)
+
+
+class Answer:
+    def __init__(self, found):
+        self.found, self.others, self.all = found, {"found": found}, self
+
+
+FORMS = {
+    "namespace": lambda y: SimpleNamespace(found=y),
+    "own": Answer,
+    "inside": lambda y: SimpleNamespace(found=y, more=[Answer(y)], unit=None),
+    "distribution": lambda y: torch.distributions.Independent(torch.distributions.Normal(y, y.exp()), 1),
+}
+
+
+def inside_of(form, found):
+    if form == "distribution":
+        return [found.base_dist.loc, found.base_dist.scale, found.log_prob(torch.zeros(()))]
+    more = found.more if form == "inside" else [found] if form == "own" else []
+    return [found.found, *(t for one in more for t in (one.found, one.others["found"]))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["bf16_autocast", "bf16_weights", "fp16_autocast"])
+def test_outputs_in_objects_of_ones_own_are_in_fp32_again(name, form):
+    class Model(nn.Linear):
+        def forward(self, x):
+            made.append(FORMS[form](super().forward(x)))
+            return made[-1]
+
+    def loss(model, batch):
+        seen.extend(one.dtype for one in inside_of(form, model(batch)))
+        return inside_of(form, model(batch))[-1].square().mean()
+
+    made, seen, model = [], [], Model(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with vivace.attach(Plan.from_dict({name: {}}), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step(torch.ones(2, 4))
+    assert set(seen) == {torch.float32}
+    assert inside_of(form, made[0])[0].dtype != torch.float32, "what the model made stays as it is"
+
+
+def test_an_answer_without_numbers_in_sixteen_bits_is_the_models_own():
+    answers, kept = [], SimpleNamespace(count=3)
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), kept
+
+    def loss(model, batch):
+        found, answer = model(batch)
+        answers.append(answer)
+        return found.mean()
+
+    model = Model(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with vivace.attach(Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step(torch.ones(2, 4))
+    assert answers[0] is kept
 
 
 @pytest.mark.parametrize("compiled", [{}, {"compile": {}}], ids=["eager", "compiled"])

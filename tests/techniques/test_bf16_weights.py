@@ -148,10 +148,62 @@ def test_with_micro_batches_and_an_own_step(tiny):
     assert "forward" not in vars(model)
 
 
+class Norm(nn.Module):
+    """Written out by the function, as tutorials do."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias)
+
+
+class Table(nn.Module):
+    def __init__(self, rows, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, width))
+
+    def forward(self, tokens):
+        return self.weight[tokens]
+
+
+class ByFunction(Table):
+    def forward(self, tokens):
+        return nn.functional.embedding(tokens, self.weight)
+
+
+class Turned(Table):
+    """What is looked up is no weight, and was computed of one."""
+
+    def forward(self, tokens):
+        return (2 * self.weight).T[:, tokens].T
+
+
+class Gathered(Table):
+    def forward(self, tokens):
+        return self.weight.gather(0, tokens[:, None].expand(-1, self.weight.shape[1]))
+
+
+class Scaled(nn.Embedding):
+    def forward(self, tokens):
+        return super().forward(tokens) * 3
+
+
+HALVES = ("bf16_autocast", "fp16_autocast")
+
+
 @pytest.mark.parametrize(
-    "plan", [PLAN, {"bf16_autocast": {}}, {"fp16_autocast": {}}], ids=lambda p: next(iter(p))
+    ("plan", "table", "norm"),
+    [
+        (PLAN, nn.Embedding, nn.LayerNorm),
+        *((PLAN, table, Norm) for table in (nn.Embedding, Table, ByFunction, Turned, Gathered, Scaled)),
+        (PLAN | {"checkpoint": {}}, Table, Norm),
+        (PLAN | {"compile": {}}, Table, Norm),
+        *(({name: {}}, Table, norm) for name in HALVES for norm in (nn.LayerNorm, Norm)),
+    ],
 )
-def test_sums_over_thousands_of_rows_do_not_stop_growing(plan):
+def test_sums_over_thousands_of_rows_do_not_stop_growing(plan, table, norm):
     torch.manual_seed(0)
     direction = torch.randn(32)
     tokens = torch.randint(2, (8192,))
@@ -159,9 +211,9 @@ def test_sums_over_thousands_of_rows_do_not_stop_growing(plan):
     def gradients(plan):
         torch.manual_seed(1)
         model = torch.nn.Sequential(
-            torch.nn.Embedding(2, 32),
+            table(2, 32),
             torch.nn.Linear(32, 32),
-            torch.nn.LayerNorm(32),
+            norm(32),
             torch.nn.Linear(32, 32),
         )
         found = {}
@@ -172,10 +224,11 @@ def test_sums_over_thousands_of_rows_do_not_stop_growing(plan):
         with vivace.attach(
             vivace.Plan.from_dict(plan),
             model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
             loss=lambda model, batch: ((model(batch) * direction).sum(1) + 1).square().mean(),
             on_gradients=note,
         ) as session:
+            session.step(tokens)
             session.step(tokens)
         return found
 
@@ -264,19 +317,74 @@ def test_a_model_that_puts_another_buffer_in_place_is_refused():
         session.step(torch.randn(4, 3))
 
 
-def test_an_embedding_with_a_forward_of_its_own_is_refused():
-    """Such as those that scale what they look up: the rows in fp32 would come without it."""
+def test_the_loss_may_call_the_model_in_inference_mode():
+    """As for the aim of another call."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
-    class Scaled(torch.nn.Embedding):
-        def forward(self, tokens):
-            return super().forward(tokens) * 8
+    def loss(model, batch):
+        with torch.inference_mode():
+            aim = model(batch + 1)
+        return (model(batch) - aim.clone() - 1).square().mean()
 
-    model = torch.nn.Sequential(Scaled(9, 4), torch.nn.Linear(4, 2))
+    found = []
+    for plan in ({}, PLAN):
+        mine = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        plan = vivace.Plan.from_dict(plan)
+        with vivace.attach(plan, model=mine, optimizer=optimizer, loss=loss) as session:
+            found.append([float(session.step(torch.ones(3, 4))) for _ in range(3)])
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+
+
+class Again(nn.Module):
+    """Keeps no activations, as large language models do it when they are asked to."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), reentrant
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_model_that_runs_parts_of_itself_again_is_refused_in_words(reentrant, own_step):
+    model = nn.Sequential(nn.Linear(4, 4), Again(reentrant))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(vivace.Refused, match=r"^bf16_weights: your Scaled looks rows up in its own way"):
-        vivace.attach(
-            vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()
-        )
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    parts = {"step": step, "models": [model]}
+    if not own_step:
+        parts = {"model": model, "optimizer": optimizer, "loss": lambda m, b: m(b).square().mean()}
+    reason = "^bf16_weights: the model runs parts of itself again in the backward pass: use bf16_autocast"
+    with (
+        vivace.attach(vivace.Plan.from_dict(PLAN), **parts) as session,
+        pytest.raises(vivace.Refused, match=reason),
+    ):
+        session.step(torch.ones(2, 4))
+
+
+def test_an_error_of_the_persons_own_in_the_backward_pass_stays_as_it_is():
+    class Failing(nn.Linear):
+        def forward(self, x):
+            found = super().forward(x)
+            found.register_hook(lambda gradient: gradient.view(7))
+            return found
+
+    model = Failing(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = {"model": model, "optimizer": optimizer, "loss": lambda m, b: m(b).square().mean()}
+    with (
+        vivace.attach(vivace.Plan.from_dict(PLAN), **parts) as session,
+        pytest.raises(RuntimeError, match="invalid for input of size"),
+    ):
+        session.step(torch.ones(2, 4))
 
 
 def test_weights_of_a_functional_call_are_those_that_are_used():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -24,7 +27,7 @@ class Bf16Weights(Technique):
 
     Unlike autocast, activations between the products stay in bfloat16 too. Outputs return to fp32; the loss,
     the tensors of BatchNorm and of a CPU's LayerNorm, its attention without dropout over up to 256
-    positions of heads of 64, and the sums of an embedding's gradients stay in fp32.
+    positions of heads of 64, and the sums of the gradients of rows that are looked up stay in fp32.
     Weights *kept* in bfloat16 train another model: not offered.
     """
 
@@ -51,9 +54,6 @@ class Bf16Weights(Technique):
         if build.device.type == "cuda":
             recurrent = any(modules_of(model, nn.RNNBase) for model in build.models)
             build.require(not recurrent, "cuDNN wants recurrent weights in one block: use bf16_autocast")
-        tables = [table for model in build.models for table in modules_of(model, nn.Embedding)]
-        own = {type(t).__name__ for t in tables if type(t).forward is not nn.Embedding.forward}
-        build.require(not own, f"your {' and '.join(own)} looks rows up in its own way: use bf16_autocast")
         bags = any(modules_of(model, nn.EmbeddingBag) for model in build.models)
         build.require(not bags, "an EmbeddingBag would add up its gradients in bfloat16: use bf16_autocast")
         sum_in_float32(build)
@@ -63,13 +63,19 @@ class Bf16Weights(Technique):
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             for half in halves:
                 half.refresh()
-            with patched(build.models, "forward", lent):
+            with patched(build.models, "forward", lent), _once(build):
                 result = following(batch)
             changed = [name for half in halves for name in half.changed()]
             build.require(not changed, f"the model writes to {changed} as it runs: use bf16_autocast")
             return result
 
+        def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
+            with _once(build):
+                following(loss)
+
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
+        if not build.own_step:
+            build.wrap(Seam.BACKWARD, backward)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were bfloat16."""
@@ -79,6 +85,21 @@ class Bf16Weights(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Casts cost a part of what is not a product."""
         return bfloat16_gain(profile, machine, casts=0.2)
+
+
+@contextlib.contextmanager
+def _once(build: Build) -> Iterator[None]:
+    """Raise Refused where the backward pass fails as it runs a part of the model again: on fp32 weights."""
+    try:
+        yield
+    except RuntimeError as error:
+        names = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        behind = names[names.index("torch.autograd.graph") :] if "torch.autograd.graph" in names else []
+        again = "torch.utils.checkpoint" in behind and not ran_out_of_memory(error)
+        build.require(
+            not again, "the model runs parts of itself again in the backward pass: use bf16_autocast"
+        )
+        raise
 
 
 class _Half:
@@ -97,13 +118,16 @@ class _Half:
         from torch import nn
 
         from vivace.tensors.modules import CONVOLUTIONS, modules_of
+        from vivace.tensors.precision import RowsInFloat32
         from vivace.torch_internals.modules import RunningNorm
 
         model, self.modules = self.model, list(self.model.modules())
         norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if self.device == "cpu" else []))
         kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
-        self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
+        tables = [m for m in modules_of(model, nn.Embedding) if type(m).forward is nn.Embedding.forward]
+        self.embeddings = [table for table in tables if table.weight.dtype == torch.float32]
+        self.rows, self.looks_up = RowsInFloat32(), True  # until a pass shows that it looks nothing else up
         self.products = modules_of(model, *CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase)
 
         # Of a module that has several names, one: functional_call would not give it its own tensors back.
@@ -146,14 +170,16 @@ class _Half:
         asked = () if torch.compiler.is_compiling() else self.products
         products = [module for module in asked if "forward" not in module.__dict__]
         rounding = patched(products, "forward", [MethodType(_of_bfloat16, module) for module in products])
-        with recurrent, rounding, patched(self.embeddings, "forward", self.lookups):
+        rows = self.rows if self.looks_up else contextlib.nullcontext()
+        with recurrent, rounding, patched(self.embeddings, "forward", self.lookups), rows:
             return self.original(*inputs[0], **inputs[1])
 
     def forward(self, *arguments: object, **keywords: object) -> Any:
         import torch
 
         from vivace.tensors.modules import lookup
-        from vivace.tensors.trees import cast
+        from vivace.tensors.trees import cast, returned
+        from vivace.torch_internals.modules import is_compiled
 
         # As they are now: the loss may call the model with other weights (torch.func.functional_call).
         self.lookups = [lookup(module, torch.bfloat16) for module in self.embeddings]
@@ -162,6 +188,10 @@ class _Half:
             weight, first = getattr(*place), self.tied[name]
             again = first in copies and weight is getattr(*self.weights[first])
             copies[name] = copies[first] if again else weight.bfloat16()
+        # Compiled code would be compiled anew where it meets another mode, and looking costs nothing in it.
+        compiled = self.looks_up and (torch.compiler.is_compiling() or any(map(is_compiled, self.modules)))
+        if self.looks_up and not compiled:
+            self.rows.wide = {id(copies[n]): getattr(*at) for n, at in self.weights.items()}
         copies |= self.constants
         now = {name: getattr(*place) for name, place in self.buffers.items()}
         lent = {name: buffer for name, buffer in now.items() if buffer is not self.own[name]}
@@ -171,11 +201,14 @@ class _Half:
         asked = () if torch.compiler.is_compiling() else self.weights
         before = {name: (copies[name], _memory_of(copies[name])) for name in asked}
         outputs = torch.func.functional_call(self.shell, copies, (inputs,), tie_weights=False)
+        if self.looks_up and not compiled:
+            self.rows.wide = {}
+            self.looks_up = self.rows.found or not torch.is_grad_enabled()
         self.written += [n for n, own in self.constants.items() if n not in lent and copies[n] is not own]
         self.written += [
             n for n, (own, memory) in before.items() if copies[n] is not own or _memory_of(own) != memory
         ]
-        return cast(outputs, torch.bfloat16, torch.float32)
+        return returned(outputs, torch.bfloat16, torch.float32)
 
 
 def _of_bfloat16(self: nn.Module, *inputs: object, **named: object) -> Any:
@@ -192,4 +225,5 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     """What changes when a tensor is written to, or given other memory by ``tensor.data = ...``."""
     from vivace.torch_internals.tensors import storage_id, version_of
 
-    return version_of(tensor), storage_id(tensor.untyped_storage())
+    version = 0 if tensor.is_inference() else version_of(tensor)  # such a tensor does not count
+    return version, storage_id(tensor.untyped_storage())

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch import nn
-from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
+from torch.overrides import (
+    TorchFunctionMode,
+    handle_torch_function,
+    has_torch_function_unary,
+    has_torch_function_variadic,
+)
 
 from vivace.tensors.modules import modules_of, patched
 from vivace.tensors.settings import hold
@@ -48,9 +54,10 @@ def autocasts_lstm() -> bool:
 def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     """Let sums of half-precision numbers be rounded when they are complete, until the build closes.
 
-    On a CPU every LayerNorm computes in fp32, between inputs and outputs as they were: torch's kernel adds up
-    the gradients of weight and bias in the type of the inputs. A sum of thousands of rows stops growing in
-    sixteen bits: over 8,192 of them nine tenths of a bias's gradient were lost.
+    On a CPU every LayerNorm computes in fp32, and so does `layer_norm`, between inputs and outputs as they
+    were: torch's kernel adds up the gradients of weight and bias in the type of the inputs. A sum of
+    thousands of rows stops growing in sixteen bits: over 8,192 of them nine tenths of a bias's gradient were
+    lost.
 
     Everywhere a linear layer gets its inputs contiguous: ``at::linear`` multiplies others without the bias,
     such as the batch-first output of an LSTM, and adds it to what is rounded already. Where its weight has
@@ -62,8 +69,8 @@ def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     On a CPU attention over short sequences computes in fp32, too: torch's kernel is faster then, unless many
     heads are computed at once.
 
-    With `under_autocast` these two functions do so only where autocast is on: what a script calls between its
-    steps is torch's own.
+    With `under_autocast` these three functions do so only where autocast is on: what a script calls between
+    its steps is torch's own.
     """
 
     summing = {nn.Linear: _of_contiguous} | (ON_CPUS if build.device.type == "cpu" else {})
@@ -77,7 +84,7 @@ def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     within = build.device.type if under_autocast else ""
     replaced: dict[str, Callable[..., Any]] = {"log_softmax": _log_softmax(within)}
     if nn.LayerNorm in summing:  # on a CPU, and not as on a GPU
-        replaced["scaled_dot_product_attention"] = _attention(within)
+        replaced |= {"layer_norm": _layer_norm(within), "scaled_dot_product_attention": _attention(within)}
     for name, function in replaced.items():
         own, write = partial(getattr, nn.functional, name), partial(setattr, nn.functional, name)
         build.on_close(hold(name, own, write, function))
@@ -91,6 +98,7 @@ def _own_state(module: nn.Module) -> Any:
 
 
 _torch_log_softmax = nn.functional.log_softmax
+_torch_layer_norm = nn.functional.layer_norm
 _torch_attention: Callable[..., Any] = nn.functional.scaled_dot_product_attention
 
 
@@ -110,6 +118,27 @@ def _log_softmax(within: str) -> Callable[..., Any]:
         return _torch_log_softmax(input.float() if half else input, *others, **named)
 
     return log_softmax
+
+
+@functools.cache
+def _layer_norm(within: str) -> Callable[..., Any]:
+    @functools.wraps(_torch_layer_norm)
+    def layer_norm(
+        input: torch.Tensor,
+        normalized_shape: list[int],
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Any:
+        tensors, others = (input, weight, bias), (normalized_shape, weight, bias, eps)
+        if has_torch_function_variadic(*tensors):
+            return handle_torch_function(layer_norm, tensors, input, *others)
+        if input.dtype not in HALF or not _acts(within):
+            return _torch_layer_norm(input, *others)
+        weight, bias = (None if one is None else one.float() for one in (weight, bias))
+        return _torch_layer_norm(input.float(), normalized_shape, weight, bias, eps).to(input.dtype)
+
+    return layer_norm
 
 
 @functools.cache
@@ -173,6 +202,59 @@ def _of_contiguous(self: nn.Module, *inputs: object, **named: object) -> torch.T
 
 _of_float32.__name__ = _of_contiguous.__name__ = "forward"  # which a model may read
 ON_CPUS: dict[type[nn.Module], Callable[..., torch.Tensor]] = {nn.LayerNorm: _of_float32}
+
+
+class RowsInFloat32(TorchFunctionMode):
+    """Inside, rows of sixteen bits are looked up in fp32, in which their gradients add up, and are rounded.
+
+    In sixteen bits the sum of a row stops growing: of 8,192 tokens of two kinds nine tenths of a table's
+    gradient were lost.
+
+    `wide` holds, by the `id` of a table of sixteen bits, what it was rounded from and is read in its place.
+    `found` says whether anything was looked up, unless by compiled code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide: dict[int, torch.Tensor] = {}
+        self.found = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """What torch calls in the place of each function while the mode is entered."""
+        keywords, place = kwargs or {}, _TABLES.get(func, len(args))
+        table = args[place] if place < len(args) else None
+        looks_up = isinstance(table, torch.Tensor) and table.dtype in HALF and table.requires_grad
+        if not looks_up or (func is torch.Tensor.__getitem__ and not _names_rows(args[1])):
+            return func(*args, **keywords)
+        if not torch.compiler.is_compiling():  # which would compile anew where it is another
+            self.found = True
+        rows = self.wide.get(id(table)) if self.wide else None
+        rows = table.float() if rows is None else rows
+        return func(*args[:place], rows, *args[place + 1 :], **keywords).to(table.dtype)
+
+
+_TABLES: dict[Callable[..., Any], int] = {  # which argument the rows are
+    torch.Tensor.__getitem__: 0,
+    torch.Tensor.gather: 0,
+    torch.gather: 0,
+    nn.functional.embedding: 1,
+}
+
+
+def _names_rows(index: Any) -> bool:
+    """Has an index numbers of rows in it, which may come several times, and not a slice or a mask alone?"""
+    parts = index if isinstance(index, tuple) else (index,)
+    numbers = (part for part in parts if isinstance(part, torch.Tensor) and part.dtype not in _MASKS)
+    return any(isinstance(part, (list, numpy.ndarray)) for part in parts) or any(True for _ in numbers)
+
+
+_MASKS = (torch.bool, torch.uint8)
 
 
 def without_tf32(device: torch.device) -> str:
