@@ -227,7 +227,10 @@ class RowsInFloat32(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """What torch calls in the place of each function while the mode is entered."""
-        keywords, place = kwargs or {}, _TABLES.get(func, len(args))
+        keywords = kwargs or {}
+        if func not in _TABLES:
+            return func(*args, **keywords)
+        place = _TABLES[func]
         table = args[place] if place < len(args) else None
         looks_up = isinstance(table, torch.Tensor) and table.dtype in HALF and table.requires_grad
         if not looks_up or (func is torch.Tensor.__getitem__ and not _names_rows(args[1])):
