@@ -23,7 +23,7 @@ from vivace.tensors.page_locked import page_locking
 from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import storage_id, storage_ids, version_of
 
-FIRST = 1024  # numbers of a tensor that are looked at before all are
+PIECE = 2**14  # numbers that are looked at together, with as many bytes beside them
 LARGE = 8  # statistics, such as the logarithms that attention saves, are far smaller than a block's input
 
 
@@ -163,10 +163,10 @@ def _only_number(flat: torch.Tensor) -> float | None:
     """The positive number that a CPU's tensor consists of beside zeros, unless it has other numbers too."""
     if flat.device.type != "cpu" or type(flat) is not torch.Tensor:  # a fake one has no numbers
         return None
-    first = float(flat[:FIRST].amax())
+    first = float(flat[:PIECE].amax())
     if not 0 < first < math.inf:
         return None
-    for numbers in (flat[:FIRST], flat):  # most tensors show others at once
+    for numbers in flat.split(PIECE):  # most tensors show others at once
         if int((numbers == first).sum()) + int((numbers == 0).sum()) != len(numbers):
             return None
     return first

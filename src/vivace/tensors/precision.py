@@ -232,8 +232,9 @@ class RowsInFloat32(TorchFunctionMode):
             return func(*args, **keywords)
         place = _TABLES[func]
         table = args[place] if place < len(args) else None
-        looks_up = isinstance(table, torch.Tensor) and table.dtype in HALF and table.requires_grad
-        if not looks_up or (func is torch.Tensor.__getitem__ and not _names_rows(args[1])):
+        if not isinstance(table, torch.Tensor) or table.dtype not in HALF or not table.requires_grad:
+            return func(*args, **keywords)
+        if func is torch.Tensor.__getitem__ and not _names_rows(args[1]):
             return func(*args, **keywords)
         if not torch.compiler.is_compiling():  # which would compile anew where it is another
             self.found = True
