@@ -166,7 +166,7 @@ def _only_number(flat: torch.Tensor) -> float | None:
     first = float(flat[:PIECE].amax())
     if not 0 < first < math.inf:
         return None
-    for numbers in flat.split(PIECE):  # most tensors show others at once
+    for numbers in torch.split(flat, PIECE):  # most tensors show others at once
         if int((numbers == first).sum()) + int((numbers == 0).sum()) != len(numbers):
             return None
     return first
