@@ -9,7 +9,7 @@ import torch
 
 import vivace
 from vivace.errors import JobError
-from vivace.job import load
+from vivace.job import load, spelled
 
 GOOD = """
 import torch, vivace
@@ -105,6 +105,20 @@ def test_an_argument_may_be_a_path_also_in_a_folder_that_reads_like_arguments(ki
     assert load(f"{folder}/train.py").metric_name == "metric"
     job = load(f"{folder}/train.py:sized,kind={kind},width=5")
     assert (job.epochs, job.metric_name) == (5, f"0.1 {kind}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("train.py", "./train.py:job"),
+        ("a/../train.py:job,width=3,depth=2", "train.py,depth=2,width=3"),
+        ("lr,a=1/train.py:job", "lr,a=1//train.py"),
+        ("digits,width=64,depth=2", "digits,depth=2,width=64"),
+    ],
+)
+def test_all_spellings_of_a_reference_are_one(one, other):
+    assert spelled(one) == spelled(other) == spelled(spelled(one))
+    assert spelled(one) != spelled(f"{other},root=/x/y.py:job")
 
 
 @pytest.mark.parametrize(

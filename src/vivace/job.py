@@ -256,6 +256,19 @@ def load(reference: str) -> Job:
     return _require_job(found, place, name)
 
 
+def spelled(reference: str) -> str:
+    """A reference in the one spelling that all ways to write it share: ``train.py:job,depth=2,width=64`` for
+    ``./train.py,width=64,depth=2``. Nothing is loaded, and a folder stays as it is given.
+    """
+    told = _ARGUMENTS.fullmatch(reference)
+    name, given = (told["name"], sorted(told["given"][1:].split(","))) if told else (reference, [])
+    place, colon, job = name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        place, job = name, "job"
+    name = f"{os.path.normpath(place)}:{job}" if place.endswith(".py") else name
+    return ",".join([name, *given])
+
+
 class JobFunction:
     """A function of named parameters that returns a Job, such as ``def job(lr: float = 0.1) -> vivace.Job``.
 

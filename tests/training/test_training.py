@@ -14,7 +14,9 @@ from torch.distributed.run import main as torchrun
 
 import vivace
 from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
+from vivace.job import load
 from vivace.ledger import Ledger
+from vivace.measuring.worker import Worker
 from vivace.training.checkpoints import Checkpoints, Position
 from vivace.training.ranks import Ranks
 from vivace.training.resuming import load_streams
@@ -27,6 +29,30 @@ EPOCH, STEPS = 5, 15
 
 def checkpoints(out):
     return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+def edit(file, before, after):
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A job's file, and what a search for a plan of it left: its reference, the plan's file, what is known."""
+    for file in (tmp_path / "tiny.py", tmp_path / "elsewhere" / "tiny.py"):
+        file.parent.mkdir(exist_ok=True)
+        shutil.copy(TINY, file)
+    plan = vivace.Plan.loads("format = 1\n[techniques.micro_batches]\n")
+    (tmp_path / "tune").mkdir()
+    plan.save(tmp_path / "tune" / "plan.toml")
+    reference, machine = str(tmp_path / "tiny.py"), vivace.inspect()
+    facts = Worker(load(reference), machine.to_dict()).check()
+    ledger = Ledger(tmp_path / "tune" / "ledger.jsonl")
+    ledger.append("run", {"job": {"name": reference, **facts}, "machine": machine.to_dict()})
+    known = {"speedup": {"estimate": 2.0, "low": 1.9, "high": 2.1}, "verdict": {"kept": True, "checks": []}}
+    ledger.append("result", {"plan": plan.to_dict(), **known})
+    return reference, tmp_path / "tune" / "plan.toml", known
 
 
 class TestFaultsOfTheJob:
@@ -254,22 +280,43 @@ class TestFolder:
         )
         assert again.samples_per_second > 0
 
-    def test_what_tune_found_of_the_plan_is_known_to_a_resumed_run(self, tmp_path, tiny):
-        plan = vivace.Plan.loads("format = 1\n[techniques.micro_batches]\n")
-        (tmp_path / "tune").mkdir()
-        plan.save(tmp_path / "tune" / "plan.toml")
-        verdict = {"kept": True, "checks": []}
-        ledger = Ledger(tmp_path / "tune" / "ledger.jsonl")
-        ledger.append("run", {"job": {"name": ""}, "machine": {"fingerprint": vivace.inspect().fingerprint}})
-        speedup = {"estimate": 2.0, "low": 1.9, "high": 2.1}
-        ledger.append("result", {"plan": plan.to_dict(), "speedup": speedup, "verdict": verdict})
-        known = {"speedup": speedup, "verdict": verdict}
+    def test_what_tune_found_of_the_plan_is_known_to_a_resumed_run(self, tmp_path, searched):
+        reference, plan, known = searched
         out = tmp_path / "run"
-        assert train(tiny.job, tmp_path / "tune" / "plan.toml", out=out, max_steps=2).tuned == known
-        shutil.rmtree(tmp_path / "tune")
+        assert train(reference, plan, out=out, max_steps=2).tuned == known
+        shutil.rmtree(plan.parent)
         (out / "run.json").unlink()  # which a killed process does not write
-        assert train(tiny.job, out=out, resume=True, max_steps=4).tuned == known
-        assert train(tiny.job, out=out, resume=True).tuned == known
+        assert train(reference, out=out, resume=True, max_steps=4).tuned == known
+        edit(tmp_path / "tiny.py", "BatchNorm1d(16)", "BatchNorm1d(16, momentum=0.2)")
+        run = train(reference, out=out, resume=True, changed="ok", max_steps=6)
+        assert not run.tuned
+        assert any("source of tiny.py has changed since" in notice for notice in run.notices)
+
+    @pytest.mark.parametrize("edited", ["", "an activation", "a comment", "the batch size", "an old ledger"])
+    def test_what_tune_found_is_told_of_the_very_job_alone(self, tmp_path, searched, edited):
+        reference, plan, known = searched
+        if edited == "an activation":
+            edit(tmp_path / "tiny.py", "torch.nn.Dropout(0.3), ", "torch.nn.Dropout(0.3), torch.nn.Tanh(), ")
+        elif edited == "a comment":
+            edit(tmp_path / "tiny.py", "def loss(", "# the same\ndef loss(")
+        elif edited:
+            old = ("shapes",) if edited == "the batch size" else ("sources", "shapes")
+            lines = (plan.parent / "ledger.jsonl").read_text().splitlines()
+            run = json.loads(lines[0])
+            run["job"] = {key: value for key, value in run["job"].items() if key not in old}
+            (plan.parent / "ledger.jsonl").write_text("\n".join([json.dumps(run), *lines[1:]]) + "\n")
+        trained = train(reference, plan, out=tmp_path / "run", max_steps=2)
+        assert trained.tuned == (known if edited in ("", "a comment") else {})
+        told = [notice for notice in trained.notices if "what tune found of the plan is not told" in notice]
+        assert len(told) == (0 if trained.tuned else 1)
+
+    @pytest.mark.parametrize("name", ["./{file}", "{file}:job", "elsewhere/tiny.py"])
+    def test_what_tune_found_is_told_however_the_job_is_named(self, tmp_path, searched, name, monkeypatch):
+        _, plan, known = searched
+        monkeypatch.chdir(tmp_path)
+        run = train(name.format(file="tiny.py"), plan, out=tmp_path / "run", max_steps=1)
+        assert run.tuned == known
+        assert not train("tiny.py:slow", plan, out=tmp_path / "other", max_steps=1).tuned
 
     def test_what_a_search_found_while_it_trained_is_known_to_a_resumed_run(self, tmp_path, tiny):
         out, found = tmp_path / "run", {"outcome": "faster", "ended": True}

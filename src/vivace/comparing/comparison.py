@@ -15,6 +15,7 @@ from vivace.comparing.compared import Compared, Difference
 from vivace.comparing.sides import KINDS, Side, read
 from vivace.errors import InputError
 from vivace.files import output_folder
+from vivace.job import spelled
 from vivace.ledger import Ratio
 from vivace.measuring.statistics import FEWEST_BLOCKS, speed_ratio_between
 from vivace.reporting import phrases
@@ -118,7 +119,7 @@ def _notes(first: Side, second: Side, without_interval: bool) -> Iterator[str]:
         yield "The files hold one figure each and not its noise: the figures are compared as they stand"
     if not (first.device and second.device):
         yield "Not both say which machine they ran on: whether it is the same is for you to know"
-    if first.of and second.of and first.of != second.of:
+    if first.of and second.of and spelled(first.of) != spelled(second.of):
         yield f"They ran different things: {first.of}, then {second.of}"
 
 

@@ -53,6 +53,7 @@ from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.ranks import Ranks, met_under
 from vivace.training.strides import Strides
+from vivace.training.tuned import consists_of
 from vivace.training.watch import Unwatched
 
 FIRST_PASS_SECONDS = 10.0
@@ -144,6 +145,7 @@ class Worker:
             parameters = [p for m in session.build.models for p in m.parameters()]
             return {
                 "signature": self._signature(session, part, num_ranks),
+                **consists_of(self.job, session, loader),
                 "batch_size": size,
                 "model": type(model).__name__,
                 "num_parameters": sum(p.numel() for p in parameters),

@@ -39,7 +39,7 @@ from vivace.training.progress import raising_the_listeners
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import load_into
 from vivace.training.survival import naming_memory
-from vivace.training.tuned import found_by_tune, of_plan
+from vivace.training.tuned import consists_of, doubt_of, found_by_tune, of_plan
 from vivace.training.watch import Unwatched, Watch
 
 
@@ -56,12 +56,12 @@ class Run:
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `seconds` are those of all processes that trained it, `stepping_seconds` what of this one's went into
-    steps. `tuned` is what the ledger beside the plan's file held of the plan when the run began: its
-    ``speedup`` and its ``verdict``. `found` is what a search while it trained came to: its ``outcome``,
-    ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step`` (its first) and ``saved_seconds``,
-    which are the least, of steps alone. `energy` is what the machine took in this process, evaluation and
-    all, whoever used it: ``joules``, ``joules_per_sample`` trained, the ``counters``; or the ``reason`` why
-    it was not measured. `ranks` trained it together.
+    steps. `tuned` is what the ledger beside the plan's file held of the plan and this very job when the run
+    began: its ``speedup`` and its ``verdict``. `found` is what a search while it trained came to: its
+    ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step`` (its first) and
+    ``saved_seconds``, which are the least, of steps alone. `energy` is what the machine took in this process,
+    evaluation and all, whoever used it: ``joules``, ``joules_per_sample`` trained, the ``counters``; or the
+    ``reason`` why it was not measured. `ranks` trained it together.
     """
 
     run_path: str
@@ -241,7 +241,10 @@ def _opened(
             session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together(), naming_memory():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
-        loop.checkpoints.facts |= {"tuned": tuned} if tuned else {}
+        if tuned and (doubt := doubt_of(tuned, consists_of(job, session, loop.feed.own_loader))):
+            loop.progress.notice(f"what tune found of the plan is not told of this training: {doubt}")
+        else:
+            loop.checkpoints.facts |= {"tuned": tuned} if tuned else {}
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         stack.callback(loop.survival.close)
         stack.callback(watch.end)
