@@ -253,7 +253,9 @@ def test_one_job_in_two_spellings_is_one(trained):
     first, second = trained("a", 1000.0, job="train.py"), trained("b", 1000.0, job="./train.py:job")
     assert not vivace.compare(first, second).notes
     other = trained("c", 1000.0, job="train.py:job,width=8")
-    assert vivace.compare(first, other).notes == ("They ran different things: train.py, then train.py:job,width=8",)
+    assert vivace.compare(first, other).notes == (
+        "They ran different things: train.py, then train.py:job,width=8",
+    )
 
 
 def test_what_is_no_side_is_refused(tmp_path, trained):

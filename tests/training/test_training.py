@@ -423,6 +423,21 @@ class TestChanges:
         with pytest.raises(InputError, match="has seed 0, not 1"):
             train(tiny.job, out=out, resume=True, seed=1)
 
+    def test_without_a_seed_a_resumed_run_keeps_its_own(self, tmp_path, tiny, digest):
+        train(tiny.job, out=tmp_path / "whole", seed=5)
+        train(tiny.job, out=tmp_path / "run", seed=5, max_steps=1)
+        assert train(tiny.job, out=tmp_path / "run", resume=True).resumed_from_step == 1
+        assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+        train(tiny.job, out=tmp_path / "run", restart=True, max_steps=1)  # is a new one
+        with pytest.raises(InputError, match="has seed 0, not 5"):
+            train(tiny.job, out=tmp_path / "run", resume=True, seed=5)
+
+    @pytest.mark.parametrize("seed", [-1, 2**63])
+    def test_a_seed_that_torch_cannot_take_is_refused(self, tmp_path, tiny, seed):
+        with pytest.raises(InputError, match=f"from 0 to {2**63 - 1}, not {seed}"):
+            train(tiny.job, out=tmp_path / "run", seed=seed)
+        assert train(tiny.job, out=tmp_path / "run", seed=2**63 - 1, max_steps=1).steps == 1
+
     @pytest.mark.fault(34)
     def test_other_threads_are_said(self, train_in_child, tmp_path):
         train_in_child(tmp_path / "run", arguments={"max_steps": 2})

@@ -322,7 +322,7 @@ def train(
     out: Annotated[Path, typer.Option(help="run folder")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
     restart: Restart = False,
-    seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
+    seed: Annotated[int | None, typer.Option(help="of all randomness; a resumed run keeps its own")] = None,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
     changed: Changed = "refuse",
     on_nan: OnNan = "rollback",

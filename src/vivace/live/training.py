@@ -32,7 +32,7 @@ def train(
     out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
     restart: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     max_steps: int | None = None,
     checkpoint_every_seconds: float = 600.0,
     checkpoint_every_steps: int | None = None,
@@ -61,7 +61,8 @@ def train(
         out: the run folder; new or empty, unless `resume` or `restart`.
         resume: go on from the newest checkpoint that holds; from zero where there was none yet.
         restart: delete the folder's checkpoints and train from zero.
-        seed: of the weights, the data order and all randomness.
+        seed: of the weights, the data order and all randomness; left out, a resumed run keeps its seed, a
+            new one has 0.
         max_steps: stop after so many steps in all, counted over resumed parts too.
         checkpoint_every_seconds: the most time that a kill can cost.
         checkpoint_every_steps: write one after each so many steps too.
@@ -81,9 +82,9 @@ def train(
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
     on all ranks alike.
     """
-    first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
-    options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
-    options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
+    first = (max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    options = vars(Options(0, *first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
+    options |= {"seed": seed, "out": out, "resume": resume, "restart": restart, "on_event": on_event}
     return _begun(job, plan, (engine, address, ranks), (watch, on_broken, tune), options)
 
 

@@ -315,10 +315,21 @@ def kept_tuned(folder: Path) -> dict[str, Any]:
     """What `tune` had found of the run's plan when it began (see `vivace.training.tuned`), as the newest
     checkpoint of `folder` holds it; empty where none does.
     """
+    kept = _newest_manifest(folder).get("tuned")
+    return kept if isinstance(kept, dict) else {}
+
+
+def kept_seed(folder: Path) -> int:
+    """The seed of the run whose checkpoints lie in `folder`; 0 where there is none."""
+    kept = _newest_manifest(folder).get("seed")
+    return kept if isinstance(kept, int) else 0
+
+
+def _newest_manifest(folder: Path) -> dict[str, Any]:
+    """Of the newest checkpoint that has one, whether or not its hashes hold; empty where there is none."""
     for path in _listed(folder) if folder.is_dir() else ():
         with contextlib.suppress(CheckpointError):
-            kept = _manifest(path).get("tuned")
-            return kept if isinstance(kept, dict) else {}
+            return _manifest(path)
     return {}
 
 

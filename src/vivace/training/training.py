@@ -30,11 +30,11 @@ from vivace.pages.sameness import of_run
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
-from vivace.training.checkpoints import kept_plan, kept_tuned, save_model
+from vivace.training.checkpoints import kept_plan, kept_seed, kept_tuned, save_model
 from vivace.training.crew import num_ranks, num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Loop
-from vivace.training.options import Changed, OnNan, Options
+from vivace.training.options import LARGEST_SEED, Changed, OnNan, Options
 from vivace.training.progress import raising_the_listeners
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import load_into
@@ -149,16 +149,17 @@ def train(
     out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
     restart: bool = False,
+    seed: int | None = None,
     on_event: OnEvent | None = None,
     watched_by: WatchedBy = _unwatched,
     **settings: Any,
 ) -> Run:
-    """Train a job; see `vivace.train`, which is this with a sentinel. `settings` are those of `Options`.
+    """Train a job; see `vivace.train`, which is this with a sentinel. `settings` are the others of `Options`.
 
     `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed, the ranks and the
     run folder, before the job is opened.
     """
-    options = Options(**settings)
+    options = Options(seed or 0, **settings)
     _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
@@ -180,6 +181,8 @@ def train(
             if ranks.writes:
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
+        if resume and seed is None:
+            options = dataclasses.replace(options, seed=kept_seed(path / "checkpoints"))
         with ranks.together():
             machine = inspect()
         tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {}
@@ -285,8 +288,8 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
         raise InputError(f"changed is one of {', '.join(get_args(Changed))}, not '{options.changed}'")
     if options.on_nan not in get_args(OnNan):
         raise InputError(f"on_nan is one of {', '.join(get_args(OnNan))}, not '{options.on_nan}'")
-    if options.seed < 0:
-        raise InputError(f"the seed must be 0 or more, not {options.seed}")
+    if not 0 <= options.seed <= LARGEST_SEED:
+        raise InputError(f"the seed must be from 0 to {LARGEST_SEED}, not {options.seed}")
 
 
 def _keep_model(loop: Loop) -> None:

@@ -17,7 +17,7 @@ from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.training.course import differences, sources_of
 
-_FOLDER = re.compile(r"[^:]*/(?=[^/:]+\.py:)")  # of a job's file, which another command may name from elsewhere
+_FOLDER = re.compile(r"[^:]*/(?=[^/:]+\.py:)")  # in which a command stood, or not
 
 
 def consists_of(job: Job, session: Session, loader: Iterable[Batch]) -> dict[str, Any]:
