@@ -175,6 +175,18 @@ def test_profiles_are_compared_by_their_steps(profiled):
     assert rows(found)["peak memory"] == ("3.00 MiB", "3.00 MiB", "+0 %")
 
 
+def test_of_unequal_batches_the_times_of_a_sample_are_told(profiled):
+    """A step on half the batch that takes 30 % less is slower, and no step takes longer."""
+    before = profiled("a", 0.100)
+    halved = profiled("b", 0.070, samples_per_second=32 / 0.070)
+    told = answer(vivace.compare(before, halved, max_regression="5%"))
+    assert re.match(r"A sample takes \d+ % longer", told.sentence)
+    assert any("64" in note and "32" in note and "samples" in note for note in told.notes)
+    told = answer(vivace.compare(before, profiled("c", 0.120), max_regression="5%"))
+    assert told.sentence.startswith("A step takes")
+    assert not any("samples" in note for note in told.notes)
+
+
 def test_older_profiles_are_compared_as_they_stand(profiled):
     found = vivace.compare(
         profiled("a", 0.100, each_step_seconds=[]),

@@ -39,7 +39,7 @@ def edit(file, before, after):
 
 @pytest.fixture
 def searched(tmp_path):
-    """A job's file, and what a search for a plan of it left: its reference, the plan's file, what is known."""
+    """A job's file, and what a search for its plan left: reference, the plan's file, and what is known."""
     for file in (tmp_path / "tiny.py", tmp_path / "elsewhere" / "tiny.py"):
         file.parent.mkdir(exist_ok=True)
         shutil.copy(TINY, file)

@@ -228,7 +228,11 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="A", help="a run's folder, a profile or a record")],
     after: Annotated[Path, typer.Argument(metavar="B", help="the same of what is asked about")],
     max_regression: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="how much longer a step may take, such as 5%")
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="how much longer a step (a sample, where batches differ) may take, such as 5%",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
     details: Details = False,

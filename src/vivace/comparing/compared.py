@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from vivace.ledger import Ratio
 from vivace.pages.answer import Answer
 
 COLUMNS = ("what", "before", "after", "change")
+SAME_BATCH = 0.02  # by how much the samples of a step may differ: the last batch of an epoch is often smaller
 Tone = Literal["good", "plain", "open", "bad"]
 
 
@@ -32,8 +34,9 @@ class Compared:
 
     `ratio` is how many times faster the second is, in time a sample (a step, where no one counted samples),
     with a 95 % interval where the files hold the times of single steps (`has_interval`). `not_comparable`
-    says why speeds cannot be compared, and is empty where they can. `max_regression` is the share by which a
-    step may take longer, None where nothing was asked; `slower` is then the answer, None where there is none.
+    says why speeds cannot be compared, and is empty where they can. `max_regression` is the share by which
+    that time may be longer, None where nothing was asked; `slower` is then the answer, None where there is
+    none.
     """
 
     before: Side
@@ -52,6 +55,16 @@ class Compared:
         if self.max_regression is None or self.ratio is None or self.not_comparable:
             return None
         return self.ratio.high < 1.0 / (1.0 + self.max_regression)
+
+    @property
+    def unit(self) -> Literal["step", "sample"]:
+        """What `ratio` is of: a sample, where those of a step are not as many on both sides, or not known."""
+        sizes = self.before.step_samples, self.after.step_samples
+        if self.before.sample_seconds is None or self.after.sample_seconds is None:
+            return "step"
+        if sizes[0] is None or sizes[1] is None:
+            return "sample"
+        return "step" if math.isclose(sizes[0], sizes[1], rel_tol=SAME_BATCH) else "sample"
 
     @property
     def exit_code(self) -> int:
@@ -105,7 +118,7 @@ def _gain(found: Compared) -> tuple[str, str, Tone]:
         return "", f"Not comparable: {found.not_comparable}", "open"
     told, limit = _fast(found, ratio), words.percent(allowed)
     if found.slower:
-        return "", f"A step takes {words.percent(1.0 / ratio.estimate - 1.0)} longer", "bad"
+        return "", f"A {found.unit} takes {words.percent(1.0 / ratio.estimate - 1.0)} longer", "bad"
     if allowed is not None:
         return "", f"Not slower by more than {limit} beyond noise: the second is {told}", "plain"
     if found.has_interval and ratio.low <= 1.0 <= ratio.high:
@@ -117,6 +130,10 @@ def _notes(found: Compared) -> Iterator[str]:
     if found.slower and found.ratio is not None:
         limit, told = words.percent(found.max_regression), _fast(found, found.ratio)
         yield f"Allowed are {limit}; the second is {told}"
+    sizes = found.before.step_samples, found.after.step_samples
+    if found.unit == "sample" and found.ratio is not None and None not in sizes:
+        one, other = (words.quantity(round(size, 1)) for size in sizes if size is not None)
+        yield f"A step has {one} samples, then {other}: the times of a sample are compared"
     yield from found.notes
 
 

@@ -35,8 +35,9 @@ def compare(
     Args:
         before: a folder of tune, train, run or profile, or a file of one, or a benchmark's record.
         after: the same of what is asked about.
-        max_regression: by how much longer a step may take, as ``"5%"`` or 0.05; `Compared.slower` is then the
-            answer. What lies within the noise of either run is not slower.
+        max_regression: by how much longer a step may take (a sample, where steps have not as many on both
+            sides), as ``"5%"`` or 0.05; `Compared.slower` is then the answer. What lies within the noise of
+            either run is not slower.
         out: folder for ``compare.html`` and ``compare.json``; left out, none is written.
 
     Speeds are compared of the same kind of run on the same machine; `Compared.not_comparable` says where that

@@ -64,6 +64,13 @@ class Side:
         """What `blocks` are of: a sample, or a step where no one counted samples."""
         return self.sample_seconds if self.sample_seconds is not None else self.step_seconds
 
+    @property
+    def step_samples(self) -> float | None:
+        """How many samples a step has, over all steps; None where the files do not hold it."""
+        if self.step_seconds is None or not self.sample_seconds:
+            return None
+        return self.step_seconds / self.sample_seconds
+
     def to_dict(self) -> dict[str, Any]:
         """The document of this side."""
         return dataclasses.asdict(self)
