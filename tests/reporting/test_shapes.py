@@ -42,6 +42,13 @@ def test_what_this_version_writes_fits_whole(ledger, tune_folder, train_folder):
     assert load(train_folder).skipped == ()
 
 
+def test_a_sample_may_have_a_name(train_folder):
+    run = json.loads((train_folder / "run.json").read_text())
+    run["damaged"] = [{"index": "scan 3", "path": "", "error": "OSError: truncated", "times": 1}]
+    (train_folder / "run.json").write_text(json.dumps(run))
+    assert load(train_folder).skipped == ()
+
+
 def test_what_is_left_out_is_said(ledger, tune_folder):
     ledger[0]["machine"] = ["none"]
     content = load(tune_folder(ledger))

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -136,6 +137,32 @@ def test_paths_are_found_where_datasets_keep_them():
     found = [path_of(joined, index) for index in (0, 1, 2, 4, 6, 99, "a key")]
     assert found == ["folder/5.jpg", "folder/6.jpg", "", "folder/0.jpg", "folder/2.jpg", "", ""]
     assert path_of(Subset(joined, [4, 0]), 0) == "folder/0.jpg"
+    for kind in (numpy.int64, torch.tensor):
+        assert [path_of(joined, kind(index)) for index in (0, 1, 2, 4, 6, 99)] == found[:-1]
+
+
+def name_of(index):
+    return f"sample {index}"
+
+
+class Keyed(Numbers):
+    """Samples by their names."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(int(key.split()[1]))
+
+
+@pytest.mark.parametrize("kind", [int, numpy.int64, name_of])
+def test_a_samples_number_is_one_whoever_holds_it(kind, tmp_path):
+    damage, dataset = Damage("skip", tmp_path / "list"), Keyed() if kind is name_of else Numbers()
+    for _ in range(2):
+        assert len(damage.read(dataset, [kind(index) for index in range(4)], 0)) == 3
+    entry = damage.listed()[0]
+    named = name_of(3) if kind is name_of else 3
+    assert (entry["index"], entry["times"]) == (named, 2)
+    assert damage.sentence().startswith(f"1 damaged sample was skipped: {named} (")
+    with pytest.raises(SampleError, match=f"sample {named!r} "):
+        Damage().read(dataset, [kind(3)], 0, many=False)
 
 
 class Wrapping(Dataset):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import json
+import operator
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
+from vivace import words
 from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
@@ -89,7 +91,8 @@ class Damage:
 
     def _one(self, dataset: Dataset[Any], index: object) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
-        self.reading(index if type(index) is int else f"sample {index!r}")
+        told = _plain(index)
+        self.reading(told if type(told) is int else f"sample {told!r}")
         try:
             if self.checksums is not None:
                 self.checksums.require(path_of(dataset, index))
@@ -101,10 +104,10 @@ class Damage:
             if self.policy == "raise":
                 where = f" ('{path}')" if path else ""
                 raise SampleError(
-                    f"sample {index!r}{where} cannot be read: {text}; mend it, or give the Job "
+                    f"sample {told!r}{where} cannot be read: {text}; mend it, or give the Job "
                     "damaged='skip' or 'replace'"
                 ) from error
-            self._list({"index": index, "path": path, "error": text})
+            self._list({"index": told, "path": path, "error": text})
             return None
 
     def _next(self, found: list[tuple[Any] | None], number: int) -> Any:
@@ -141,7 +144,8 @@ class Damage:
             return ""
         few = "; ".join(f"{entry['index']} ('{entry['path']}'): {entry['error']}" for entry in found[:3])
         done = "skipped" if self.policy == "skip" else "replaced"
-        return f"{len(found)} damaged samples were {done}: {few}; all are listed in '{self.path}'"
+        were = f"{words.count(len(found), 'damaged sample')} {'was' if len(found) == 1 else 'were'}"
+        return f"{were} {done}: {few}; all are listed in '{self.path}'"
 
     def require_few(self, num_read: int) -> None:
         """Raises JobError where, beside `num_read` others, more than a tenth of the samples were damaged."""
@@ -160,6 +164,7 @@ def path_of(dataset: Any, index: object) -> str:
 
     A Subset's dataset, and those that a ConcatDataset joins, are asked.
     """
+    index = _plain(index)
     if isinstance(dataset, ConcatDataset) and isinstance(index, int) and 0 <= index < len(dataset):
         number = bisect.bisect_right(dataset.cumulative_sizes, index)
         before = dataset.cumulative_sizes[number - 1] if number else 0
@@ -178,6 +183,14 @@ def path_of(dataset: Any, index: object) -> str:
         if isinstance(first, (str, os.PathLike)):
             return os.fspath(first)
     return ""
+
+
+def _plain(index: object) -> object:
+    """A sample's index as an int, where NumPy or torch holds the number; any other one as it is."""
+    try:
+        return operator.index(index)  # type: ignore[call-overload]
+    except TypeError:
+        return index
 
 
 def _each(dataset: TensorDataset, indices: Sequence[Any]) -> list[Any]:

@@ -164,7 +164,7 @@ TRAINING = {
     "interrupted": FLAG,
     "interrupted_by": TEXT,
     "notices": TEXTS,
-    "damaged": [{"index": NUMBER, "path": TEXT, "error": TEXT, "times": NUMBER}],
+    "damaged": [{"index": ANY, "path": TEXT, "error": TEXT, "times": NUMBER}],
     "metric_data": TEXT,
     "metric_name": TEXT,
     "job": TEXT,
