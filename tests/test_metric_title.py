@@ -8,13 +8,15 @@ import runpy
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 import vivace
 from vivace.compressing import answering as compressing
 from vivace.compressing.page import render as compress_page
 from vivace.compressing.table import draw as compress_table
-from vivace.events import metric_title
+from vivace.events import metric_title, scalars_of
 from vivace.exporting import answering as exporting
 from vivace.exporting.page import render as export_page
 from vivace.pages.answer import lines
@@ -75,6 +77,21 @@ def test_a_metric_of_the_training_data_is_called_that(verb, tmp_path):
 def test_what_has_no_name_is_called_metric():
     assert metric_title({}) == "metric"
     assert metric_title({"metric_name": "F1", "metric_data": "validation"}) == "F1"
+
+
+@given(
+    name=st.sampled_from(["loss", "epoch", "seconds", "samples_per_second", "accuracy", "metric", ""]),
+    data=st.sampled_from(["training", "validation"]),
+)
+def test_no_curve_of_a_metric_is_another_figures(name, data):
+    figures = {"epoch": 1, "loss": 1.25, "samples_per_second": 8.0, "seconds": 2.0}
+    metric = {"step": 4, "metric": 0.5, "metric_name": name, "metric_data": data}
+    with_all = scalars_of({**metric, **figures})
+    assert with_all | figures == with_all
+    assert len(with_all) == len(figures) + 1
+    alone = scalars_of(metric)  # as the last one of a run is told: in the same curve
+    assert alone.items() <= with_all.items()
+    assert len(alone) == 1
 
 
 def test_a_sweeps_table_shows_names_and_values_as_they_are():

@@ -76,9 +76,16 @@ class Event:
         return scalars_of(self.payload) if drawn else {}
 
 
+_FIGURES = ("step", "epoch", "loss", "samples_per_second", "skipped_steps", "seconds")
+
+
 def scalars_of(payload: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a payload but its step; the metric by its title."""
-    own_name = {"metric": metric_title(payload)}
+    """The numbers of a payload but its step; the metric by its title, and as ``metric loss`` where that is
+    what another figure of a training is called.
+    """
+    title = metric_title(payload)
+    taken = {*_FIGURES, *payload} - {"metric"}
+    own_name = {"metric": f"metric {title}" if title in taken else title}
     numbers = {k: v for k, v in payload.items() if isinstance(v, int | float) and k != "step"}
     return {own_name.get(name, name): value for name, value in numbers.items()}
 
