@@ -4,10 +4,15 @@ import dataclasses
 import json
 import math
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vivace.errors import FolderError
+from vivace.files import finite
 from vivace.ledger import Code, Ledger, Ratio, Trial
 
 BASE = {"techniques": {"channels_last": {}}, "plan_id": "a" * 12, "machine": "m", "job": "j"}
@@ -32,6 +37,29 @@ def test_a_trial_that_says_too_little_is_not_built_upon(tmp_path):
     for status in ("measured", "failed"):
         ledger.append("trial", {**names, "status": status})
     assert ledger.trials() == []
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=6,
+    )
+)
+def test_a_line_is_json_that_every_reader_takes(value):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.jsonl")
+        ledger.append("verdict", {"value": value})
+        json.loads(ledger.path.read_bytes().decode(), parse_constant=refuse)
+        assert ledger.read() == [{"record": "verdict", "value": finite(value)}]
+
+
+def test_numbers_that_are_not_finite_are_none():
+    content = {"checks": [{"score": math.inf, "value": math.nan, "seeds": 8}], "pair": (1.5, -math.inf)}
+    assert finite(content) == {"checks": [{"score": None, "value": None, "seeds": 8}], "pair": [1.5, None]}
 
 
 def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from vivace.errors import FolderError, is_full_disk
 
@@ -48,6 +49,17 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Like `replace_file`, with a text; what UTF-8 cannot hold becomes '?'."""
     replace_file(path, lambda file: file.write(text.encode(errors="replace")))
+
+
+def finite(content: object) -> Any:
+    """A document as every reader of JSON takes it: None for each number that is not finite, for which JSON
+    has no word.
+    """
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def open_own(path: Path, flags: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from vivace import words
 from vivace.errors import Code as Code
 from vivace.errors import FolderError
-from vivace.files import open_own, read_own
+from vivace.files import finite, open_own, read_own
 from vivace.pages.answer import Answer
 
 
@@ -223,14 +223,16 @@ class Trial:
 
 
 class Ledger:
-    """An append-only file of JSON lines ``{"record": kind, ...}``; a torn last line is ignored on reading."""
+    """An append-only file of JSON lines ``{"record": kind, ...}``, in which a number that is not finite is
+    null; a torn last line is ignored on reading.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, record: str, document: dict[str, Any]) -> None:
         """Write one record and flush it to the disk. Raises FolderError where the file cannot be written."""
-        line = json.dumps({"record": record, **document}, ensure_ascii=False)
+        line = json.dumps({"record": record, **finite(document)}, ensure_ascii=False)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             opened = open_own(self.path, flags)

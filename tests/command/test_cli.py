@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -450,16 +449,6 @@ def test_a_notice_steers_no_terminal_either(capfd):
 def test_quiet_says_nothing(vivace):
     done = vivace("train", "JOBS:good", "--out", "run", "--quiet")
     assert (done.code, done.output, done.errors) == (0, "", "printed at import\n")
-
-
-def test_documents_hold_no_number_that_json_lacks():
-    from vivace.command.screen import _finite
-
-    content = {
-        "checks": [{"score": float("inf"), "value": float("nan"), "seeds": 8}],
-        "pair": (1.5, -math.inf),
-    }
-    assert _finite(content) == {"checks": [{"score": None, "value": None, "seeds": 8}], "pair": [1.5, None]}
 
 
 def test_divergence_is_the_answer_no(vivace, tmp_path):

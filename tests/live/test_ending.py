@@ -37,6 +37,14 @@ def test_the_longest_ending_is_twelve_lines_of_eighty_columns(outcome, monkeypat
     assert any(line.startswith(f"{PREFIX}Page: runs/run/run.html") for line in told)
 
 
+@pytest.mark.parametrize("columns", ["1", "8", "9", "30"])
+def test_the_narrowest_terminal_gets_the_last_words_too(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    for records in (None, []):
+        told = "".join(line.removeprefix(PREFIX).strip() for line in said(WORST, COMMAND, records))
+        assert "runs/run/run.html" in told.replace(" ", "")
+
+
 def test_a_loss_of_the_whole_run_is_said():
     cost = {"saved_seconds": -1.5, "own_seconds": 3.2}
     (first, *_) = said({**FASTER, **cost}, COMMAND)

@@ -372,8 +372,9 @@ def test_a_broken_promise_leads(ledger, tune_folder):
     assert "size of the update, step 21 9.80 8.00 0.00082 0.000191 no" in text
 
 
-def test_losses_that_are_not_numbers_interrupt_the_line(ledger, tune_folder):
-    ledger[-2]["curves"]["plan"][60] = float("nan")
+@pytest.mark.parametrize("lost", [None, float("nan")])  # as it is written, and as an older version wrote it
+def test_losses_that_are_not_numbers_interrupt_the_line(ledger, tune_folder, lost):
+    ledger[-2]["curves"]["plan"][60] = lost
     page = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
     line = re.search(r'class="line plan" d="([^"]+)"', page)
     assert line is not None

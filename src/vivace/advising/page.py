@@ -15,7 +15,7 @@ from vivace.advising.advice import Advice
 from vivace.advising.answering import answer
 from vivace.advising.predict import LIMITS
 from vivace.errors import FolderError
-from vivace.files import replace_text, require_page
+from vivace.files import finite, replace_text, require_page
 from vivace.pages import charts
 from vivace.pages import render as pages
 
@@ -32,7 +32,7 @@ def write(advice: Advice, folder: Path) -> Advice:
         folder.mkdir(parents=True, exist_ok=True)
         require_page(page)
         replace_text(page, render(named))
-        replace_text(folder / "advise.json", json.dumps(named.to_dict(), indent=1) + "\n")
+        replace_text(folder / "advise.json", json.dumps(finite(named.to_dict()), indent=1) + "\n")
     except OSError as error:
         raise FolderError(f"the advice cannot be written to '{folder}': {error.strerror}") from None
     return named

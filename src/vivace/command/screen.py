@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import sys
@@ -17,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from vivace.errors import InputError, RankLost, TechniqueWarning, VivaceError, printable
+from vivace.files import finite
 from vivace.training.stopping import tells_first
 
 _show_warning = warnings.showwarning
@@ -52,7 +52,7 @@ class Screen:
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
         if self.as_json:
-            self._write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
+            self._write(json.dumps(finite(content), ensure_ascii=False, default=str) + "\n")
 
     def text(self, content: str) -> None:
         """Print what was asked for as a text, to be piped into a file, unless a document was asked for."""
@@ -126,15 +126,6 @@ def _stand_in(number: int) -> None:
     if getattr(sys, name) is None:
         setattr(sys, name, os.fdopen(number, "w", closefd=False))
     getattr(sys, name).flush()
-
-
-def _finite(content: object) -> Any:
-    """`content` with None for every number that JSON has no word for."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vivace import words
 from vivace.comparing.compared import Compared, answer
 from vivace.comparing.sides import Side
-from vivace.files import replace_text, require_page
+from vivace.files import finite, replace_text, require_page
 from vivace.pages import charts
 from vivace.pages import render as pages
 
@@ -25,7 +25,7 @@ def write(found: Compared, folder: Path) -> Compared:
     named = dataclasses.replace(found, page_path=str(page))
     require_page(page)
     replace_text(page, render(named))
-    replace_text(folder / "compare.json", json.dumps(named.to_dict(), indent=1) + "\n")
+    replace_text(folder / "compare.json", json.dumps(finite(named.to_dict()), indent=1) + "\n")
     return named
 
 

@@ -23,7 +23,7 @@ from vivace.compressing.result import Compressed, Tried, choose
 from vivace.compressing.searching import Search
 from vivace.errors import InputError
 from vivace.events import OnEvent, Tell, metric_title, teller
-from vivace.files import LOCK, full_disk_told, output_folder, replace_text, take_lock
+from vivace.files import LOCK, finite, full_disk_told, output_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -245,7 +245,7 @@ def _write(found: Compressed, folder: Path) -> None:
     for file in (folder / FILES).iterdir():
         if file.stem not in wanted:
             file.unlink()
-    replace_text(folder / DOCUMENT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+    replace_text(folder / DOCUMENT, json.dumps(finite(found.to_dict()), indent=1, default=str) + "\n")
     replace_text(folder / PAGE, render(found))
 
 

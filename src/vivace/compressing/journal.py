@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.compressing.result import Tried
 from vivace.errors import InputError
-from vivace.files import replace_text
+from vivace.files import finite, replace_text
 from vivace.serving.forms import form_named
 
 FINAL = ("kept", "refused", "undecided", "slower", "failed")  # what need not be tried again
@@ -81,4 +81,4 @@ class Journal:
 
 
 def _line(one: Tried) -> str:
-    return json.dumps(one.to_dict(), default=str) + "\n"
+    return json.dumps(finite(one.to_dict()), default=str) + "\n"

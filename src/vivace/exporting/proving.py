@@ -19,7 +19,7 @@ from vivace.errors import CheckpointError, ChildFailed, InputError, JobError, Re
 from vivace.exporting.page import render
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
-from vivace.files import LOCK, full_disk_told, output_folder, own_folder, replace_text, take_lock
+from vivace.files import LOCK, finite, full_disk_told, output_folder, own_folder, replace_text, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -100,7 +100,8 @@ def export(
                 found = dataclasses.replace(found, job=name, page_path=str(folder / PAGE))
                 replace_text(written / PAGE, render(found))
                 found = dataclasses.replace(found, file=str(folder / Path(found.file).name))
-                replace_text(written / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+                card = json.dumps(finite(found.to_dict()), indent=1, default=str) + "\n"
+                replace_text(written / CARD, card)
     return found
 
 

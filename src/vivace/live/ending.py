@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace import words
 from vivace.errors import printable
-from vivace.files import replace_text
+from vivace.files import finite, replace_text
 from vivace.ledger import Ledger
 from vivace.live.answering import answer_of, details
 from vivace.live.errand import DOCUMENT, LEDGER, PAGE, PLAN, Errand
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
 PREFIX = "vivace: "  # before every line on a stream that is the script's
+NARROWEST = 20  # letters of a line, however narrow the terminal says to be
 
 
 def tell(loop: Loop) -> None:
@@ -48,7 +49,7 @@ def tell(loop: Loop) -> None:
     finally:
         _took(document, loop.clock.wall() - begin)
         say(loop.errand, document)
-        replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
+        replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(finite(document)))
 
 
 def say(errand: Errand, document: dict[str, Any]) -> None:
@@ -194,7 +195,7 @@ def _why_nothing_was_seen(loop: Loop) -> str:
 
 def said(document: dict[str, Any], command: str, records: list[dict[str, Any]] | None = None) -> list[str]:
     """The lines for the person; with the ledger's records also all that the page holds, before the answer."""
-    width = shutil.get_terminal_size((80, 24)).columns - len(PREFIX)
+    width = max(shutil.get_terminal_size((80, 24)).columns - len(PREFIX), NARROWEST)
     found: list[str] = []
     for title, rows in details(document, records) if records is not None else ():
         column = max(len(name) for name, _ in rows)

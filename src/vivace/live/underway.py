@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.files import own_folder, replace_text
+from vivace.files import finite, own_folder, replace_text
 from vivace.job import Batch
 from vivace.live.ending import document_of
 from vivace.live.errand import DOCUMENT, OWN, PAGE, PLAN, Errand
@@ -193,7 +193,7 @@ class Underway:
         self._write()
 
     def _write(self) -> None:
-        replace_text(self.folder / DOCUMENT, json.dumps(self.document))
+        replace_text(self.folder / DOCUMENT, json.dumps(finite(self.document)))
         if self.document["tried"]:
             command = f"vivace train {self.job} --tune"
             replace_text(self.folder / PAGE, page(self.document, self._records, command))

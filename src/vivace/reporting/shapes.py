@@ -202,7 +202,10 @@ def fitting(value: Any, shape: Any, place: str, skipped: list[str]) -> Any:
         if shape == PAIR and len(value) != len(PAIR):
             skipped.append(f"{place} is no pair")
             return None
+        before = len(skipped)
         parts = [fitting(one, shape[0], f"{place}[{at}]", skipped) for at, one in enumerate(value)]
+        if shape == NUMBERS and len(skipped) == before:  # null is a number that was not finite
+            return parts
         fits = [part for part in parts if part is not None]
         return None if isinstance(shape, tuple) and len(fits) < len(parts) else fits
     if isinstance(shape, type) and issubclass(shape, Number):

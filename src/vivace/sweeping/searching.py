@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from vivace.errors import InputError, JobError, OutOfMemory, nearest
 from vivace.events import OnEvent, Tell, teller
-from vivace.files import replace_text
+from vivace.files import finite, replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, JobFunction
 from vivace.machine import Machine
@@ -399,5 +399,5 @@ def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
 
 
 def _write(found: Swept, folder: SweepFolder) -> None:
-    replace_text(folder.path / RESULT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+    replace_text(folder.path / RESULT, json.dumps(finite(found.to_dict()), indent=1, default=str) + "\n")
     replace_text(Path(found.page_path), page.render(found))

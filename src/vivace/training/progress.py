@@ -13,7 +13,7 @@ from typing import Any
 
 from vivace.errors import FolderError
 from vivace.events import OnEvent, scalars_of, teller
-from vivace.files import open_own, own_folder
+from vivace.files import finite, open_own, own_folder
 from vivace.inspection.energy import Meter
 from vivace.training.crew import num_ranks_here
 from vivace.training.folder import LOG
@@ -90,7 +90,7 @@ class Progress:
     def _append(self, record: dict[str, Any]) -> None:
         assert self._path is not None
         with os.fdopen(open_own(self._path, _APPEND), "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(finite(record)) + "\n")
             file.flush()
             self.num_bytes = os.fstat(file.fileno()).st_size
         if self._scalars is not None:

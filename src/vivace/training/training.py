@@ -20,7 +20,7 @@ import torch
 from vivace import words
 from vivace.errors import Diverged, FolderError, InputError, JobError, OutOfMemory
 from vivace.events import EventKind, OnEvent, metric_title
-from vivace.files import replace_file, replace_text
+from vivace.files import finite, replace_file, replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, load, require_job
 from vivace.machine import Machine
@@ -373,7 +373,7 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
     if loop.resumed_from_step is not None:
         run = dataclasses.replace(run, **_known_before(loop.path, run, trained=loop.samples > 0))
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
-    document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
+    document = json.dumps(finite({**run.to_dict(), **facts}), indent=1).encode()
     with ranks.together():
         if ranks.writes:
             replace_file(loop.path / "run.json", lambda file: file.write(document))
