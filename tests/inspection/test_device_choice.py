@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from vivace.errors import InputError
-from vivace.inspection.device_choice import train_on
+from vivace.inspection.device_choice import of_launch, train_on
 from vivace.inspection.facts import Facts, TorchBuild
 from vivace.inspection.nvidia import Gpu, Nvidia
 from vivace.machine import Device
@@ -32,6 +32,28 @@ BESIDE_AMD = dataclasses.replace(  # torch for ROCm serves none of NVIDIA's
 )
 FOR_THE_CPU = dataclasses.replace(THREE, torch=TorchBuild("2.15.0"))
 TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "default", "found"),
+    [
+        ("3", None, 3),
+        (" 2 ", 1, 2),
+        ("", 1, 1),
+        (None, 1, 1),
+        ("x", 1, "is 'x'"),
+        ("-1", 1, "is '-1'"),
+        ("", None, "WORLD_SIZE is set, and RANK is not"),
+        (None, None, "WORLD_SIZE is set, and RANK is not"),
+    ],
+)
+def test_a_number_that_a_launcher_has_not_given_is_said(value, default, found):
+    environment = {} if value is None else {"RANK": value}
+    if isinstance(found, int):
+        assert of_launch("RANK", default, environment) == found
+        return
+    with pytest.raises(InputError, match=found):
+        of_launch("RANK", default, environment)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +103,7 @@ def test_the_named_device_is_the_only_one_seen(facts, name, before, after):
         ),
         (THREE, "gpu", {}, "the device is 'gpu'; Vivace trains on cpu, cuda, or one of several"),
         (THREE, "cuda:1", {"WORLD_SIZE": "2"}, "several ranks train, each on its own"),
+        (THREE, "cuda:1", {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x': let torchrun start the ranks"),
     ],
 )
 def test_what_is_not_there_is_said(facts, name, environment, message):

@@ -63,11 +63,11 @@ def _seconds(option: str, text: str | None) -> float | None:
     return seconds
 
 
-def _require_not_ranks() -> None:
+def _require_not_ranks(num_ranks: int) -> None:
     """Raises InputError where several ranks were started, each of which would tune its own script."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if num_ranks > 1:
         raise InputError(
-            f"{os.environ['WORLD_SIZE']} ranks were started, and tune itself starts a script: write "
+            f"{num_ranks} ranks were started, and tune itself starts a script: write "
             "vivace tune -- torchrun ... for that; a JOB is tuned on ranks"
         )
 
@@ -251,8 +251,10 @@ def tune(
     """
     script = "--" in sys.argv or len(words) > 1
     with screen(as_json, quiet, debug, device, one_speaks=True, forks=not script) as shown:
+        from vivace.training.crew import num_ranks
+
         if script:
-            _require_not_ranks()
+            _require_not_ranks(num_ranks())
             needing = {
                 "--memory": memory,
                 "--runs": runs > 1,
@@ -266,7 +268,6 @@ def tune(
         job = words[0]
         from vivace.command.endings import tuned
         from vivace.command.progress import TuneProgress
-        from vivace.training.crew import num_ranks
         from vivace.tuning import tune as run
 
         told: dict[str, object] = {"budget": budget, "allow": allow, "runs": runs if runs > 1 else None}
@@ -307,9 +308,8 @@ def _tune_script(words: list[str], budget: str, out: Path, details: bool, shown:
     from vivace.live.search import BUDGET_SECONDS, search
     from vivace.measuring.budget import parse_budget
 
-    seconds = parse_budget(budget)
-    budget_seconds, source = seconds or BUDGET_SECONDS, shown.script_input
-    result = search(words, out=out, budget_seconds=budget_seconds, script_input=source)
+    seconds = parse_budget(budget) or BUDGET_SECONDS
+    result = search(words, out=out, budget_seconds=seconds, script_input=shown.script_input)
     shown.document(result.to_dict())
     shown.show(lambda console: searched(result, shlex.join(words), out, console, details=details))
     shown.exit_code = result.exit_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from vivace.errors import InputError
 from vivace.inspection.diagnosis import diagnose, torch_trains_on
@@ -13,6 +13,20 @@ from vivace.inspection.facts import AMD_HIDING, Facts, gather_facts
 from vivace.inspection.nvidia import number_of, visible
 
 CUDA, ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
+def of_launch(name: str, default: int | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """A number that torchrun gives each rank in its environment, such as ``WORLD_SIZE``.
+
+    Raises InputError where it is none, or missing and without a `default`.
+    """
+    text = environment.get(name, "").strip()
+    if text.isdecimal():
+        return int(text)
+    if not text and default is not None:
+        return default
+    found = f"{name} is '{text}'" if text else f"WORLD_SIZE is set, and {name} is not"
+    raise InputError(f"in the environment {found}: let torchrun start the ranks, or unset WORLD_SIZE for one")
 
 
 def train_on(
@@ -29,7 +43,7 @@ def train_on(
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if match is None:
         raise InputError(f"the device is '{name}'; Vivace trains on cpu, cuda, or one of several, as cuda:1")
-    if int(environment.get("WORLD_SIZE", "1")) > 1 and name != "cpu":
+    if of_launch("WORLD_SIZE", 1, environment) > 1 and name != "cpu":
         raise InputError(f"--device {name} names one device, but several ranks train, each on its own")
     if name == "cpu":
         environment[CUDA] = environment[ROCM] = ""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import RankLost, TimedOut, VivaceError
+from vivace.inspection.device_choice import of_launch
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, preload
 from vivace.processes.waiting import crowded
@@ -40,12 +41,12 @@ _IN_A_CREW = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # somebody else keeps the
 
 def num_ranks() -> int:
     """How many processes were launched together, this one among them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return of_launch("WORLD_SIZE", 1)
 
 
 def num_ranks_here() -> int:
     """How many of them share this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or num_ranks())
+    return of_launch("LOCAL_WORLD_SIZE", num_ranks())
 
 
 def needed_by(num_ranks: int) -> Plan:
@@ -360,7 +361,7 @@ def company_of(source: Source) -> Iterator[Company]:
     from vivace.training.meeting import agreed_name, launch_store
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
-    rank = int(os.environ["RANK"])
+    rank = of_launch("RANK")
     store = launch_store(rank, world_size, PATIENCE_SECONDS)
     name = agreed_name(store, rank, world_size, PATIENCE_SECONDS)
     own = dist.PrefixStore(f"vivace/company/{name}", store)  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ from vivace.errors import (
     ran_out_of_memory,
 )
 from vivace.inspection import inspect
+from vivace.inspection.device_choice import of_launch
 from vivace.plan import Plan
 from vivace.processes import child
 from vivace.technique import Stage, registry
@@ -336,7 +337,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     Raises PlanError where several ranks would train without the technique that averages their gradients, and
     RankLost where some do not come within `patience` seconds.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = of_launch("WORLD_SIZE", 1)
     if world_size == 1:
         yield Ranks(store=launch_store(0, 1, patience) if torchrun_keeps_the_store() else None)
         return
@@ -346,7 +347,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
-    rank = int(os.environ["RANK"])
+    rank = of_launch("RANK")
     ranks = Ranks(rank, world_size, launch_store(rank, world_size, patience), patience)
     try:
         try:
@@ -365,7 +366,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
 
 def met_under(name: str, patience: float = PATIENCE_SECONDS) -> Ranks:
     """The ranks of this launch, each in a child process that was told `name`; for a process's whole life."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = of_launch("RANK"), of_launch("WORLD_SIZE")
     _take_gpu()
     store = dist.PrefixStore(name, launch_store(rank, world_size, patience))  # type: ignore[attr-defined]
     return Ranks(rank, world_size, store, patience)
@@ -375,7 +376,7 @@ def _take_gpu() -> None:
     """Let CUDA's current device be this rank's own. Raises InputError where there is none for it."""
     if not torch.cuda.is_available():
         return
-    number, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    number, gpus = of_launch("LOCAL_RANK", 0), torch.cuda.device_count()
     if number >= gpus:
         raise InputError(
             f"rank {number} of this machine has no GPU, as torch shows {words.count(gpus, 'GPU')}: start as "
