@@ -1,9 +1,12 @@
 """Charts as SVG: places inside their axes, labels that cover no other, nothing that is read as markup."""
 
 import itertools
+import math
 import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from vivace.pages import charts
 
@@ -42,6 +45,15 @@ def test_texts_are_escaped_and_missing_values_interrupt_a_line():
     (path,) = re.findall(r'class="line plan" d="([^"]*)"', plot)
     assert path.count("M") == 2
     assert charts.lines("", [1, 2], {"plan": [None, None]}) is None
+
+
+@given(st.lists(st.tuples(st.floats(0), st.floats()), min_size=1), st.floats(-1e9, 1e9))
+@example([(1.0, -1.79e308), (2.0, 1.79e308)], 0.5)
+def test_the_course_of_a_metric_is_drawn_whatever_its_numbers_are(line, sane):
+    plot = charts.courses("metric", {"plan": [*line, (1.0, sane)], "reference": line})
+    numbers = re.findall(r'class="line \w+" d="([^"]*)"', plot)
+    assert all(0 <= int(at) <= charts.BOX for path in numbers for at in re.findall(r"-?\d+", path))
+    assert charts.courses("metric", {"plan": [(1.0, math.nan)]}) is None
 
 
 def test_memory_is_drawn_in_steps_above_what_is_held():

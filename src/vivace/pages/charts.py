@@ -313,15 +313,23 @@ def lines(
     return frame(title, across, up, [_stretched(*drawn)], unit)
 
 
-def courses(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
-    """Lines over minutes, each through points of its own and of a class of its own."""
-    across = linear(*_ends([x for line in series.values() for x, _ in line]))
-    low, high = _ends([y for line in series.values() for _, y in line])
+def courses(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Markup | None:
+    """Lines over minutes, each through points of its own and of a class of its own; None where no point has a
+    place.
+    """
+    placed = {name: [(_drawn(x), _drawn(y)) for x, y in line] for name, line in series.items()}
+    known = {
+        name: [(x, y) for x, y in line if x is not None and y is not None] for name, line in placed.items()
+    }
+    if not any(known.values()):
+        return None
+    across = linear(*_ends([x for line in known.values() for x, _ in line]))
+    low, high = _ends([y for line in known.values() for _, y in line])
     margin = 0.04 * (high - low)
     up = linear(low - margin, high + margin)
     drawn = (
         element("path", class_=f"line {name}", d=_path([_point(x, y, across, up) for x, y in line]))
-        for name, line in series.items()
+        for name, line in known.items()
     )
     return frame(title, across, up, [_stretched(*drawn)], "minutes")
 
