@@ -29,7 +29,6 @@ from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source, unpacked
 from vivace.training.crew import num_ranks
-from vivace.training.folder import check_name
 from vivace.training.meeting import launch_store
 from vivace.training.stopping import StopRequest
 from vivace.training.training import Run
@@ -246,7 +245,6 @@ def train(
 
 def _made(folder: Path) -> Path:
     """The run folder, which is there from here on, so that the nodes can be asked whether they see it."""
-    check_name(folder.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

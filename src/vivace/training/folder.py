@@ -16,7 +16,6 @@ from typing import IO, Self
 from vivace.errors import FolderError
 from vivace.files import is_leftover, open_own, own_folder
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _LOCK = "lock"
 _PLAN = "plan.toml"
 LEDGER = "saved.jsonl"  # what was saved, beside the checkpoints
@@ -34,7 +33,6 @@ class RunFolder:
 
     def __init__(self, out: str | os.PathLike[str], *, resume: bool, restart: bool) -> None:
         self.path = Path(out)
-        check_name(self.path.name)
         self._make()
         self._refuse_foreign(resume or restart)
         if resume and self.plan.exists() and not self.checkpoints.exists():
@@ -82,8 +80,9 @@ class RunFolder:
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FolderError(f"the folder '{self.path}' cannot be made: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # a name that holds a zero byte
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise FolderError(f"the folder '{self.path}' cannot be made: {reason}") from None
 
     def _refuse_foreign(self, continues: bool) -> None:
         names = _names_in(self.path)
@@ -154,15 +153,6 @@ def _names_in(folder: Path) -> set[str]:
     """What lies in a folder, beside what a killed process had begun."""
     entries = folder.iterdir() if folder.is_dir() else ()
     return {item.name for item in entries if not is_leftover(item.name)}
-
-
-def check_name(name: str) -> None:
-    """Refuse names of run folders that could lead elsewhere. Raises FolderError."""
-    if not _NAME.fullmatch(name):
-        raise FolderError(
-            f"a run folder cannot be called '{name}': use up to 64 letters, digits, '.', '_' and '-', "
-            "no leading dot"
-        )
 
 
 def sync_folder(path: Path) -> None:
