@@ -127,6 +127,20 @@ def test_a_true_box_is_met_once():
     ]
 
 
+def test_an_image_without_boxes_in_which_nothing_is_found_is_not_among_the_worst():
+    nothing, box = (torch.zeros(0, 4), torch.zeros(0)), (torch.tensor([[0.0, 0, 10, 10]]), torch.ones(1))
+    true = [nothing, *[box] * (2 * showing.SHOWN)]
+
+    def found_in(images):
+        there = [box if place > showing.SHOWN else nothing for place in range(len(images))]
+        return [{"boxes": b, "scores": torch.ones(len(b)), "labels": k.long()} for b, k in there]
+
+    images = torch.rand(len(true), 3, 40, 40)
+    batch = (images, [boxes for boxes, _ in true], [kinds.long() for _, kinds in true])
+    _, worst = showing.detected([batch], found_in, ("a", "b")).values()
+    assert [picture.title for picture in worst] == ["0 of 1 found, 0 wrong"] * showing.SHOWN
+
+
 def test_overlap_is_intersection_over_union():
     assert showing.overlap((0, 0, 2, 2), (1, 0, 3, 2)) == pytest.approx(1 / 3)
     assert showing.overlap((0, 0, 1, 1), (2, 2, 3, 3)) == 0

@@ -8,8 +8,8 @@ import torch
 
 from vivace.errors import Refused
 from vivace.job import load
-from vivace.serving.calls import Calls, Flat, read_arrays, record, write_arrays
-from vivace.serving.judge import Judge
+from vivace.serving.calls import Call, Calls, Flat, Recording, read_arrays, record, write_arrays
+from vivace.serving.judge import Judge, Replay
 from vivace.serving.proof import BATCHES, pieces
 from vivace.serving.trained import load_trained
 
@@ -57,6 +57,22 @@ def test_a_form_that_is_wrong_is_found(judge, tmp_path):
     change = found.change(str(tmp_path / "wrong.npz"), 0.1)
     assert change["value"] < facts["metric"] - 0.3
     assert change["kept"] is False
+
+
+def test_what_has_as_many_rows_as_a_batch_has_samples_is_no_row_of_one():
+    """Here a prototype of each of five classes: a part of a batch of five has no part of them."""
+    numbers, prototypes = torch.arange(24.0).view(8, 3), torch.rand(5, 3)
+    batches = [numbers[:5], numbers[5:]]
+    calls = [[Call(((batch,), {}), (2 * batch, prototypes))] for batch in batches]
+    outputs = [[tensor.numpy() for tensor in call.outputs] for (call,) in calls]
+    stand_in = Replay(torch.nn.Identity(), Recording(batches, calls, 0.0, True), outputs)
+    stand_in.turn_to(0, slice(1, 3))
+    doubled, told = stand_in(batches[0][1:3])
+    assert torch.equal(doubled, 2 * batches[0][1:3])
+    assert told.shape == prototypes.shape
+    assert told.isnan().all()
+    stand_in.turn_to(0, None)
+    assert torch.equal(stand_in(batches[0])[1], prototypes)
 
 
 def test_a_metric_of_all_samples_together(judge, tmp_path):

@@ -171,7 +171,8 @@ def detected(
                 true = Found(boxes[there].cpu(), torch.ones(int(there.sum())), classes[there].cpu())
                 guess = Found(*(told[key][likely].detach().cpu() for key in ("boxes", "scores", "labels")))
                 right, met = matched(true, guess)
-                f1 = 2 * sum(right) / max(1, len(right) + len(met))
+                boxed = len(right) + len(met)
+                f1 = 2 * sum(right) / boxed if boxed else 1.0  # nothing is there, and nothing was found
                 # Of images that are equally well done, that with more boxes.
                 yield Sample(f1 * (1 + 0.01 * len(met)), outlined, (image, true, guess, right, met, names))
 

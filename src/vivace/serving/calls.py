@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -75,6 +76,19 @@ class Recording:
     def flat(self) -> list[list[torch.Tensor]]:
         """The inputs of every call, in order."""
         return [one.inputs for calls in self.calls for one in calls]
+
+    @functools.cached_property
+    def apart(self) -> frozenset[tuple[int, int]]:
+        """The outputs that have not a row for each sample, by the number of the call and their place in it:
+        one such as a prototype of each class may have as many rows as some of the batches have samples.
+        """
+        return frozenset(
+            (number, place)
+            for batch, calls in zip(self.batches, self.calls, strict=False)
+            for number, one in enumerate(calls)
+            for place, tensor in enumerate(one.outputs)
+            if tensor.shape[:1] != (batch_size(batch),)
+        )
 
     @property
     def samples(self) -> int:

@@ -314,22 +314,27 @@ class Replay(nn.Module):
                 "the job's metric calls the model with what depends on its outputs, so that a form would be "
                 "asked otherwise: that cannot be compared sample by sample"
             )
-        arrays = iter(self._outputs[self._starts[self._batch] + number])
+        arrays = enumerate(self._outputs[self._starts[self._batch] + number])
 
         def told(like: Any) -> Any:
             if is_object(like):
                 return Untold(type(like).__name__)
-            rows = self._part(torch.from_numpy(next(arrays)), size)
-            return rows.to(like.dtype, copy=True)  # the metric may write into it
+            place, array = next(arrays)
+            by_rows = (number, place) not in self._recording.apart
+            part = self._part(torch.from_numpy(array), size, by_rows)
+            return part.to(like.dtype, copy=True)  # the metric may write into it
 
         return map_tensors(known.returned, told, is_object)
 
-    def _part(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
-        """Of an output what these rows have; no number where that is not known, as of a batch's mean loss."""
+    def _part(self, tensor: torch.Tensor, size: int, rows: bool) -> torch.Tensor:
+        """Of an output what these rows have; no number where that is not known, as of a batch's mean loss.
+
+        `rows`: it has one for each sample.
+        """
+        if rows:
+            return self._cut(tensor, size)
         some = self._rows.stop is not None and len(range(size)[self._rows]) < size
-        if some and tensor.is_floating_point() and tensor.shape[:1] != (size,):
-            return torch.full_like(tensor, torch.nan)
-        return self._cut(tensor, size)
+        return torch.full_like(tensor, torch.nan) if some and tensor.is_floating_point() else tensor
 
     def _cut(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         return tensor[self._rows] if tensor.dim() and tensor.shape[0] == size else tensor
