@@ -188,7 +188,7 @@ def path_of(dataset: Any, index: object) -> str:
 def _plain(index: object) -> object:
     """A sample's index as an int, where NumPy or torch holds the number; any other one as it is."""
     try:
-        return operator.index(index)  # type: ignore[call-overload]
+        return operator.index(index)  # type: ignore[arg-type]
     except TypeError:
         return index
 

@@ -61,8 +61,7 @@ def train(
         out: the run folder; new or empty, unless `resume` or `restart`.
         resume: go on from the newest checkpoint that holds; from zero where there was none yet.
         restart: delete the folder's checkpoints and train from zero.
-        seed: of the weights, the data order and all randomness; left out, a resumed run keeps its seed, a
-            new one has 0.
+        seed: of weights, data order and all randomness; left out, a resumed run keeps its own, else 0.
         max_steps: stop after so many steps in all, counted over resumed parts too.
         checkpoint_every_seconds: the most time that a kill can cost.
         checkpoint_every_steps: write one after each so many steps too.

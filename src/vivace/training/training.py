@@ -168,8 +168,7 @@ def train(
     keeps_its_plan = plan is None and resume and own_plan.exists()
     job, plan = _loaded(job, plan)
     plan = _own_plan(path) if keeps_its_plan else plan
-    if resume:
-        plan = for_so_many(plan, num_ranks())
+    plan = for_so_many(plan, num_ranks()) if resume else plan
     with raising_the_listeners(), joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
             resume, restart = True, False
@@ -185,8 +184,7 @@ def train(
             options = dataclasses.replace(options, seed=kept_seed(path / "checkpoints"))
         with ranks.together():
             machine = inspect()
-        tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {}
-        tuned = tuned or (kept_tuned(path / "checkpoints") if resume else {})
+        tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) or kept_tuned(path / "checkpoints")
         opened = partial(_opened, job, machine, ranks, path, listening(on_event), watched_by, tuned)
         try:
             with opened(plan, options) as loop:
@@ -196,8 +194,7 @@ def train(
         except Diverged as error:
             if not error.may_pass or options.on_nan != "rollback":
                 raise
-            text = error.what
-        plan, first = loop.plan, loop.first_attempt()
+            plan, first, text = loop.plan, loop.first_attempt(), error.what
         del loop
         gc.collect()
         with opened(plan, dataclasses.replace(options, changed="ok")) as loop:

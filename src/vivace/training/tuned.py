@@ -35,13 +35,15 @@ def consists_of(job: Job, session: Session, loader: Iterable[Batch]) -> dict[str
     return {"sources": sources_of(job), "shapes": hashlib.sha256(text.encode()).hexdigest()[:12]}
 
 
-def found_by_tune(file: Path, plan: Plan, job: str, fingerprint: str) -> dict[str, Any]:
+def found_by_tune(file: Path | None, plan: Plan, job: str, fingerprint: str) -> dict[str, Any]:
     """The plan's ``speedup`` and ``verdict`` on the same machine, with that ``plan`` and ``machine``, and the
-    ``job`` that was tuned, for the run's checkpoints; empty where none is known.
+    ``job`` that was tuned, for the run's checkpoints; empty where none is known, or the plan is of no `file`.
 
     ``doubt`` is why they are not of the job of this reference; see `doubt_of`. A ledger that cannot be read
     says nothing: the training does not depend on it.
     """
+    if file is None:
+        return {}
     try:
         records = Ledger(file.parent / "ledger.jsonl").read()
     except (OSError, FolderError):
