@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.errors import FolderError
@@ -39,13 +39,11 @@ def test_a_trial_that_says_too_little_is_not_built_upon(tmp_path):
     assert ledger.trials() == []
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        max_leaves=6,
-    )
-)
+NUMBERS = st.none() | st.integers() | st.floats() | st.text(max_size=4)
+
+
+@settings(deadline=None, max_examples=30)  # each waits for the disk
+@given(NUMBERS | st.lists(NUMBERS, max_size=4) | st.dictionaries(st.text(max_size=4), NUMBERS, max_size=4))
 def test_a_line_is_json_that_every_reader_takes(value):
     def refuse(constant):
         raise AssertionError(constant)

@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -79,6 +79,7 @@ def test_what_has_no_name_is_called_metric():
     assert metric_title({"metric_name": "F1", "metric_data": "validation"}) == "F1"
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(["loss", "epoch", "seconds", "samples_per_second", "accuracy", "metric", ""]),
     data=st.sampled_from(["training", "validation"]),

@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vivace.pages import charts
@@ -47,6 +47,7 @@ def test_texts_are_escaped_and_missing_values_interrupt_a_line():
     assert charts.lines("", [1, 2], {"plan": [None, None]}) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0), st.floats()), min_size=1), st.floats(-1e9, 1e9))
 @example([(1.0, -1.79e308), (2.0, 1.79e308)], 0.5)
 def test_the_course_of_a_metric_is_drawn_whatever_its_numbers_are(line, sane):
