@@ -20,6 +20,13 @@ def test_a_doubled_batch_holds_every_sample_twice_and_odd_arguments_are_left():
     )
 
 
+def test_where_the_first_dimension_is_time_the_second_is_doubled():
+    model = nn.RNN(4, 2)
+    shadow = Shadow(model, ((torch.ones(5, 3, 4), torch.zeros(5, 3, 1)), {}), ("cpu", False, torch.bfloat16))
+    assert [tuple(t.shape) for t in doubled(shadow, 3).arguments] == [(5, 6, 4), (5, 6, 1)]
+    assert [tuple(t.shape) for t in doubled(shadow, 5).arguments] == [(10, 3, 4), (10, 3, 1)]
+
+
 def test_a_copied_update_leaves_the_optimizer_alone():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, betas=(0.8, 0.9))

@@ -275,6 +275,13 @@ def test_updates_of_several_passes_over_one_batch_are_one_step(scene):
     assert [step.updates for step in scene.steps] == [5, 5, 5]
 
 
+def test_without_a_backward_pass_what_precedes_the_update_is_forward(scene):
+    for _ in range(2):
+        scene.spend(2)  # the model, the loss and gradients that nothing shows
+        scene.update(8)
+    assert scene.seconds(1) == {"forward": 2, "update": 8}
+
+
 def test_two_loaders_in_step_are_two_sources(scene):
     for loader in (1, 2, 1):
         scene.clock.fetch()

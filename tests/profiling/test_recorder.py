@@ -32,9 +32,9 @@ from vivace.profiling.record import (
     sites,
     waits,
 )
-from vivace.profiling.record.clock import Clock
+from vivace.profiling.record.clock import Clock, Step
 from vivace.profiling.record.late import LatePeak
-from vivace.profiling.record.recorder import Recorder
+from vivace.profiling.record.recorder import Recorder, _typical
 
 PATCHED = (
     (torch.autograd, "backward"),
@@ -979,12 +979,15 @@ def test_the_precision_is_that_of_the_weights(recorded, dtype, precision):
 
 
 @pytest.mark.usefixtures("brief_experiments")
-def test_pairs_of_batches_from_two_loaders_are_one_batch_each(recorded, batches):
-    first, second = DataLoader(batches, batch_size=None), DataLoader(batches, batch_size=None)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_pairs_of_batches_from_two_loaders_are_one_batch_each(recorded, batches, swapped):
+    """And the shorter of the two ends the pass."""
+    loaders = [DataLoader(batches, batch_size=None), DataLoader(batches * 2, batch_size=None)]
+    first, second = reversed(loaders) if swapped else loaders
     loop = Loop(batches)
 
     def epoch():
-        for (inputs, labels), (others, _) in zip(first, second, strict=True):
+        for (inputs, labels), (others, _) in zip(first, second, strict=False):
             loop.optimizer.zero_grad()
             functional.cross_entropy(loop.model(inputs + others), labels).backward()
             loop.optimizer.step()
@@ -1093,3 +1096,177 @@ def test_an_optimizer_whose_step_is_compiled_is_left_to_the_compiler(tmp_path, b
     assert [row["place"] for row in graphs["compilations"] if "vivace" in row["place"]] == []
     record = json.loads((tmp_path / RECORD).read_text())
     assert (record["steps"], record["unseen_updates"]) == (0, True)
+
+
+class Unready:
+    """As settings that nobody has configured: whatever they are asked raises."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("not configured")
+
+
+class Lazy(dict):
+    """Its values would be loaded now."""
+
+    def values(self):
+        raise RuntimeError("not to be loaded")
+
+
+class Unbuilt(nn.Module):
+    def __init__(self):
+        pass
+
+
+class Unmeasured(Rows):
+    def __len__(self):
+        raise RuntimeError("the file is not open yet")
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_what_cannot_be_asked_costs_nothing(recorded, batches):
+    loop = Loop(batches)
+    loop.loader = DataLoader(Unmeasured(batches), batch_size=None, sampler=range(len(batches)))
+    gone = weakref.proxy(Unbuilt())
+    things = [Unready(), gone, Lazy(loss=1), SimpleNamespace(gone=gone), Unbuilt()]
+
+    def epoch():
+        unready, gone, lazy, holder, unbuilt = things  # noqa: RUF059
+        loop()
+
+    document, record = recorded(epoch)
+    assert record["live"]["steps"] == record["steps"]
+    assert document["loader"]["dataset_length"] is None
+    assert document["work"]["steps_per_epoch"] == len(batches)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_passes_of_two_steps_are_told_by_the_batch_that_holds_most_samples(recorded, batches):
+    inputs, labels = batches[0]
+    document, record = recorded(Loop([(inputs, labels), (inputs[:1], labels[:1])]))
+    assert document["work"]["batch_size"] == 32
+    assert document["work"]["steps_per_epoch"] == 2
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert document["work"]["operators"]["matmul"]["flops"] == operations
+    assert 14 < record["samples_in_all"] < 20
+    whole = record["samples_in_all"] * record["steps"] / sum(record["walls"])
+    assert document["samples_per_second_in_all"] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize("last", [1, 16, 32])
+@pytest.mark.parametrize("starting", [0.0, 50.0])
+def test_samples_a_second_of_typical_steps_are_those_of_all(num_steps, last, starting):
+    """Where every sample takes a second, whatever the length of a pass, and however long workers start."""
+    steps = []
+    for _ in range(4):
+        for number in range(num_steps):
+            samples = last if number == num_steps - 1 else 32
+            step = Step(samples=samples, interrupted=number == 0)
+            step.starting_seconds = starting if number == 0 else 0.0
+            step.seconds.update(data=step.starting_seconds, forward=float(samples))
+            step.wall_seconds = sum(step.seconds.values())
+            steps.append(step)
+    found = _typical(steps, starting > 0)
+    assert sum(s.samples for s in found) == pytest.approx(sum(s.wall_seconds for s in found))
+    if num_steps > 1:
+        assert {s.samples for s in found} == {32}
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_a_step_with_a_validation_in_it_is_not_the_one_that_is_counted(tmp_path, batches, one_thread, judged):
+    recorder = Recorder(tmp_path, timed_seconds=0.1)
+
+    def validate(*_):
+        if (recorder._state, recorder._in_state) == ("traced", 2):
+            loop.model.eval()
+            with torch.no_grad():
+                for inputs, _ in DataLoader(batches, batch_size=None):
+                    loop.model(inputs)
+            loop.model.train()
+
+    loop = Loop(batches * 20, after=validate)
+    recorder.install()
+    loop()
+    recorder.finish()
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert judged()["work"]["operators"]["matmul"]["flops"] == operations
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_gradients_that_a_loop_asks_for_are_no_update(recorded, batches):
+    loop = Loop(batches)
+    weights = list(loop.model.parameters())
+
+    def epoch():
+        for inputs, labels in batches:
+            loss = functional.cross_entropy(loop.model(inputs), labels)
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.grad = gradient
+            loop.optimizer.step()
+
+    document, _ = recorded(epoch)
+    assert document["shares"]["forward"] > 0 == document["shares"]["backward"]
+    assert any("forward and backward apart" in reason for reason in document["missing"])
+
+
+@pytest.mark.usefixtures("brief_experiments")
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_the_loader_is_the_one_whose_batches_are_trained_on(recorded, batches, evaluates):
+    """Also where a validation begins later, with gradients on when its batches come."""
+    loop, count = Loop(batches), [0]
+    held_out = DataLoader(batches[:3], batch_size=None, num_workers=0)
+
+    def validate(*_):
+        count[0] += 1
+        if count[0] % 8 == 0:
+            if evaluates:
+                loop.model.eval()
+            for inputs, _ in held_out:
+                with torch.no_grad():
+                    loop.model(inputs)
+            loop.model.train()
+
+    loop.after = validate
+    document, _ = recorded(loop)
+    assert document["loader"]["batches"] == document["work"]["steps_per_epoch"] == len(batches)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_what_a_data_set_computes_is_not_the_models_work(recorded, batches):
+    class Turned(Rows):
+        def __getitem__(self, index):
+            inputs, labels = self.batches[index]
+            return inputs @ turn, labels
+
+    turn, loop = torch.eye(64), Loop(batches)
+    loop.loader = DataLoader(Turned(batches), batch_size=None)
+    document, _ = recorded(loop)
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert document["work"]["operators"]["matmul"]["flops"] == operations
+
+
+class OverTime(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.RNNCell(4, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs):  # (time, batch, 4)
+        state = inputs.new_zeros(inputs.shape[1], 8)
+        for at in inputs:
+            state = self.cell(at, state)
+        return self.out(state)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_where_the_first_dimension_is_time_samples_are_those_that_come_out(recorded):
+    model = OverTime()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def epoch():
+        for _ in range(10):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(torch.randn(12, 3, 4)), torch.zeros(3).long()).backward()
+            optimizer.step()
+
+    document, _ = recorded(epoch)
+    assert document["work"]["batch_size"] == 3

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from vivace.machine import Device, Machine
-from vivace.profiling import rules, rules_memory, rules_precision, rules_ranks
+from vivace.profiling import judge, rules, rules_memory, rules_precision, rules_ranks
 from vivace.profiling.bounds import bounds, to_dict
 from vivace.profiling.record.facts import dynamo_difference
 from vivace.profiling.seen import Seen
@@ -252,6 +252,13 @@ PLANTED = {
 }
 
 
+def test_eight_bytes_a_number_beside_float32_weights_are_complex():
+    for weights, precision in (("float32", "complex64"), ("float64", "float64")):
+        seen = seen_with(parameter_dtypes=[weights])
+        seen.record["item_bytes"] = {"matmul:8": 10**9}
+        assert judge._precision(seen) == (precision, 8)
+
+
 def test_pinning_for_a_model_on_the_cpu_is_for_nothing_where_there_is_a_gpu():
     seen = seen_with(loader={"pin_memory": True})
     devices = (Device("cuda", "a GPU", 2**34, ()), *MACHINE.devices)
@@ -294,6 +301,15 @@ HARMLESS = {
             "scaler_updates": 400,
             "scale": 400,
             "skipped": 1,
+            "autocast_dtypes": {"float16": 400},
+        }
+    },
+    "steps without the scaler, of gradients that were unscaled": {
+        "precision": {
+            "scale": 400,
+            "scaler_updates": 400,
+            "unscale": 400,
+            "steps": 400,
             "autocast_dtypes": {"float16": 400},
         }
     },

@@ -37,6 +37,29 @@ def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):
     assert found["operators"] == {"matmul": pytest.approx(300e-6), "elementwise": pytest.approx(100e-6)}
 
 
+def test_what_a_data_set_computes_is_no_operator_of_the_step(tmp_path):
+    events = [
+        event("vivace:step", 0, 1000, "user_annotation"),
+        event("vivace:data", 0, 600, "user_annotation"),
+        event("aten::mm", 100, 500),
+        event("aten::mm", 300, 500, thread=2),
+        event("aten::add_", 700, 1000),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    operators = read_trace(path)["operators"]
+    assert operators == {"matmul": pytest.approx(200e-6), "elementwise": pytest.approx(300e-6)}
+
+
+@pytest.mark.parametrize(("usual", "chosen"), [((), 400), ((False, True, False), 1000), ((False,) * 3, 400)])
+def test_a_step_unlike_the_others_is_not_the_one_that_is_shown(tmp_path, usual, chosen):
+    spans = ((0, 400), (400, 1400), (1400, 1800))
+    path = tmp_path / "trace.json"
+    steps = [event("vivace:step", begin, end, "user_annotation") for begin, end in spans]
+    path.write_text(json.dumps({"traceEvents": steps}))
+    assert read_trace(path, usual_steps=usual)["step_seconds"] == pytest.approx(chosen * 1e-6)
+
+
 def test_a_gpu_whose_kernels_are_not_shown_gets_no_times_of_the_host(tmp_path):
     events = [event("vivace:step", 0, 1000, "user_annotation"), event("aten::mm", 100, 400)]
     path = tmp_path / "trace.json"

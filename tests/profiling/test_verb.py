@@ -347,6 +347,38 @@ def test_a_full_disk_is_named(tmp_path, machine, monkeypatch):
         vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
 
 
+CLEARING = """
+import shutil, sys
+import torch
+from torch import nn
+
+shutil.rmtree(sys.argv[1])
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_may_clear_the_folder_of_its_profile(tmp_path, machine):
+    (tmp_path / "train.py").write_text(CLEARING)
+    out = tmp_path / "runs" / "profile"
+    command = [sys.executable, str(tmp_path / "train.py"), str(out.parent)]
+    for earlier in (False, True):
+        done = vivace.profile(command=command, out=out, machine=machine, timed_seconds=0.1)
+        assert done.page_path.is_file()
+        assert done.document["problems"] == []
+        assert bool(done.document["replaced"]) == earlier
+
+
+def test_a_folder_that_is_gone_at_the_end_is_told(tmp_path, machine):
+    command = [sys.executable, "-c", f"import shutil; shutil.rmtree({str(tmp_path / 'out')!r})"]
+    with pytest.raises(FolderError, match="the profile is lost: while it ran"):
+        vivace.profile(command=command, out=tmp_path / "out", machine=machine)
+
+
 def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
     command = [sys.executable, "-c", "print('hello')"]
     with pytest.raises(ChildFailed, match="nothing was recorded"):

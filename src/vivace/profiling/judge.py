@@ -26,7 +26,7 @@ def judge(
     record: dict[str, Any], trace: Path, machine: Machine, target: str, epochs: int | None
 ) -> dict[str, Any]:
     """The whole document of a profile, without the paths."""
-    facts = read_trace(trace, str(record["device"])) if trace.is_file() else {}
+    facts = _traced(record, trace)
     seen = Seen(record, facts, machine, target if epochs is not None else None, target)
     rows = roofline.roofline(
         record.get("work") or {},
@@ -82,6 +82,11 @@ def judge(
         "problems": record.get("problems") or [],
         "machine": _machine(seen),
     }
+
+
+def _traced(record: dict[str, Any], trace: Path) -> dict[str, Any]:
+    usual = record.get("traced_usual") or ()
+    return read_trace(trace, str(record["device"]), usual) if trace.is_file() else {}
 
 
 def _machine(seen: Seen) -> dict[str, Any]:
@@ -178,19 +183,25 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None,
     """What this profile does not hold, each with its reason."""
     found = []
     state = record["state"]
-    ended = "Vivace's own fault ended the recording" if record.get("problems") else "the run ended"
+    ours = record.get("problems")
+    ended = "Vivace's own fault ended the recording" if ours else "the run ended"
+    ended += f" while '{state}' was measured"
+    if state == "finished":
+        ended = "Vivace's own fault left them out" if ours else "they could not be recorded"
     if on_a_thread := record.get("on_a_thread"):
         found.append(
             "operators, modules, operations and bytes: it trains on a thread, which may end meanwhile"
         )
     if not facts and not on_a_thread:
-        found.append(f"operators, modules, memory over time: {ended} while '{state}' was measured")
+        found.append(f"operators, modules, memory over time: {ended}")
     if facts and facts["busy_seconds"] is None:
         found.append(f"times of operators and modules on the GPU: {NO_KERNELS}")
+    if record.get("updates") and not (record["seconds"]["backward"] or record.get("replays")):
+        found.append("forward and backward apart: no backward pass was seen, so both are shown as forward")
     if record.get("replays"):
         found.append("forward, backward and update apart: a CUDA graph replays them as one, shown as forward")
     if not record.get("work") and not on_a_thread:
-        found.append(f"operations and bytes: {ended} before a step was counted")
+        found.append(f"operations and bytes: {ended}")
     elif bound is None and not on_a_thread:
         wide = any(name.endswith((":8", ":16")) for name in record.get("item_bytes") or {})
         ceilings = f"no ceiling is measured for {precision}"
@@ -310,6 +321,8 @@ def _precision(seen: Seen) -> tuple[str, int]:
     work = seen.record.get("work") or {}
     largest = max(matrix, key=lambda kind: (work.get(kind) or {}).get("flops", 0), default="")
     dtypes = seen.record.get("parameter_dtypes") or []
+    if size == DTYPE_SIZES["complex64"] and "float64" not in dtypes:
+        return "complex64", size
     tf32 = size == 4 and largest in (seen.flags.get("tf32") or ())
     weights = (name for name in dtypes if DTYPE_SIZES.get(name) == size)
     return "tf32" if tf32 else next(weights, DTYPE_NAMES[size]), size

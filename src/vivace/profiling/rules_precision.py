@@ -9,6 +9,7 @@ from vivace.words import percent, times
 MANY_SKIPPED = 0.05
 MANY_TINY = 0.2
 CLEAR_GAIN = 1.05
+MOST_UNSCALED = 0.9  # of the updates: a few may lie at the window's edges
 
 
 def overflow(seen: Seen) -> Verdict | None:
@@ -60,7 +61,8 @@ def amp_misuse(seen: Seen) -> Verdict | None:
     steps = precision.get("scaler_steps", 0)
     if steps and not precision.get("scaler_updates"):
         return found("scaler.step is called without scaler.update", "call scaler.update() after each step")
-    if precision.get("scale") and not steps:
+    updates = (seen.record.get("updates") or 1.0) * (precision.get("steps") or 1)
+    if precision.get("scale") and not steps and precision.get("unscale", 0) < MOST_UNSCALED * updates:
         return found(
             "the loss is scaled, but the optimizer steps without the scaler: its gradients are too large",
             "scaler.step(optimizer) in place of optimizer.step()",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import ChildFailed, FolderError, InputError
-from vivace.files import LOCK, output_folder, replace_text, take_lock
+from vivace.files import LOCK, open_own, output_folder, replace_text, take_lock
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
 from vivace.profiling.seen import UNNAMED
@@ -326,8 +326,15 @@ FULL_BYTES = 2**20  # what is free where a record and its trace could not be wri
 def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:
     _remove(folder, LEFT_BEHIND)
     path = folder / RECORD
+    if folder.is_dir():  # it may be the recorder's: scripts remove what they find, and its lock with it
+        os.close(open_own(folder / LOCK, os.O_RDWR | os.O_CREAT))
     ended = f" (the script ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
+        if not folder.is_dir():
+            raise FolderError(
+                f"the profile is lost: while it ran, its folder '{folder}' was removed, as by a script that "
+                "clears earlier runs; name another with --out"
+            )
         if shutil.disk_usage(folder).free < FULL_BYTES:
             raise FolderError(f"nothing was recorded: the disk of '{folder}' is full")
         if exit_code > SIGNALLED:

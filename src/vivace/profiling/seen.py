@@ -158,7 +158,8 @@ class Seen:
     def samples_per_second_in_all(self) -> float:
         """The same over all steps, with validation and starting workers between them."""
         walls = self.record.get("walls") or [self.step_seconds]
-        return self.samples_per_second * self.step_seconds / statistics.fmean(walls)
+        samples = float(self.record.get("samples_in_all") or self.record["samples"])
+        return self.batches_at_once * samples / statistics.fmean(walls)
 
     @property
     def computes_in_float16(self) -> bool:

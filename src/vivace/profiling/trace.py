@@ -31,8 +31,10 @@ class Event:
     parent: Event | None = None
 
 
-def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
+def read_trace(path: Path, device: str = "cpu", usual_steps: Iterable[bool] = ()) -> dict[str, Any]:
     """Facts of the last usual step in the trace; an empty dict where it holds none. Times in seconds.
+
+    `usual_steps`: of each step in turn, whether it did what the loop's steps do.
 
     A step on ``cuda`` without kernels gets no times of operators and modules: the host's are not theirs.
     """
@@ -43,9 +45,11 @@ def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
     steps = [e for e in steps if not any(e["ts"] <= cut < e["ts"] + e["dur"] for cut in cuts)]
     if not steps:
         return {}
-    usual = statistics.median_low(e["dur"] for e in steps)
+    steps.sort(key=lambda e: e["ts"])
+    alike = [e for e, usual in zip(steps, usual_steps, strict=False) if usual] or steps
+    usual = statistics.median_low(e["dur"] for e in alike)
     whole = [e for e in steps if e["dur"] > 0.3 * usual]
-    step = [e for e in whole if e["dur"] <= 2 * usual][-1]  # longer is one with a validation in it
+    step = [e for e in alike if 0.3 * usual < e["dur"] <= 2 * usual][-1]  # longer: with a validation in it
     begin, end = step["ts"], step["ts"] + step["dur"]
     inside = [e for e in complete if begin <= e["ts"] < end and e is not step]
     operators = _nest(e for e in inside if e.get("cat") == "cpu_op")
@@ -60,7 +64,7 @@ def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
     kernels = [e for e in every if e.get("args", {}).get("External id") in launchers] or within
     unseen = device == "cuda" and not kernels
     timed = [] if unseen else [(e, e.own) for e in operators]
-    spent = _kernel_times(kernels, operators) if kernels else timed
+    spent = _without_loading(_kernel_times(kernels, operators) if kernels else timed, phases)
     owner = _owners(operators, modules)
     called = [e.name for e in operators if is_operator(e.name)]
     return {
@@ -123,6 +127,15 @@ def _kernel_times(kernels: list[dict[str, Any]], operators: list[Event]) -> list
         if launcher is not None:
             found.append((launcher, float(kernel["dur"])))
     return found
+
+
+def _without_loading(spent: list[tuple[Event, float]], phases: list[Event]) -> list[tuple[Event, float]]:
+    """Without what a data set computes in the loop's own thread: the time for that is the wait for data."""
+    loading: dict[Any, list[Event]] = defaultdict(list)
+    for phase in phases:
+        if phase.name == "vivace:data":
+            loading[phase.thread].append(phase)
+    return [(e, micros) for e, micros in spent if _innermost(loading[e.thread], e.start) is None]
 
 
 def _owners(operators: list[Event], modules: list[Event]) -> dict[int, str]:

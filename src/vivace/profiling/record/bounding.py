@@ -28,7 +28,7 @@ def run(
     """
     done = document.setdefault("experiments", {})
     if _has_short_kernels(document) and not allowance.is_spent:
-        other = doubled(shadow)
+        other = doubled(shadow, document.get("rows"))
         if other is not None:
             done["double_batch"] = compare(shadow.runner(), other.runner(), allowance)
     if _updates_long(document) and not allowance.is_spent:
@@ -55,14 +55,18 @@ def _updates_long(document: dict[str, Any]) -> bool:
     return bool(document["seconds"]["update"] > LARGE_SHARE * document["step_seconds"])
 
 
-def doubled(shadow: Shadow) -> Shadow | None:
-    """A shadow whose arguments hold every sample twice; None where they have no common first dimension."""
+def doubled(shadow: Shadow, num_samples: int | None = None) -> Shadow | None:
+    """A shadow whose arguments hold every sample twice, along the first dimension, or the second where that
+    one has as many as there are samples. None where they have no such dimension in common.
+    """
     call = shadow.arguments, shadow.keywords
-    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors(call)}
-    if len(sizes) != 1 or sizes == {0}:
+    shapes = [tuple(tensor.shape) for tensor in tensors(call)]
+    if not all(shapes) or len({shape[0] for shape in shapes}) != 1:
         return None
+    over_time = num_samples and all(shape[0] != num_samples in shape[1:2] for shape in shapes)
+    dimension = 1 if over_time else 0
     other = copy.copy(shadow)
-    other.arguments, other.keywords = map_tensors(call, lambda tensor: torch.cat([tensor, tensor]))
+    other.arguments, other.keywords = map_tensors(call, lambda t: torch.cat([t, t], dimension))
     return other
 
 

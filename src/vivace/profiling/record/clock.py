@@ -47,6 +47,8 @@ class Clock:
     phases is `forward` before a backward pass, `update` before an update (unscaling, clipping), and `idle`
     elsewhere (logging, Python).
 
+    Where no backward pass is ever seen, as gradients come in another way, it is `forward` before an update.
+
     Where the weights are updated `by_hand`, nothing shows the update: what follows a backward pass is
     `update`, until the next batch is fetched or gradients are cleared, and the backward pass ends the step.
     """
@@ -63,6 +65,7 @@ class Clock:
         self._stack: list[str] = []
         self._since = self._step_began = now()
         self._undecided = 0.0
+        self._went_back = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -75,6 +78,7 @@ class Clock:
 
     def push(self, name: str, *, decides: bool = True) -> None:
         """Enter a phase; one that does not decide leaves open what the code before it was."""
+        self._went_back |= name == "backward"
         if not self._stack:
             self._settle(name if decides else "place")
         else:
@@ -191,7 +195,10 @@ class Clock:
         self._undecided += now - self._since
         self._since = now
         if following not in ("place", "communication"):
-            self.step.seconds[_BETWEEN.get(following, "idle")] += self._undecided
+            between = _BETWEEN.get(following, "idle")
+            self.step.seconds["forward" if between == "update" and not self._went_back else between] += (
+                self._undecided
+            )
             self._undecided = 0.0
 
     def _charge(self, phase: str) -> None:

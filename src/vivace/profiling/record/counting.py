@@ -64,8 +64,8 @@ class CountedStep:
         if not self.hooks.optimizers:
             self._add_gradients(self.hooks.by_hand)
 
-    def result(self) -> dict[str, Any]:
-        """Work by class, by module, and what autograd kept."""
+    def work(self) -> dict[str, Any]:
+        """Operations and bytes by class of operators."""
         work = self._counter.work()
         dtypes: Counter[str] = Counter()
         shares: dict[str, Counter[int]] = defaultdict(Counter)
@@ -74,7 +74,6 @@ class CountedStep:
                 shares[kernel.operator][kernel.reads[0].item_bytes] += kernel.flops
         for kind, sizes in shares.items():
             dtypes[f"{kind}:{sizes.most_common(1)[0][0]}"] = sum(sizes.values())
-        activations = max(self._kept.values(), key=Counter.total, default=Counter[str]())
         return {
             "work": work.to_dict(),
             "flops": work.flops,
@@ -83,6 +82,12 @@ class CountedStep:
             "kernels": work.count,
             "bins": bins_of([k for k in work.kernels if k.phase != "update"], 1),
             "item_bytes": dict(dtypes),
+        }
+
+    def kept(self) -> dict[str, Any]:
+        """What autograd kept by module, and the gradients."""
+        activations = max(self._kept.values(), key=Counter.total, default=Counter[str]())
+        return {
             "activations": activations.most_common(40),
             "activation_bytes": activations.total(),
             "gradient_bytes": sum(self._gradients.values()),
@@ -120,12 +125,14 @@ class CountedStep:
 
 
 class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]
-    """Counts inside the person's own calls."""
+    """Counts inside the person's own calls. What a data set computes is the loader's work, not the step's."""
 
     def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
         super().__init__(lambda: hooks.clock.inside == "update")
+        self._hooks = hooks
         self._noting = guard.looking(super().note)
 
     def note(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Note it, if that is possible."""
-        self._noting(func, args, kwargs, result)
+        if self._hooks.clock.inside != "data":
+            self._noting(func, args, kwargs, result)

@@ -16,7 +16,7 @@ from torch import nn
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.profiling.record import bounding
 from vivace.profiling.record.guard import Guard
-from vivace.profiling.record.hooks import Patches, num_samples
+from vivace.profiling.record.hooks import Patches, num_samples, tensors_of
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.silence import nothing_written, silence
 from vivace.profiling.record.sites import calling_site
@@ -29,14 +29,19 @@ TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting
 
 
 class CallCatcher:
-    """Keeps the arguments of the last call of each outermost module, and the autocast around it."""
+    """Keeps the arguments of the last call of each outermost module, its rows, and the autocast around it."""
 
     def __init__(self, roots: dict[str, nn.Module], guard: Guard) -> None:
         self.roots = roots
         self.calls: dict[str, tuple[Any, Any]] = {}
+        self.returned: dict[str, int] = {}  # rows of what the call returned
         self.autocast: dict[str, tuple[bool, torch.dtype]] = {}
         self._handles = [
             module.register_forward_pre_hook(guard.looking(self._catch(name)), with_kwargs=True)
+            for name, module in roots.items()
+        ]
+        self._handles += [
+            module.register_forward_hook(guard.looking(self._catch_rows(name)))
             for name, module in roots.items()
         ]
 
@@ -50,8 +55,16 @@ class CallCatcher:
         return max(self.calls, key=lambda name: sum(p.numel() for p in self.roots[name].parameters()))
 
     def num_rows(self) -> int:
-        """Samples in the last call of the largest module."""
-        return num_samples(list(self.calls[self.largest()])) if self.calls else 0
+        """Samples in the last call of the largest module. Where one row came back for each of the second
+        dimension, the first is time.
+        """
+        if not self.calls:
+            return 0
+        call, returned = list(self.calls[self.largest()]), self.returned.get(self.largest())
+        rows = num_samples(call)
+        first = next((t for t in tensors_of(call) if t.dim()), None)
+        over_time = first is not None and first.dim() > 1 and first.shape[0] == rows != returned
+        return returned if over_time and returned == first.shape[1] else rows
 
     def _catch(self, name: str) -> Any:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -59,6 +72,13 @@ class CallCatcher:
             if torch.is_grad_enabled():
                 self.calls[name] = (arguments, keywords)
                 self.autocast[name] = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+
+        return hook
+
+    def _catch_rows(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], result: object) -> None:
+            if torch.is_grad_enabled():
+                self.returned[name] = num_samples([result])
 
         return hook
 

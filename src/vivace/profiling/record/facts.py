@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from traceback import FrameSummary
 from types import FrameType, ModuleType
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
+from vivace.profiling.record.guard import T, reading
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.profiling.record.sites import TORCH
 from vivace.tensors.loaders import hears_epochs, known_length
@@ -37,32 +38,41 @@ _HERE = os.path.join(os.path.dirname(__file__), "")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 TOUCHED_BYTES = 32 * 2**20
+MOST_ITEMS = 10**6  # of a list or a dictionary that is looked through
 PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
 
 
-def describe(hooks: LoopHooks) -> dict[str, Any]:
-    """All facts of the loop, the process and the machine that the judge reads, as one document."""
-    found = list(parameters(hooks))
+def describe(hooks: LoopHooks, note: Callable[[Exception], None]) -> dict[str, Any]:
+    """All facts of the loop, the process and the machine that the judge reads, as one document.
+
+    One that cannot be read is told to `note`, and stands as if there were nothing of its kind.
+    """
+    found = reading(lambda: list(parameters(hooks)), [], note)
     device = found[0].device if found else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = list(hooks.optimizers.values())
-    feeds = hooks.clock.loop_fetches  # and does not serve validation alone
-    return {
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "torch": importlib.metadata.version("torch"),  # in the form of `Machine.versions`
-        "loader": _loader(hooks.loader) if feeds and hooks.loader is not None else None,
-        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
-        "settings": [_settings(optimizer) for optimizer in optimizers],
-        "num_parameters": sum(p.numel() for p in found),
-        "parameter_bytes": bytes_of(found),
-        "frozen_bytes": bytes_of(frozen(found)),
-        "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
-        "optimizer_bytes": bytes_of(t for o in optimizers for t in _state(o)),
-        "batch_bytes": bytes_of(tensors_of(hooks.batch)),
-        "flags": _flags(),
-        "ranks": _ranks(hooks),
-        "cuda": _cuda(device) if device.type == "cuda" else {},
+    feeds = hooks.clock.loop_fetches and hooks.loader is not None  # and does not serve validation alone
+    looks: dict[str, tuple[Callable[[], Any], Any]] = {
+        "device_name": (lambda: _name(device), device.type),
+        "torch": (lambda: importlib.metadata.version("torch"), torch.__version__),  # as `Machine.versions`
+        "loader": (lambda: _loader(hooks) if feeds else None, None),
+        "optimizers": (lambda: [type(optimizer).__name__ for optimizer in optimizers], []),
+        "settings": (lambda: [_settings(optimizer) for optimizer in optimizers], []),
+        "num_parameters": (lambda: sum(p.numel() for p in found), 0),
+        "parameter_bytes": (lambda: bytes_of(found), 0),
+        "frozen_bytes": (lambda: bytes_of(frozen(found)), 0),
+        "parameter_dtypes": (lambda: sorted({str(p.dtype).removeprefix("torch.") for p in found}), []),
+        "optimizer_bytes": (lambda: bytes_of(t for o in optimizers for t in _state(o)), 0),
+        "batch_bytes": (lambda: bytes_of(tensors_of(hooks.batch)), 0),
+        "flags": (_flags, {}),
+        "ranks": (lambda: _ranks(hooks), {}),
+        "cuda": (lambda: _cuda(device) if device.type == "cuda" else {}, {}),
     }
+    read = {name: reading(look, otherwise, note) for name, (look, otherwise) in looks.items()}
+    return {"device": device.type, **read}
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def parameters(hooks: LoopHooks) -> Iterator[torch.Tensor]:
@@ -76,16 +86,27 @@ def frozen(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Weights and buffers of the models that train which no optimizer updates, each once."""
     gc.collect()
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    inner = {id(child) for module in modules for child in module.children()}
+    inner = {id(child) for module in modules for child in _all_of(module.children)}
     ids = set(map(id, trained))
     found: dict[int, torch.Tensor] = {}
     for module in modules:
         if id(module) in inner:
             continue
-        parts = {id(t): t for t in itertools.chain(module.parameters(), module.buffers()) if not is_lazy(t)}
+        every = itertools.chain(_all_of(module.parameters), _all_of(module.buffers))
+        parts = {id(t): t for t in every if not is_lazy(t)}
         if not ids.isdisjoint(parts):
             found.update(parts)
     return [tensor for key, tensor in found.items() if key not in ids]
+
+
+def _all_of(part: Callable[[], Iterable[T]]) -> list[T]:
+    """All of a module's parameters or the like; nothing where its construction has failed."""
+    return _quietly(lambda: list(part()), [])
+
+
+def _quietly(look: Callable[[], T], otherwise: T) -> T:
+    """What a thing of the script's answers; `otherwise` where it raises, which is its own affair."""
+    return reading(look, otherwise, lambda error: None)
 
 
 def held_bytes(hooks: LoopHooks) -> int:
@@ -171,11 +192,25 @@ def live_graph_tensors() -> tuple[int, dict[str, int]]:
         for name, value in _names(sys._getframe(1)):
             if _has_history(value):
                 holders[name] = _chain(value)
-            if isinstance(value, (list, dict)) and len(value) < 10**6:
-                items = value.values() if isinstance(value, dict) else value
-                holders[name] = sum(map(_has_history, list(items)))
+            if issubclass(type(value), (list, dict)):
+                holders[name] = sum(map(_has_history, _items(value)))
     chain = max((_chain(t) for t in alive[:50]), default=0)
     return len(alive) + chain, holders
+
+
+def _items(held: list[Any] | dict[Any, Any]) -> list[Any]:
+    """What a list or a dictionary holds, unless that is very much. Where it is of a kind of the script's own,
+    none of its code runs: that may import, load or raise.
+    """
+    if issubclass(type(held), dict):
+        return list(dict.values(held)) if dict.__len__(held) < MOST_ITEMS else []
+    return list(list.__iter__(held)) if list.__len__(held) < MOST_ITEMS else []
+
+
+def _attributes(thing: object) -> dict[str, Any]:
+    """By name; none where it has none, or stands for another object that cannot be asked."""
+    found = _quietly(lambda: object.__getattribute__(thing, "__dict__"), None)
+    return dict(found) if type(found) is dict else {}
 
 
 def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
@@ -188,8 +223,8 @@ def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
                     if name.startswith("__"):
                         continue
                     yield f"{name} ({file})", value
-                    if not isinstance(value, (type, ModuleType, torch.Tensor)):
-                        for inner, held in list((getattr(value, "__dict__", None) or {}).items()):
+                    if not issubclass(type(value), (type, ModuleType, torch.Tensor)):
+                        for inner, held in _attributes(value).items():
                             yield f"{name}.{inner} ({file})", held
         frame = frame.f_back
 
@@ -280,12 +315,12 @@ def _chain(tensor: torch.Tensor) -> int:
     return depth
 
 
-def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
+def _loader(hooks: LoopHooks) -> dict[str, Any]:
+    """Of the loader that feeds training; of several that do so together, the shortest ends the pass."""
+    loader: DataLoader[Any] = hooks.loader
     dataset: Any = loader.dataset
     sampler = getattr(loader, "sampler", None)
-    steps = None
-    with contextlib.suppress(Exception):
-        steps = len(loader)
+    lengths = [length for one in hooks.loaders or [loader] if (length := _length(one)) is not None]
     return {
         "num_workers": loader.num_workers,
         "batch_size": loader.batch_size,
@@ -293,12 +328,17 @@ def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "persistent_workers": bool(loader.persistent_workers),
         "prefetch_factor": loader.prefetch_factor,
         "dataset": type(dataset).__name__,
-        "dataset_length": known_length(dataset),
+        "dataset_length": _length(dataset),
         "stream": isinstance(dataset, IterableDataset),
-        "hears_epochs": hears_epochs(dataset),
+        "hears_epochs": _quietly(lambda: hears_epochs(dataset), False),
         "sampler": type(sampler).__name__,
-        "batches": steps,
+        "batches": min(lengths, default=None),
     }
+
+
+def _length(data: Any) -> int | None:
+    """None also where asking fails, as it may before the first sample is read."""
+    return _quietly(lambda: known_length(data), None)
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from vivace.profiling.record.signals import raised_by_handler
+
+T = TypeVar("T")
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
@@ -87,6 +89,17 @@ class Guard:
             return theirs.result if theirs.is_done else original(*arguments, **keywords)
 
         return call
+
+
+def reading(look: Callable[[], T], otherwise: T, note: Callable[[Exception], None]) -> T:
+    """What `look` returns, or `otherwise` where it cannot: that is told to `note`, and costs nothing else."""
+    try:
+        return look()
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
+        note(error)
+        return otherwise
 
 
 def described(error: Exception) -> str:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader
 from vivace.job import Batch
 from vivace.profiling.record import gpus
 from vivace.profiling.record.clock import Clock
-from vivace.profiling.record.guard import Guard, hide_frames
+from vivace.profiling.record.guard import Guard, hide_frames, reading
 from vivace.profiling.record.sites import calling_site
 from vivace.tensors.trees import batch_size, tensors
 from vivace.torch_internals.loaders import END_WORKERS, LoaderIterator, WorkersIterator, has_ended
@@ -134,7 +135,10 @@ class LoopHooks:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.by_hand: list[torch.Tensor] = []  # weights that no optimizer updates
         self.replays = 0
-        self.loader: Any = None  # the one that feeds training
+        self.loader: Any = None  # that feeds training: a backward pass or an update follows its batch
+        self.loaders: list[Any] = []  # all those that feed it together, in pairs
+        self._loader_of: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()  # by iterator
+        self._gave: dict[int, tuple[Any, int]] = {}  # loaders since then, the last one last, and how often
         self.annotate = False
         self.batch: Any = None
         self.fetch_cpu_seconds = 0.0
@@ -181,7 +185,9 @@ class LoopHooks:
         """Let go of what is the loop's: the script may want its memory back."""
         self.is_over = True
         self.batch = self.loader = None
-        self.by_hand = []
+        self.by_hand, self.loaders = [], []
+        self._loader_of.clear()
+        self._gave.clear()
         self.optimizers.clear()
 
     @contextlib.contextmanager
@@ -226,12 +232,13 @@ class LoopHooks:
         if self.is_over:
             return
         self.batch = batch
-        elements = sum(tensor.numel() for tensor in tensors_of(batch))
-        self.clock.fetched(num_samples(batch), elements, id(source))
+        elements = _quietly(lambda: sum(tensor.numel() for tensor in tensors_of(batch)))
+        self.clock.fetched(_quietly(lambda: num_samples(batch)), elements, id(source))
 
     def replayed(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that a recorded step has run again: nothing of it passed the hooks."""
         self._wait()
+        self._is_fed()
         self.replays += 1
         self.clock.replayed(id(optimizer))
 
@@ -270,29 +277,48 @@ class LoopHooks:
             first, self._begun = id(iterator) == self._begun, None
             with self._starting(first), self.fetching():
                 batch = original(iterator)
+            self._note_giver(self._loader_of.get(iterator))
             if not self._fetching:
                 self.fetched(batch, iterator)
             return batch
 
         return following
 
+    def _note_giver(self, loader: object) -> None:
+        """A batch has come from this loader."""
+        if loader is not None and not self.is_over:
+            _, times = self._gave.pop(id(loader), (loader, 0))
+            self._gave[id(loader)] = loader, times + 1
+
+    def _is_fed(self) -> None:
+        """What the last loader gave is trained on; those that gave as many batches feed it together."""
+        if self._gave:
+            given, times = zip(*self._gave.values(), strict=True)
+            together = len(set(times)) == 1 and not self.clock.step.validates
+            self.loader, self.loaders = given[-1], list(given if together else given[-1:])
+            self._gave.clear()
+
     def _iter(self, original: Callable[..., Any]) -> Any:
         def begin(loader: Iterable[Batch]) -> Any:
             if self._is_elsewhere:
                 return original(loader)
-            if torch.is_grad_enabled():
-                self.loader = loader
             if self._fetching:
                 self.clock.step.interrupted = True
-                return original(loader)
+                return self._iterator(original, loader)
             trains = torch.is_grad_enabled()
             with self._starting(trains), self.fetching():
                 self.clock.step.interrupted = True  # workers start: not a step like the others
-                iterator = original(loader)
+                iterator = self._iterator(original, loader)
             self._begun = id(iterator) if trains else None
             return iterator
 
         return begin
+
+    def _iterator(self, original: Callable[..., Any], loader: Iterable[Batch]) -> Any:
+        iterator = original(loader)
+        with contextlib.suppress(TypeError):  # one of a kind of its own, that nothing can point to weakly
+            self._loader_of[iterator] = loader
+        return iterator
 
     def _ending_workers(self, original: Callable[..., Any]) -> Any:
         def end(iterator: object) -> Any:
@@ -335,6 +361,7 @@ class LoopHooks:
                 with self.phase("backward"):
                     return original(tensors, grad_tensors, retain_graph, create_graph, **rest)
             finally:
+                self._is_fed()
                 self.on_backward(tensors)
                 self._look_for_an_optimizer()
                 self.clock.went_backward(retains=retains)
@@ -414,6 +441,7 @@ class LoopHooks:
         if self._updates_elsewhere:
             return
         self._pop()
+        self._is_fed()
         self.clock.updated(id(optimizer))
 
 
@@ -428,6 +456,11 @@ def weights_without_optimizer() -> list[torch.Tensor]:
         if issubclass(kind, torch.Tensor) and thing.is_leaf and thing.grad is not None:
             found.append(thing)
     return found
+
+
+def _quietly(count: Callable[[], int]) -> int:
+    """0 where what a loader gave cannot be counted."""
+    return reading(count, 0, lambda error: None)
 
 
 def named_range(name: str) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from vivace.profiling.record import CUT, RECORD, TRACE, experiments, facts
 from vivace.profiling.record.clock import PHASES, Clock, Step
 from vivace.profiling.record.counting import CountedStep
 from vivace.profiling.record.fetches import FetchSampler
-from vivace.profiling.record.guard import Guard, described
+from vivace.profiling.record.guard import Guard, T, described, reading
 from vivace.profiling.record.hooks import BACKWARDS_ALONE, LoopHooks, Patches, named_range
 from vivace.profiling.record.mixed import PrecisionWatch
 from vivace.profiling.record.modules import ModuleRanges
@@ -41,6 +42,8 @@ FEWEST_STEPS, MANY_STEPS, MOST_STEPS = 10, 100, 1500
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
 MANY_SHARE = 0.25  # of the timed seconds: many steps are enough after it
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
+MOST_TRACED_STEPS, MOST_COUNTED_STEPS = 6, 4  # where those before were unlike the others
+LIKE = 0.1  # of the samples: steps that differ by less are alike
 LONG_STEP_SECONDS = 4.0
 DISTURBED_STEPS = 2
 
@@ -118,11 +121,13 @@ class Recorder:
         with contextlib.suppress(Exception):
             self._leave()
         self._leave = lambda: None
-        self._guarded(self._describe)
+        self._read(self._average, None)
+        self._read(self._describe, None)
         self._restore()
         self._forget()
         if not self.steps and ((self.folder / RECORD).exists() or multiprocessing.parent_process()):
             return  # a launcher or a loader worker, beside the process that trains
+        self.folder.mkdir(parents=True, exist_ok=True)
         if self._trace.is_file():
             self._trace.replace(self.folder / TRACE)
         replace_text(self.folder / RECORD, json.dumps(self.document, default=str))
@@ -209,13 +214,26 @@ class Recorder:
             return (enough and patient) or (len(self.steps) >= 3 and elapsed >= SLOW_SECONDS)
         if self._state == "traced":
             self._mark_step()
-            return self._in_state >= TRACED_STEPS or step.wall_seconds > LONG_STEP_SECONDS
-        lengths = {"watched": WATCHED_STEPS, "synchronized": SYNCHRONIZED_STEPS, "counted": 1}
+            usual = self.document.setdefault("traced_usual", [])
+            usual.append(is_usual(step, self._course))
+            enough = self._in_state >= (TRACED_STEPS if any(usual) else MOST_TRACED_STEPS)
+            return enough or step.wall_seconds > LONG_STEP_SECONDS
+        if self._state == "counted" and self._in_state < MOST_COUNTED_STEPS:
+            if not is_usual(step, self._course):  # its operations would be taken for those of every step
+                self._undo.close()
+                self._attempt(self._enter_counted)
+                return False
+            return True
+        lengths = {"watched": WATCHED_STEPS, "synchronized": SYNCHRONIZED_STEPS, "counted": 0}
         return self._in_state >= lengths[self._state]
+
+    @property
+    def _course(self) -> list[Step]:
+        return [step for step, _ in self.course]
 
     def _next_state(self) -> None:
         leave, self._leave = self._leave, lambda: None
-        leave()
+        self._attempt(leave)
         order = ["warm", "timed", "watched", "synchronized", "traced", "counted", "finished"]
         self._state = order[order.index(self._state) + 1]
         if self._state == "synchronized" and not torch.cuda.is_available():
@@ -234,12 +252,26 @@ class Recorder:
             "finished": self._enter_finished,
         }
         if self._state in enter:
-            enter[self._state]()
+            self._attempt(enter[self._state])
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Begin or end a window. Where that fails, it is lost, and what it began to watch with is undone."""
+
+        def failed(error: Exception) -> None:
+            self.note(error)
+            self._leave = lambda: None
+            self._undo.close()
+
+        reading(action, None, failed)
+
+    def _read(self, look: Callable[[], T], otherwise: T) -> T:
+        """A fact of the script's; one that cannot be read costs nothing else."""
+        return reading(look, otherwise, self.note)
 
     def _enter_timed(self) -> None:
         self._others = ForeignLoad([os.getppid()])  # what started this rank has started the others, too
-        self._dynamo = facts.dynamo()
-        self._live = facts.live_graph_tensors()
+        self._dynamo = self._read(facts.dynamo, {})
+        self._live = self._read(facts.live_graph_tensors, None)
         self.hooks.fetch_cpu_seconds = 0.0
         self._faults = facts.page_faults()
         self._retries = facts.allocator_retries()
@@ -248,12 +280,14 @@ class Recorder:
 
     def _enter_watched(self) -> None:
         self._look_at_others()
-        now = facts.live_graph_tensors()
         steps = max(1, len(self.steps))
-        growth = {name: held - self._live[1].get(name, 0) for name, held in now[1].items()}
-        held = sorted((name for name in growth if growth[name] >= steps // 2 > 0), key=lambda n: -growth[n])
-        self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": held[:3]}
-        self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        if self._live is not None and (now := self._read(facts.live_graph_tensors, None)) is not None:
+            growth = {name: held - self._live[1].get(name, 0) for name, held in now[1].items()}
+            grown = (name for name in growth if growth[name] >= steps // 2 > 0)
+            held = sorted(grown, key=lambda name: -growth[name])[:3]
+            self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": held}
+        after = self._read(facts.dynamo, {})
+        self.document["dynamo"] = self._read(lambda: facts.dynamo_difference(self._dynamo, after), {})
         self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
         faults = [
             (now - before) / steps for now, before in zip(facts.page_faults(), self._faults, strict=True)
@@ -263,7 +297,8 @@ class Recorder:
         self.document["allocator_retries"] = facts.allocator_retries() - self._retries
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
-        self.hooks.examine_losses = self.precision.examine = True
+        self._undo.callback(self._examine, False)
+        self._examine(True)
         if not facts.compiles():  # the questions inside of compiled code would be compiled with our watch
             self._undo.callback(self.waits.restore)
             self.waits.install()
@@ -275,11 +310,14 @@ class Recorder:
 
     def _leave_watched(self) -> None:
         self.waits.restore()
-        self.hooks.examine_losses = self.precision.examine = False
+        self._examine(False)
         self.document["watched_steps"] = self.waits.num_steps
         self.document["precision"]["loss_not_finite"] = self._not_finite
         self.document["precision"]["tiny_gradients"] = self.precision.tiny_share()
         self.document["precision"]["changed_scaled"] = self.precision.changed_scaled()
+
+    def _examine(self, wanted: bool) -> None:
+        self.hooks.examine_losses = self.precision.examine = wanted
 
     def _enter_synchronized(self) -> None:
         self.hooks.synchronize = True
@@ -298,7 +336,7 @@ class Recorder:
             activities=activities, record_shapes=True, profile_memory=True
         )
         self._modules = ModuleRanges(Guard(self.note), annotate=True)
-        self.document["held_bytes"] = facts.held_bytes(self.hooks)
+        self.document["held_bytes"] = self._read(lambda: facts.held_bytes(self.hooks), 0)
         self._undo.callback(self._modules.restore)
         self._undo.callback(self._stop_profiler)
         self._profiler.start()
@@ -316,12 +354,14 @@ class Recorder:
 
     def _leave_traced(self) -> None:
         self._modules.restore()
-        self.document["precision"].update(self.precision.named(self._modules.roots))
-        self.document["features"] = kinds_of(self._modules.roots.values())
+        roots = self._modules.roots
+        self.document["precision"].update(self._read(lambda: self.precision.named(roots), {}))
+        self.document["features"] = self._read(lambda: kinds_of(roots.values()), {})
         self.hooks.annotate = False
         named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
         self._range.__exit__(None, None, None)
         self._stop_profiler()
+        self.folder.mkdir(parents=True, exist_ok=True)  # scripts remove the runs of earlier days
         self._profiler.export_chrome_trace(str(self._trace))
 
     def _stop_profiler(self) -> None:
@@ -343,21 +383,19 @@ class Recorder:
         self.catcher.restore()
         if self._in_state:  # else the run ended within this step
             if not self._counted.guard.off:
-                self.document.update(self._counted.result())
+                self.document.update(self._read(self._counted.kept, {}))
+                self.document.update(self._read(self._counted.work, {}))
             self.document["rows"] = self.catcher.num_rows()
 
     def _enter_finished(self) -> None:
-        self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
-        self._guarded(self._average)
-        self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
+        self.document.update(facts.describe(self.hooks, self.note))
+        self._read(self._average, None)
+        self.document["first_touch"] = self._read(facts.first_touch, None)
         self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
         optimizers = list(self.hooks.optimizers.values())
         if self.catcher is not None:
-            self._guarded(lambda: experiments.run(self.catcher, optimizers, self.document))
+            self._read(lambda: experiments.run(self.catcher, optimizers, self.document), None)
         self.finish()
-
-    def _guarded(self, action: Callable[[], None]) -> None:
-        Guard(self.note).looking(action)()
 
     def note(self, error: Exception) -> None:
         """Keep a fault of the profile's own, which cost a part of it."""
@@ -365,24 +403,24 @@ class Recorder:
 
     def _describe(self) -> None:
         if self._state == "timed":  # the run ended within the window
-            self._guarded(self._look_at_others)
-        self._average()
+            self._read(self._look_at_others, None)
         document = self.document
+        if "device" not in document:  # else described before the experiments, which take memory of their own
+            document.update(facts.describe(self.hooks, self.note))
         document["resident"] = self.resident
         # A compiled update runs no hook of the optimizer's.
         document["unseen_updates"] = self.hooks.clock.unanswered >= BACKWARDS_ALONE and facts.compiles()
         document["replays"] = self.hooks.replays
         document["waits"] = self.waits.result()
         document.setdefault("precision", self.precision.result(len(self.steps)))
-        document["fetch"] = self.fetches.result()
-        if "device" not in document:  # else described before the experiments, which take memory of their own
-            document.update(facts.describe(self.hooks))
+        document["fetch"] = self._read(self.fetches.result, {})
         document["command"] = sys.argv
 
     def _average(self) -> None:
         """Means over the undisturbed steps of the timed window."""
-        _mark_validation([step for step, _ in self.course])
-        clean = _undisturbed([step for step in self.steps if not step.interrupted] or self.steps)
+        _mark_validation(self._course)
+        starts = self.hooks.loader is not None and self.hooks.loader.num_workers > 0
+        clean = _undisturbed(_typical(self.steps, starts))
         document = self.document
         document["steps"] = len(self.steps)
         document["clean_steps"] = len(clean)
@@ -392,9 +430,11 @@ class Recorder:
             document["median_step_seconds"] = statistics.median(s.wall_seconds for s in clean)
             samples = statistics.fmean(s.samples for s in clean) or self._rows()
             document["samples"], document["samples_known"] = samples or 1.0, samples > 0
+            training = statistics.fmean(s.samples for s in _training(self.steps))
+            document["samples_in_all"] = training or document["samples"]
             still = [
                 s.wall_seconds
-                for s, (a, b) in zip(self.steps[1:], pairwise(self.graphs), strict=True)
+                for s, (a, b) in zip(self.steps[1:], itertools.pairwise(self.graphs), strict=True)
                 if a == b
             ]
             document["quiet_seconds"] = min(still, default=None)
@@ -417,6 +457,55 @@ class Recorder:
         """Samples a step of a loop without a DataLoader: what the model is called with, for each backward."""
         backwards = statistics.fmean(s.backwards for s in self.steps)
         return float(self.document.get("rows") or 0) * max(1.0, backwards)
+
+
+def _training(steps: list[Step]) -> list[Step]:
+    """Those without validation, if there are any."""
+    return [step for step in steps if not step.validates] or steps
+
+
+def _usual_size(steps: list[Step]) -> int:
+    """Samples of the step that the sample in the middle is in: of a last batch of one sample that is none."""
+    sizes = sorted(step.samples for step in steps)
+    sums = itertools.accumulate(sizes)
+    return next((size for size, total in zip(sizes, sums, strict=True) if 2 * total >= sum(sizes)), 0)
+
+
+def _is_alike(samples: float, usual: float) -> bool:
+    return abs(samples - usual) <= LIKE * usual
+
+
+def is_usual(step: Step, steps: list[Step]) -> bool:
+    """Is what it did what the steps of this loop do, without a validation and with as many samples?"""
+    _mark_validation([*steps, step])
+    validating = sum(one.validates for one in steps)
+    rare = 2 * validating < len(steps)
+    return not (rare and step.validates) and _is_alike(step.samples, _usual_size(_training(steps)))
+
+
+def _typical(steps: list[Step], starts: bool) -> list[Step]:
+    """The steps whose means stand for the loop: all that nothing interrupts, without odd last batches.
+
+    Where a pass is so short that its first steps, in which a loader begins, hold much of the samples, those
+    count too. What it takes workers to start, where it `starts` some, is then no part of them.
+    """
+    clean = [step for step in steps if not step.interrupted]
+    if not steps:
+        return []
+    training = _training(steps)
+    size = _usual_size(training)
+    whole = [step for step in training if _is_alike(step.samples, size)]
+    all_samples = statistics.fmean(step.samples for step in training)
+    if clean and _is_alike(statistics.fmean(step.samples for step in clean), all_samples):
+        alike = [step for step in clean if _is_alike(step.samples, size)]
+        return alike if 2 * len(alike) >= len(clean) else clean
+    return [_begun(step) for step in whole] if starts else whole
+
+
+def _begun(step: Step) -> Step:
+    waiting = min(step.starting_seconds, step.seconds["data"])
+    seconds = {**step.seconds, "data": step.seconds["data"] - waiting}
+    return dataclasses.replace(step, seconds=seconds, wall_seconds=step.wall_seconds - waiting)
 
 
 def _undisturbed(steps: list[Step]) -> list[Step]:

@@ -37,7 +37,8 @@ def _was_called_for_one(frame: FrameType) -> bool:
     given = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & inspect.CO_VARARGS:
         given += found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
-    return any(isinstance(one, int) and other is frame.f_back is not None for one, other in pairwise(given))
+    kinds = ((type(one), other) for one, other in pairwise(given))  # theirs may raise where it is asked
+    return any(issubclass(kind, int) and other is frame.f_back is not None for kind, other in kinds)
 
 
 def _codes() -> set[CodeType]:
