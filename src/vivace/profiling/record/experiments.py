@@ -62,9 +62,9 @@ class CallCatcher:
             return 0
         call, returned = list(self.calls[self.largest()]), self.returned.get(self.largest())
         rows = num_samples(call)
-        first = next((t for t in tensors_of(call) if t.dim()), None)
-        over_time = first is not None and first.dim() > 1 and first.shape[0] == rows != returned
-        return returned if over_time and returned == first.shape[1] else rows
+        shape = next((tuple(t.shape) for t in tensors_of(call) if t.dim()), ())
+        over_time = returned is not None and shape[:2] == (rows, returned) and rows != returned
+        return int(returned or 0) if over_time else rows
 
     def _catch(self, name: str) -> Any:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def describe(hooks: LoopHooks, note: Callable[[Exception], None]) -> dict[str, A
 
     One that cannot be read is told to `note`, and stands as if there were nothing of its kind.
     """
-    found = reading(lambda: list(parameters(hooks)), [], note)
+    found = reading(lambda: list(parameters(hooks)), list[torch.Tensor](), note)
     device = found[0].device if found else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = list(hooks.optimizers.values())
     feeds = hooks.clock.loop_fetches and hooks.loader is not None  # and does not serve validation alone
@@ -202,7 +202,7 @@ def _items(held: list[Any] | dict[Any, Any]) -> list[Any]:
     """What a list or a dictionary holds, unless that is very much. Where it is of a kind of the script's own,
     none of its code runs: that may import, load or raise.
     """
-    if issubclass(type(held), dict):
+    if isinstance(held, dict):
         return list(dict.values(held)) if dict.__len__(held) < MOST_ITEMS else []
     return list(list.__iter__(held)) if list.__len__(held) < MOST_ITEMS else []
 

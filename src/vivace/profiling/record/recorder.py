@@ -270,7 +270,7 @@ class Recorder:
 
     def _enter_timed(self) -> None:
         self._others = ForeignLoad([os.getppid()])  # what started this rank has started the others, too
-        self._dynamo = self._read(facts.dynamo, {})
+        self._dynamo = self._read(facts.dynamo, dict[str, Any]())
         self._live = self._read(facts.live_graph_tensors, None)
         self.hooks.fetch_cpu_seconds = 0.0
         self._faults = facts.page_faults()
@@ -286,8 +286,10 @@ class Recorder:
             grown = (name for name in growth if growth[name] >= steps // 2 > 0)
             held = sorted(grown, key=lambda name: -growth[name])[:3]
             self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": held}
-        after = self._read(facts.dynamo, {})
-        self.document["dynamo"] = self._read(lambda: facts.dynamo_difference(self._dynamo, after), {})
+        after = self._read(facts.dynamo, dict[str, Any]())
+        self.document["dynamo"] = self._read(
+            lambda: facts.dynamo_difference(self._dynamo, after), dict[str, Any]()
+        )
         self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
         faults = [
             (now - before) / steps for now, before in zip(facts.page_faults(), self._faults, strict=True)
@@ -355,8 +357,8 @@ class Recorder:
     def _leave_traced(self) -> None:
         self._modules.restore()
         roots = self._modules.roots
-        self.document["precision"].update(self._read(lambda: self.precision.named(roots), {}))
-        self.document["features"] = self._read(lambda: kinds_of(roots.values()), {})
+        self.document["precision"].update(self._read(lambda: self.precision.named(roots), dict[str, Any]()))
+        self.document["features"] = self._read(lambda: kinds_of(roots.values()), dict[str, Any]())
         self.hooks.annotate = False
         named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
         self._range.__exit__(None, None, None)
@@ -383,8 +385,8 @@ class Recorder:
         self.catcher.restore()
         if self._in_state:  # else the run ended within this step
             if not self._counted.guard.off:
-                self.document.update(self._read(self._counted.kept, {}))
-                self.document.update(self._read(self._counted.work, {}))
+                self.document.update(self._read(self._counted.kept, dict[str, Any]()))
+                self.document.update(self._read(self._counted.work, dict[str, Any]()))
             self.document["rows"] = self.catcher.num_rows()
 
     def _enter_finished(self) -> None:
@@ -413,7 +415,7 @@ class Recorder:
         document["replays"] = self.hooks.replays
         document["waits"] = self.waits.result()
         document.setdefault("precision", self.precision.result(len(self.steps)))
-        document["fetch"] = self._read(self.fetches.result, {})
+        document["fetch"] = self._read(self.fetches.result, dict[str, Any]())
         document["command"] = sys.argv
 
     def _average(self) -> None:
