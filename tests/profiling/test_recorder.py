@@ -1218,7 +1218,7 @@ def test_the_loader_is_the_one_whose_batches_are_trained_on(recorded, batches, e
 
     def validate(*_):
         count[0] += 1
-        if count[0] % 8 == 0:
+        if count[0] % 16 == 1:
             if evaluates:
                 loop.model.eval()
             for inputs, _ in held_out:
