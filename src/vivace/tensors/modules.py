@@ -177,7 +177,9 @@ def untouched(root: nn.Module) -> Iterator[list[str]]:
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in vars(module).items() if isinstance(v, PLAIN) and not k.startswith("_")}
+    # By type: a weak reference to what is gone raises where it is asked for its class.
+    space = vars(module)
+    return {k: v for k, v in space.items() if issubclass(type(v), PLAIN) and not k.startswith("_")}
 
 
 def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> list[str]:
