@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import vivace
 from vivace.tensors.optimizers import aligned
@@ -180,6 +181,21 @@ def test_a_gradient_that_was_put_in_order_for_a_step_is_the_persons_again_behind
         optimizer.step()
     assert weight.grad is own
     assert torch.equal(weight.detach(), -own)
+
+
+def test_a_session_may_be_closed_by_what_runs_behind_a_step():
+    """As in a loop that Vivace does not run, where a plan is left behind the update."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"fused_optimizer": {}})
+    parts = {"model": model, "optimizer": optimizer, "loss": lambda m, x: m(x).square().mean()}
+    session = vivace.attach(plan, **parts)
+    hook = register_optimizer_step_post_hook(lambda *_: session.close())
+    try:
+        session.step(torch.ones(4, 3))
+    finally:
+        hook.remove()
+    assert not optimizer.param_groups[0]["fused"]
 
 
 def test_a_weight_inside_of_a_larger_tensor_is_refused():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from vivace.torch_internals.modules import has_step_hooks
 
@@ -114,33 +115,46 @@ def aligned(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     each fused step while it runs: who sets them may have cut them from one vector, or transposed them.
     """
     seen = dict.fromkeys(optimizers, object())  # with the state that was aligned
-    put_by: dict[torch.optim.Optimizer, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # own gradients
 
     def align(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if seen.get(optimizer) is not optimizer.state:
             seen[optimizer] = optimizer.state
             align_state([optimizer])
-        put_by[optimizer] = []
         for group in optimizer.param_groups:
             for weight in group["params"] if group.get("fused") else ():
                 gradient = weight.grad
                 if gradient is None or gradient.layout != torch.strided:
                     continue
                 if gradient.stride() != weight.stride() and _order(gradient) != _order(weight):
-                    put_by[optimizer].append((weight, gradient))
+                    _give_back_after(optimizer, weight, gradient)
                     weight.grad = torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 
-    def give_back(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for weight, gradient in put_by.pop(optimizer, ()):
-            weight.grad = gradient
-
-    hooks = [register_optimizer_step_pre_hook(align), register_optimizer_step_post_hook(give_back)]
+    hook = register_optimizer_step_pre_hook(align)
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
         align_state(seen)
+
+
+_own_gradients: dict[torch.optim.Optimizer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+_gives_back: list[RemovableHandle] = []
+
+
+def _give_back_after(optimizer: torch.optim.Optimizer, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Let the weight have its own gradient again once the optimizer's step is done.
+
+    The hook stays once it is needed: a session may be closed by a hook of this kind, and one that is removed
+    while torch goes through them ends the step.
+    """
+    _own_gradients.setdefault(optimizer, []).append((weight, gradient))
+    if not _gives_back:
+        _gives_back.append(register_optimizer_step_post_hook(_give_back))
+
+
+def _give_back(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for weight, gradient in _own_gradients.pop(optimizer, ()):
+        weight.grad = gradient
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
