@@ -325,13 +325,24 @@ def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
     (folder / "ledger.jsonl").write_text("{}\n")
-    (folder / "lock").touch()
     for _ in range(2):
         words = ("--plan", "runs/run/plan.toml", "--json", "--", sys.executable, "-c", "import torch")
         told = json.loads(vivace_run(*words, cwd=tmp_path, code=0).stdout)
         assert told["plan_path"] is None  # nothing acted
         assert vivace.Plan.load(folder / "plan.toml").names == ("fused_optimizer",)
         assert not (folder / "ledger.jsonl").exists()
+
+
+def test_a_script_may_clear_its_runs(tmp_path):
+    """And the lock of its own run with them."""
+    (tmp_path / "clears.py").write_text(
+        "import shutil, torch\nshutil.rmtree('runs/run', ignore_errors=True)\n"
+    )
+    for _ in range(2):
+        vivace_run("--", sys.executable, "clears.py", cwd=tmp_path, code=0)
+    (tmp_path / "clears.py").write_text("import pathlib, torch\npathlib.Path('runs/run/lock').unlink()\n")
+    for _ in range(2):
+        vivace_run("--", sys.executable, "clears.py", cwd=tmp_path, code=0)
 
 
 def test_processes_that_a_script_starts_train_as_they_are(tmp_path):

@@ -432,11 +432,11 @@ class TestChanges:
         with pytest.raises(InputError, match="has seed 0, not 5"):
             train(tiny.job, out=tmp_path / "run", resume=True, seed=5)
 
-    @pytest.mark.parametrize("seed", [-1, 2**63])
+    @pytest.mark.parametrize("seed", [-1, 2**64])
     def test_a_seed_that_torch_cannot_take_is_refused(self, tmp_path, tiny, seed):
-        with pytest.raises(InputError, match=f"from 0 to {2**63 - 1}, not {seed}"):
+        with pytest.raises(InputError, match=f"from 0 to {2**64 - 1}, not {seed}"):
             train(tiny.job, out=tmp_path / "run", seed=seed)
-        assert train(tiny.job, out=tmp_path / "run", seed=2**63 - 1, max_steps=1).steps == 1
+        assert train(tiny.job, out=tmp_path / "run", seed=2**64 - 1, max_steps=1).steps == 1
 
     @pytest.mark.fault(34)
     def test_other_threads_are_said(self, train_in_child, tmp_path):

@@ -146,7 +146,8 @@ class Worker(Maker):
             return False
         model = partial(run, self.material.flat)  # which may be one that was trained further
         return all(
-            distance([one], [other]) <= REPEATABLE * distance([one], [numpy.zeros_like(one)])
+            one.shape == other.shape
+            and distance([one], [other]) <= REPEATABLE * distance([one], [numpy.zeros_like(one)])
             for one, other in zip(model(given[0]), self._in_batches(model, given[0]), strict=True)
         )
 

@@ -108,17 +108,16 @@ def export(
 @contextlib.contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """A folder for the files of an export, which take the place of an earlier one's unless this one fails."""
+    shutil.rmtree(folder / UNPROVEN, ignore_errors=True)  # of one that was ended by force
     written = own_folder(folder / UNPROVEN)
     try:
-        for file in written.iterdir():  # of one that was ended by force
-            file.unlink()
         yield written
         for name in WRITTEN:
             (folder / name).unlink(missing_ok=True)
         for file in written.iterdir():
             file.replace(folder / file.name)
     finally:
-        shutil.rmtree(written)
+        shutil.rmtree(written, ignore_errors=True)
 
 
 def _recorded(subject: Subject, judge: Child) -> dict[str, Any]:

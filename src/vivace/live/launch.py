@@ -133,8 +133,11 @@ def taken_folder(
     lies in the folder then, wherever it came from. Raises FolderError, PlanError.
     """
     given = None if plan is None else _loaded(plan)
-    leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
-    folder = output_folder(out, OWN, locked=leads).resolve()
+    leads = os.environ.get("RANK", "").strip() in ("", "0")  # ranks of one launch share a folder
+    # Scripts clear what they find, and the lock with it; what they leave there is written at their end.
+    is_in_it = isinstance(plan, str | os.PathLike) and Path(plan) == out / PLAN
+    is_ours = is_in_it or (out / DOCUMENT).is_file()
+    folder = output_folder(out, OWN, locked=leads and not is_ours).resolve()
     lock = take_lock(folder, "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
     for name in (name for name in OWN if leads and name != LOCK):
         if name != PLAN or given is None:

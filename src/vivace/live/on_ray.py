@@ -247,6 +247,7 @@ def _made(folder: Path) -> Path:
     """The run folder, which is there from here on, so that the nodes can be asked whether they see it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(f"the folder '{folder}' cannot be made: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FolderError(f"the folder '{folder}' cannot be made: {why}") from None
     return folder

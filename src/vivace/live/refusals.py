@@ -150,7 +150,8 @@ def _of_process(together: bool) -> str:
         return "it trains in processes that it starts itself"
     if together:
         return ""
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1") or several():
+    size = os.environ.get("WORLD_SIZE", "").strip()
+    if (size.isdecimal() and int(size) > 1) or several():
         return "several processes train one model together, without DistributedDataParallel around it"
     return ""
 

@@ -141,11 +141,12 @@ class Worker:
             opening = time.perf_counter() - begin
             model = session.build.models[0]
             size, part = batch_size(batches[0]), share_of(batches[0], 0, num_ranks)
+            consists = consists_of(self.job, session, loader)  # as it is opened: a step may make buffers
             checked_step(session, part)
             parameters = [p for m in session.build.models for p in m.parameters()]
             return {
                 "signature": self._signature(session, part, num_ranks),
-                **consists_of(self.job, session, loader),
+                **consists,
                 "batch_size": size,
                 "model": type(model).__name__,
                 "num_parameters": sum(p.numel() for p in parameters),

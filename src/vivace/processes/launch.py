@@ -274,7 +274,8 @@ class Child:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._kill()
+            with contextlib.suppress(ChildFailed):  # what is under way says more
+                self._kill()
         self.close()
 
     def _send(self, message: object, deadline: float) -> None:
@@ -324,6 +325,7 @@ class Child:
                 self._ended = self._number()
             except ChildFailed:  # with the zygote the child has died, and not what that has halted
                 self._kill_group()
+                self._ended = signal.SIGKILL  # once: its number may be another process's later
                 raise
         return self._ended
 

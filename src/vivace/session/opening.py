@@ -31,6 +31,7 @@ from vivace.errors import (
     ran_out_of_memory,
 )
 from vivace.inspection import inspect
+from vivace.inspection.device_choice import of_launch
 from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -274,7 +275,7 @@ def training_device(machine: Machine) -> torch.device:
     """
     if machine.device.kind != "cuda":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", of_launch("LOCAL_RANK", 0))
     try:
         torch.ones(1, device=device)
     except RuntimeError as error:

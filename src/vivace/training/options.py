@@ -9,7 +9,7 @@ from vivace.training.ranks import PATIENCE_SECONDS
 
 Changed = Literal["refuse", "ok"]
 OnNan = Literal["rollback", "stop"]
-LARGEST_SEED = 2**63 - 1  # as torch's generators take it
+LARGEST_SEED = 2**64 - 1  # as torch's generators take it
 
 
 @dataclasses.dataclass(frozen=True)

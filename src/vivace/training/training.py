@@ -22,6 +22,7 @@ from vivace.errors import Diverged, FolderError, InputError, JobError, OutOfMemo
 from vivace.events import EventKind, OnEvent, metric_title
 from vivace.files import finite, replace_file, replace_text
 from vivace.inspection import inspect
+from vivace.inspection.device_choice import of_launch
 from vivace.job import Job, load, require_job
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
@@ -127,7 +128,7 @@ class Run:
         where one does.
         """
         name = "SIGTERM" if self.interrupted_by == DEADLINE else self.interrupted_by
-        short = self.missing_steps > 0 and os.environ.get("RANK", "0") == "0"
+        short = self.missing_steps > 0 and of_launch("RANK", 0) == 0
         return 128 + signal.Signals[name] if name else int(short)
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def train(
     own_plan = path / "plan.toml"
     name = job if isinstance(job, str) else ""
     plan_file = None if plan is None or isinstance(plan, Plan) else Path(plan).absolute()
-    keeps_its_plan = plan is None and resume and own_plan.exists()
+    keeps_its_plan = plan is None and resume and os.path.lexists(own_plan)
     job, plan = _loaded(job, plan)
     plan = _own_plan(path) if keeps_its_plan else plan
     plan = for_so_many(plan, num_ranks()) if resume else plan
@@ -173,7 +174,7 @@ def train(
         if ranks.began_before(str(path)):
             resume, restart = True, False
             options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked
-            if own_plan.exists():
+            if os.path.lexists(own_plan):
                 # A smaller one than was given, where a step ran out of memory.
                 plan = for_so_many(_own_plan(path), ranks.world_size)
         with ranks.together():

@@ -72,7 +72,9 @@ def doubt_of(kept: dict[str, Any], now: dict[str, Any]) -> str:
     Args:
         now: what that job is, as `consists_of` has it.
     """
-    then = kept.get("job") or {}
+    if "job" not in kept:  # of a run that an older Vivace began, whose job was compared when it went on
+        return ""
+    then = kept["job"] or {}
     if kept.get("doubt") or not isinstance(then.get("sources"), dict):
         return kept.get("doubt") or "its ledger does not tell what the job was, as an older Vivace wrote it"
     if changed := differences(then["sources"], now["sources"]):
