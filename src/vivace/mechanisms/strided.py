@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from vivace.errors import Refused
-from vivace.job import Batch
-from vivace.technique import Build, Seam
+from vivace.technique import Build
 from vivace.tensors.modules import both
 from vivace.tensors.settings import hold
 from vivace.torch_internals.modules import is_compiled, script_as
@@ -34,20 +34,10 @@ def mend_strided(build: Build) -> None:
     """
     if build.device.type != "cpu" or not any(map(_has_narrow, build.models)):
         return
-    if not build.own_step:
-        build.on_close(_in_its_place())
-        return
-    if any(is_compiled(module) for model in build.models for module in model.modules()):
+    if build.own_step and any(is_compiled(module) for model in build.models for module in model.modules()):
         return  # by the person, with torch's function
-
-    def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-        put_back = _in_its_place()  # not between steps, which are the person's
-        try:
-            return following(batch)
-        finally:
-            put_back()
-
-    build.wrap(Seam.STEP, run)
+    # Until the session closes: in the backward pass a checkpoint calls it again.
+    build.on_close(_in_its_place())
 
 
 def _has_narrow(model: nn.Module) -> bool:
@@ -62,10 +52,16 @@ def _in_its_place() -> Callable[[], None]:
     """Put `conv2d` in the place of torch's, where no other one is; returns what puts that back."""
     undo = contextlib.ExitStack()
     for owner in (torch, functional):
-        read, write = partial(getattr, owner, "conv2d"), partial(setattr, owner, "conv2d")
+        read, write = partial(getattr, owner, "conv2d"), partial(_write, owner)
         if read() in (_OWN, conv2d):
             undo.callback(hold((id(owner), "conv2d"), read, write, conv2d))
     return undo.close
+
+
+def _write(owner: ModuleType, function: Callable[..., torch.Tensor]) -> None:
+    """What somebody else has put there meanwhile stays."""
+    if owner.conv2d in (_OWN, conv2d):
+        owner.conv2d = function  # type: ignore[attr-defined]
 
 
 def conv2d(
@@ -78,10 +74,11 @@ def conv2d(
     groups: int = 1,
 ) -> torch.Tensor:
     """``torch.conv2d``: of a window of one pixel at a stride, on the pixels that it uses."""
-    down, across = both(stride)
-    if max(down, across) == 1 or groups > 1 or _is_right(input, weight):
+    is_usual = groups != 1 or padding == "same" or not isinstance(stride, int | list | tuple)
+    down, across = (1, 1) if is_usual else both(stride)
+    if max(down, across) == 1 or _is_right(input, weight):
         return _OWN(input, weight, bias, stride, padding, dilation, groups)
-    high, wide = (0, 0) if isinstance(padding, str) else both(padding)  # "same" has no stride
+    high, wide = (0, 0) if isinstance(padding, str) else both(padding)
     if high or wide:
         input = functional.pad(input, (wide, wide, high, high))
     return _OWN(input[..., ::down, ::across], weight, bias)
@@ -91,7 +88,9 @@ def _is_right(input: torch.Tensor, weight: torch.Tensor) -> bool:
     """Is the window wider, or no gradient asked for? Or is it sure that neither lies in channels-last order?
     Strides of one pixel, or one channel, do not tell; and what is compiled gets its order later.
     """
-    if not isinstance(input, torch.Tensor) or not _is_narrow(weight) or weight.is_complex():
+    if not isinstance(input, torch.Tensor) or input.layout != torch.strided:
+        return True
+    if not _is_narrow(weight) or weight.is_complex():
         return True
     usual = weight.stride(-1) == 1 and input.is_contiguous() and input.stride(-3) > 1
     return not torch.is_grad_enabled() or (usual and not torch.compiler.is_compiling())

@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy
@@ -172,8 +172,9 @@ def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
 
 
 def returned(outputs: Tree, before: torch.dtype, after: torch.dtype) -> Any:
-    """What a model returns, cast as `cast` does, and in objects of the person's own too, such as namespaces
-    and distributions: copies of those in whose attributes something of dtype `before` stands.
+    """What a model returns, cast as `cast` does, and in namespaces and distributions too: copies of those in
+    whose attributes something of dtype `before` stands. Other objects stay: a cache of keys and values, for
+    one, goes into the model again.
     """
     known: dict[int, Any] = {}  # as an object may hold another, and that one the first
     count = 0
@@ -185,23 +186,17 @@ def returned(outputs: Tree, before: torch.dtype, after: torch.dtype) -> Any:
             return part.to(after) if part.dtype == before else part
         if id(part) not in known:
             known[id(part)], so_far = part, count
-            turned = {name: map_tensors(value, turn, _is_own) for name, value in vars(part).items()}
+            turned = {name: map_tensors(value, turn, _has_outputs) for name, value in vars(part).items()}
             if count != so_far:
                 known[id(part)] = copy.copy(part)
                 vars(known[id(part)]).update(turned)
         return known[id(part)]
 
-    return map_tensors(outputs, turn, _is_own)
+    return map_tensors(outputs, turn, _has_outputs)
 
 
-def _is_own(part: object) -> bool:
-    """Is it an object with attributes that is nothing else that is looked through, nor code, nor a module?"""
-    if not hasattr(part, "__dict__") or isinstance(part, _LOOKED_THROUGH) or callable(part):
-        return False
-    return not objects.holds_tensors(part) and fields_of(part) is None
-
-
-_LOOKED_THROUGH = (PackedSequence, list, tuple, dict, UserDict, ModuleType)
+def _has_outputs(part: object) -> bool:
+    return isinstance(part, SimpleNamespace | torch.distributions.Distribution)
 
 
 def outline(batch: Tree) -> str:
