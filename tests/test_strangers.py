@@ -97,12 +97,16 @@ def test_training_resumes_bit_for_bit(name, tmp_path, one_thread):
         ("frozen_part", {"bf16_weights": {}}, True),
         ("generator_batches", {"bf16_autocast": {}}, True),
         ("graph_batches", {"bf16_weights": {}}, True),
-        ("own_buffers", {"micro_batches": {"num": 2}}, False),
     ],
 )
 def test_verify(name, plan, kept):
     verdict = vivace.verify(reference(name), Plan.from_dict(plan))
     assert verdict.kept == kept, verdict.reason
+
+
+def test_a_buffer_that_is_moved_once_a_piece_is_for_the_metric_to_judge():
+    with pytest.raises(vivace.JobError, match="has no metric"):
+        vivace.verify(reference("own_buffers"), Plan.from_dict({"micro_batches": {"num": 2}}))
 
 
 def act(name, plan):
