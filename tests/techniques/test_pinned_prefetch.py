@@ -1,5 +1,6 @@
 import contextlib
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,27 @@ def test_a_pass_that_ends_and_one_that_begins_anew_leave_nothing(batches):
     assert next(iter(batches(once))) == 1
     assert [*batches(once)] == [2, 3]
     assert [*batches(once)] == []
+
+
+class Held:
+    """Lives as long as the zip that reads it."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return 1
+
+
+def test_of_iterators_that_ended_none_is_held_and_of_those_that_were_left_few(batches):
+    def read(count):
+        sources = [Held() for _ in range(6)]
+        for source in sources:
+            assert [*itertools.islice(batches(zip(source, range(3), strict=False)), count)]
+        return [weakref.ref(source) for source in sources]
+
+    assert [source() for source in read(None)] == [None] * 6
+    assert [source() is None for source in read(1)] == [True] * 4 + [False] * 2
 
 
 def test_batches_that_did_not_come_through_the_session_are_no_evidence():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_ITERATORS = 8  # that are remembered at a time, with what was begun of them
+MOST_HELD = 2  # of those that live on by it, with their loaders' workers: one to train and one to validate on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,9 @@ class PinnedPrefetch(Technique):
             build.notes["prefetched"] = True
             with pinning(loader, build.device):  # so do the copies of it that other techniques make here
                 arriving = following(loader)
-            passing = one_ahead(arriving, begin, complete, begun.of(loader))
-            return _while_pinning(loader, build.device, passing)
+            waiting = begun.of(loader)
+            passing = one_ahead(arriving, begin, complete, waiting)
+            return _while_pinning(loader, build.device, passing, lambda: begun.leave(waiting))
 
         build.wrap(Seam.BATCHES, batches)
         build.wrap(Seam.VALIDATION, batches)
@@ -73,24 +75,33 @@ class _Begun:
 
     def __init__(self) -> None:
         self._kept: list[tuple[Callable[[], object], list[Any]]] = []
+        self._held: list[tuple[Iterator[Batch], list[Any]]] = []
 
     def of(self, loader: Iterable[Batch]) -> list[Any]:
         """The list of such batches of an iterator; a new one where each pass begins anew."""
         if not isinstance(loader, Iterator):
             return []
         self._kept = [pair for pair in self._kept if pair[0]() is not None][-MOST_ITERATORS:]
-        for known, waiting in self._kept:
-            if known() is loader:
+        for known, waiting in (*((ref(), waiting) for ref, waiting in self._kept), *self._held):
+            if known is loader:
                 return waiting
+        found: list[Any] = []
         try:
-            self._kept.append((weakref.ref(loader), []))
+            self._kept.append((weakref.ref(loader), found))
         except TypeError:  # as of a cycle or a zip
-            self._kept.append((lambda: loader, []))
-        return self._kept[-1][1]
+            self._held = [*self._held[1 - MOST_HELD :], (loader, found)]
+        return found
+
+    def leave(self, waiting: list[Any]) -> None:
+        """A pass over its iterator is over: unless a batch is waiting, another begins as the first did."""
+        if not waiting:
+            self._kept = [pair for pair in self._kept if pair[1] is not waiting]
+            self._held = [pair for pair in self._held if pair[1] is not waiting]
 
     def clear(self) -> None:
         """Let them go."""
         self._kept.clear()
+        self._held.clear()
 
 
 def one_ahead(
@@ -126,9 +137,14 @@ def pinning(loader: Iterable[Batch], device: torch.device) -> Iterator[None]:
         yield
 
 
-def _while_pinning(loader: Iterable[Batch], device: torch.device, batches: Iterator[Any]) -> Iterator[Any]:
-    with pinning(loader, device):
-        yield from batches
+def _while_pinning(
+    loader: Iterable[Batch], device: torch.device, batches: Iterator[Any], leave: Callable[[], None]
+) -> Iterator[Any]:
+    try:
+        with pinning(loader, device):
+            yield from batches
+    finally:
+        leave()
 
 
 def _copies(device: torch.device) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
