@@ -10,7 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+)
 
 from vivace.data.order import ordered
 from vivace.errors import Refused
@@ -159,6 +167,10 @@ def in_transform():
     )
 
 
+def in_list():
+    return WithGenerator([random.Random(0), random.Random(1)], lambda rngs: rngs[0].random())
+
+
 def in_subset():
     return Subset(of_numpy(), range(8))
 
@@ -168,10 +180,13 @@ def in_closure():
     return WithGenerator(None, lambda _: stream.normal())
 
 
-@pytest.mark.parametrize("dataset", [of_numpy, of_python, of_torch, in_transform, in_subset, in_closure])
+@pytest.mark.parametrize(
+    "dataset", [of_numpy, of_python, of_torch, in_transform, in_list, in_subset, in_closure]
+)
 def test_workers_are_refused_where_each_would_draw_the_same_from_the_datasets_generator(dataset):
     """What the look at two samples draws is given back: the loader's own batches are those of before."""
-    name = {in_transform: "rng.rng", in_subset: "dataset.rng", in_closure: "draw.stream"}.get(dataset, "rng")
+    inner = {in_transform: "rng.rng", in_list: "rng.0", in_subset: "dataset.rng", in_closure: "draw.stream"}
+    name = inner.get(dataset, "rng")
     wanted = [batch.tolist() for batch in DataLoader(dataset(), batch_size=4)]
     for wrap in (lambda loader: loader, lambda loader: ordered(loader, seed=0, epoch=0)):
         loader = DataLoader(dataset(), batch_size=4)
@@ -197,18 +212,123 @@ def test_a_generator_from_which_no_sample_is_drawn_is_no_reason():
             assert session.promise == Numerics.ROUNDING
 
 
+class Reseeded(Numbers):
+    """Seeds a generator of its own for each sample, and draws as many numbers from it, some `before` that."""
+
+    def __init__(self, rng, before=0):
+        super().__init__()
+        self.rng, self.before = rng, before
+
+    def __getitem__(self, index):
+        first = [self._draw() for _ in range(self.before)]
+        self.rng.manual_seed(index) if isinstance(self.rng, torch.Generator) else self.rng.seed(index)
+        return super().__getitem__(index) + sum(first) + self._draw()
+
+    def _draw(self):
+        is_torch = isinstance(self.rng, torch.Generator)
+        return float(torch.randn((), generator=self.rng)) if is_torch else self.rng.random()
+
+
+@pytest.mark.parametrize("kind", [torch.Generator, random.Random, numpy.random.RandomState])
+def test_a_generator_that_is_seeded_for_each_sample_is_read_by_workers(kind):
+    loader = DataLoader(Reseeded(kind()), batch_size=4)
+    wanted = [batch.flatten().tolist() for batch in loader]
+    with session_with(num_workers=2) as session:
+        assert read(session, loader) == wanted
+        assert session.promise == Numerics.EXACT
+    with session_with(num_workers=1) as session, pytest.raises(Refused, match="generator 'rng'"):
+        session.batches(DataLoader(Reseeded(kind(), before=1), batch_size=4))
+
+
+class KeepsDrawn(Numbers):
+    """Draws from its generator once for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng, self.drawn = random.Random(0), {}
+
+    def __getitem__(self, index):
+        if index not in self.drawn:
+            self.drawn[index] = torch.tensor([self.rng.random()])
+        return self.drawn[index]
+
+
+def test_a_generator_whose_numbers_show_in_few_samples_or_are_kept_is_refused():
+    rare = WithGenerator(random.Random(0), lambda rng: rng.random() < 0.0)
+    for dataset in (rare, KeepsDrawn()):
+        with session_with(num_workers=1) as session, pytest.raises(Refused, match="generator 'rng'"):
+            session.batches(DataLoader(dataset))
+
+
+class Lazy:
+    """Makes its generator when it is asked for the first number."""
+
+    rng = None
+
+    def __call__(self, sample):
+        self.rng = self.rng or numpy.random.default_rng(torch.initial_seed() % 2**32)
+        return sample * 0 + self.rng.random()
+
+
+class LazyNumbers(Numbers, Lazy):
+    def __getitem__(self, index):
+        return self(super().__getitem__(index))
+
+
+class Transformed(Numbers):
+    def __init__(self):
+        super().__init__()
+        self.transform = Lazy()
+
+    def __getitem__(self, index):
+        return self.transform(super().__getitem__(index))
+
+
+class Collating(Lazy):
+    def __call__(self, samples):
+        return torch.stack([super(Collating, self).__call__(sample) for sample in samples])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate"),
+    [
+        (LazyNumbers(), None),
+        (ConcatDataset([LazyNumbers()]), None),
+        (Transformed(), None),
+        (Numbers(), Collating()),
+    ],
+)
+def test_a_generator_that_each_worker_makes_is_made_by_none_but_the_workers(dataset, collate):
+    with session_with(num_workers=2) as session:
+        found = read(session, DataLoader(dataset, batch_size=5, collate_fn=collate))
+        assert session.promise == Numerics.ROUNDING
+    assert len({number for batch in found for number in batch}) == 10
+
+
+def numbered_by_worker(samples):
+    return torch.stack(samples) * 0 + torch.utils.data.get_worker_info().id
+
+
+def test_a_collate_function_that_only_workers_can_call_is_not_taken_for_one_that_draws():
+    for noise, promise in ((False, Numerics.EXACT), (True, Numerics.ROUNDING)):
+        loader = DataLoader(Numbers(noise), batch_size=5, num_workers=1, collate_fn=numbered_by_worker)
+        with session_with(num_workers=2) as session:
+            assert read(session, loader) == [[0.0] * 5, [1.0] * 5]
+            assert session.promise == promise
+
+
 def test_the_look_at_a_dataset_reads_few_samples():
     class Counted(Numbers):
         read = 0
 
         def __getitem__(self, index):
-            self.read += 1
+            Counted.read += 1
             return super().__getitem__(index)
 
     dataset = Counted()
     with session_with(num_workers=1) as session:
         session.batches(DataLoader(dataset, batch_size=5))
-    assert dataset.read == 2
+    assert Counted.read == 2
 
 
 @given(own=st.sampled_from([(0, False), (1, False), (1, True)]), wanted=st.sampled_from([0, 1, 2]))
@@ -251,6 +371,19 @@ def test_running_workers_hear_what_the_loop_changes_in_the_dataset():
         for scale, shift in ((1.0, 0.0), (2.0, 0.0), (2.0, 3.0)):
             inner.scale, inner.transform.shifts[0] = scale, shift
             assert read(session, loader) == [[scale * n + shift for n in range(8)]]
+
+
+def test_running_workers_hear_of_another_transform_in_one_of_several_datasets():
+    one, other = WithGenerator(0, torch.tensor), WithGenerator(0, torch.tensor)
+    loader = DataLoader(ConcatDataset([one, other]), batch_size=20)
+    with session_with(num_workers=1) as session:
+        (plain,) = read(session, loader)
+        other.draw = torch.tensor(5.0).add
+        assert read(session, loader) == [plain[:10] + [5.0 + n for n in range(10)]]
+        first = {child.pid for child in multiprocessing.active_children()}
+        other.rng = 1
+        assert read(session, loader) == [plain[:10] + [6.0 + n for n in range(10)]]
+        assert first.isdisjoint(child.pid for child in multiprocessing.active_children())
 
 
 def test_no_workers_takes_workers_away():

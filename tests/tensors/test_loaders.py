@@ -1,9 +1,16 @@
+import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vivace.errors import Refused
-from vivace.tensors.loaders import lengths_of, small_batch, that_iterate_themselves
+from vivace.tensors.loaders import (
+    lengths_of,
+    same_settings,
+    settings_of,
+    small_batch,
+    that_iterate_themselves,
+)
 
 
 class WithNamesOfItsOwn(Dataset):
@@ -64,6 +71,17 @@ def test_a_sample_that_cannot_be_read_has_no_length():
             return super().__getitem__(index)
 
     assert lengths_of(Damaged(), 1.0) == [2, 0, 2, 2]
+
+
+def test_settings_are_compared_by_value_and_large_arrays_by_identity():
+    dataset = WithNamesOfItsOwn()
+    dataset.sizes, dataset.data = [1, 2], numpy.zeros(4)
+    both = ConcatDataset([WithNamesOfItsOwn(), dataset])
+    before = settings_of(both)
+    dataset.sizes = [1, 2]
+    assert same_settings(settings_of(both), before)
+    dataset.data = numpy.zeros(4)
+    assert not same_settings(settings_of(both), before)
 
 
 def test_a_kind_of_loader_made_from_two_others_is_told_once():

@@ -26,9 +26,9 @@ class LoaderWorkers(Technique):
 
     Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading two
     samples or making a batch of them draws any, the promise on this job is raised to rounding. Workers would
-    copy a generator that the dataset keeps for itself, and all draw the same: refused. `persistent` workers
-    start anew where numbers or texts that the dataset keeps have changed since the last pass, and else see it
-    as it was when they started.
+    copy a generator that the dataset keeps for itself, and all draw the same: refused, but where it is seeded
+    for each sample. `persistent` workers start anew where numbers or texts that the dataset keeps, or which
+    objects, have changed since the last pass, and else see it as it was when they started.
     """
 
     card: ClassVar[Card] = Card(
@@ -173,12 +173,11 @@ class _Rebuilt:
         """The loader for one pass; with other workers where the running ones have an older dataset."""
         import torch
 
-        from vivace.tensors.loaders import settings_of, with_workers
-        from vivace.tensors.outside import alike
+        from vivace.tensors.loaders import same_settings, settings_of, with_workers
         from vivace.torch_internals.loaders import workers_run
 
         kept = settings_of(own.dataset)
-        if not (own.persistent_workers or alike(kept, self._kept)):
+        if not (own.persistent_workers or same_settings(kept, self._kept)):
             self.loader, self._kept = with_workers(own, *self._settings), kept
         begins = not workers_run(self.loader)
         self.loader.generator = own.generator if self._draws else self._beside

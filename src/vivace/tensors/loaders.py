@@ -24,6 +24,7 @@ from vivace.tensors.outside import (
     MOST_LOOKED_AT,
     PLAIN,
     Outside,
+    alike,
     as_it_is,
     is_persons,
     of_library,
@@ -108,7 +109,7 @@ _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError)
 _BY_NUMBER = "no sample of your dataset can be read by its number, from 0 on"
 
 
-_GENERATORS = (torch.Generator, random.Random, numpy.random.RandomState, numpy.random.Generator)
+_Generator = torch.Generator | random.Random | numpy.random.RandomState | numpy.random.Generator
 _WITHOUT_GENERATORS = (*PLAIN, torch.Tensor, numpy.ndarray, types.ModuleType, random.SystemRandom)
 
 
@@ -137,24 +138,48 @@ def open_file_of(dataset: Dataset[Any]) -> str:
     return ""
 
 
-def _nested(dataset: Dataset[Any]) -> Iterator[Any]:
-    """A dataset, and the ones inside of it."""
-    yield dataset
-    inner = getattr(dataset, "dataset", None)
-    if inner is not None and inner is not dataset:
-        yield from _nested(inner)
+def _nested(dataset: Dataset[Any] | Callable[..., Any]) -> Iterator[Any]:
+    """A dataset, and the ones inside of it, each once."""
+    seen, waiting = set[int](), list[Any]([dataset])
+    while waiting:
+        one = waiting.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        several = getattr(one, "datasets", ())  # as of a ConcatDataset
+        several = several.values() if isinstance(several, dict) else several
+        more = several if isinstance(several, Collection) and not isinstance(several, str) else ()
+        waiting += [getattr(one, "dataset", None), *islice(more, MOST_ENTRIES)]
 
 
 def settings_of(dataset: Dataset[Any]) -> list[tuple[str, Any]]:
-    """Numbers, texts, and short containers of such, as they are now, by name: those that a dataset keeps, the
-    ones inside of it, and the person's objects in them, such as a transform. Running workers have copies.
+    """What a dataset keeps, the ones inside of it, and the person's objects in them, such as a transform, by
+    name: numbers, texts, and short containers of such as they are now, the rest as the objects that they are.
+    Running workers have copies.
     """
     found = list[tuple[str, Any]]()
     for one in _nested(dataset):
-        space = {} if isinstance(one, CollatingDataset) else getattr(one, "__dict__", {})
-        for owner in (space, *(vars(o) for o in space.values() if is_persons(o) and hasattr(o, "__dict__"))):
-            found += [(str(key), as_it_is(value)) for key, value in owner.items() if _is_setting(value)]
+        for owner in () if isinstance(one, CollatingDataset) else _spaces(one):
+            for key, value in owner.items():
+                found.append((str(key), as_it_is(value) if _is_setting(value) else value))
     return found
+
+
+def same_settings(now: list[tuple[str, Any]], then: list[tuple[str, Any]]) -> bool:
+    """Are two answers of `settings_of` equal? What is no setting, such as a large array, is one object."""
+    pairs = zip(now, then, strict=False)
+    return len(now) == len(then) and all(
+        name == other and (value is before or (_is_setting(value) and alike(value, before)))
+        for (name, value), (other, before) in pairs
+    )
+
+
+def _spaces(one: Any) -> list[dict[str, Any]]:
+    """The attributes of an object, and those of the person's objects in it."""
+    space = getattr(one, "__dict__", {})
+    inner = (getattr(value, "__dict__", {}) for value in space.values() if is_persons(value))
+    return [own for own in (space, *inner) if isinstance(own, dict)]
 
 
 def _is_setting(value: object) -> bool:
@@ -188,8 +213,9 @@ def small_batch(loader: DataLoader[Any]) -> Any:
     def begin() -> None:
         random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
 
-    with _streams_given_back(*_readers(loader)):
-        return _small_batch(loader, begin)
+    dataset, collate = _readers(loader)
+    with _given_back(dataset, collate):
+        return collate(_samples(loader, begin))
 
 
 def _readers(loader: DataLoader[Any]) -> tuple[Any, Any]:
@@ -200,11 +226,10 @@ def _readers(loader: DataLoader[Any]) -> tuple[Any, Any]:
     return dataset, loader.collate_fn
 
 
-def _small_batch(loader: DataLoader[Any], begin: Callable[[], object]) -> Any:
-    """`begin` is called before each sample."""
+def _samples(loader: DataLoader[Any], begin: Callable[[], object]) -> Any:
+    """What its collate_fn makes a small batch of; `begin` is called before each sample."""
     dataset: Any = loader.dataset
     length = known_length(dataset)
-    _, collate = _readers(loader)
     own = isinstance(dataset, CollatingDataset)
     single = dataset.single if own else loader.batch_sampler is None
     samples = list[Any]()
@@ -213,20 +238,20 @@ def _small_batch(loader: DataLoader[Any], begin: Callable[[], object]) -> Any:
         with contextlib.suppress(*_UNREADABLE):
             samples.append(dataset[index])
         if samples and single:
-            return collate(samples[0])
+            return samples[0]
         if len(samples) == 2:
             break
     if not samples:
         raise Refused(_BY_NUMBER)
-    return collate(samples)
+    return samples
 
 
 class Drawn(NamedTuple):
     """From where random numbers come while samples are read and made a batch.
 
     `own` is the name of a generator that the dataset or the collate_fn reaches, empty where none is drawn
-    from; `shared`: from the streams of torch, NumPy or Python, which every worker seeds for itself, or nobody
-    knows.
+    from, or only once it has been seeded anew for the sample; `shared`: from the streams of torch, NumPy or
+    Python, which every worker seeds for itself, from a generator that each makes, or nobody knows.
     """
 
     own: str
@@ -235,16 +260,43 @@ class Drawn(NamedTuple):
 
 def drawn_by(loader: DataLoader[Any]) -> Drawn:
     """From where the first two samples of a loader and a batch of them draw; all of it is given back."""
-    before = _comparable(_random_states())
-    readable = True
-    with _streams_given_back(*_readers(loader)) as generators:
-        try:
-            _small_batch(loader, lambda: None)
-        except Exception:  # this is a person's code, and the dataset's keys need not be numbers
-            readable = False
-        own = next((name for name, state in generators.items() if state.drew()), "")
-        shared = not readable or before != _comparable(_random_states())
-    return Drawn(own, shared and not (readable and isinstance(loader.dataset, CollatingDataset)))
+    streams, readers = _random_states(), _readers(loader)
+    with _given_back(*readers) as generators:
+        begun = {name: Outside([generator], []) for name, generator in generators.items()}
+        batch = _looked_at(loader)
+        moved = [name for name, state in begun.items() if state.drew()]
+        shared = batch is None or not _generators(readers).keys() <= generators.keys()
+        if not isinstance(loader.dataset, CollatingDataset):
+            shared = shared or _comparable(streams) != _comparable(_random_states())
+        if moved and batch is not None:
+            _set_random_states(streams)
+            ends = {name: Outside([generators[name]], []) for name in moved}
+            for name in moved:
+                _move(generators[name])
+            # A number may be drawn that shows in few samples: the generator then ends elsewhere.
+            if alike(_looked_at(loader), batch):
+                moved = [name for name, state in ends.items() if state.drew()]
+    return Drawn(next(iter(moved), ""), shared)
+
+
+def _looked_at(loader: DataLoader[Any]) -> tuple[Any] | None:
+    """A small batch; its samples where only workers can collate them; None where they cannot be read."""
+    try:
+        samples = _samples(loader, lambda: None)
+    except Exception:  # this is a person's code, and the dataset's keys need not be numbers
+        return None
+    try:
+        return (_readers(loader)[1](samples),)
+    except Exception:  # it may ask which worker it is in
+        return (samples,) if loader.num_workers else None
+
+
+def _move(generator: _Generator) -> None:
+    """Draw one number."""
+    if isinstance(generator, torch.Generator):
+        torch.rand(1, generator=generator, device=generator.device)
+    else:
+        generator.random()
 
 
 def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
@@ -253,7 +305,7 @@ def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
     What is drawn from is given back as it was.
     """
     before = look()
-    with _streams_given_back(dataset):
+    with _given_back(dataset):
         try:
             dataset[0]
         except Exception:  # the dataset is a person's code, and its keys need not be numbers
@@ -262,22 +314,29 @@ def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _streams_given_back(*readers: Dataset[Any] | Callable[..., Any]) -> Iterator[dict[str, Outside]]:
-    """The random streams of the process, and the generators that `readers` reach, by their names."""
+def _given_back(*readers: Dataset[Any] | Callable[..., Any]) -> Iterator[dict[str, _Generator]]:
+    """The random streams of the process, the generators that `readers` reach, by their names, and what
+    `readers` and the datasets inside of them keep: what one makes at its first sample, each worker must make.
+    """
     streams, generators = _random_states(), _generators(readers)
+    begun = Outside(generators.values(), [])
+    owners: list[Any] = [one.__self__ if isinstance(one, types.MethodType) else one for one in readers]
+    spaces = [space for owner in owners for one in _nested(owner) for space in _spaces(one)]
+    kept = [dict(space) for space in spaces]
     try:
         yield generators
     finally:
-        for state in generators.values():
-            state.put_back()
-        torch.set_rng_state(streams[0])
-        numpy.random.set_state(streams[1])
-        random.setstate(streams[2])
+        begun.put_back()
+        for space, then in zip(spaces, kept, strict=True):
+            for name in space.keys() - then.keys():
+                del space[name]
+            space.update(then)
+        _set_random_states(streams)
 
 
-def _generators(readers: Iterable[Dataset[Any] | Callable[..., Any]]) -> dict[str, Outside]:
-    """The state of each generator of random numbers that a dataset or function reaches, by its name there."""
-    found = dict[str, Outside]()
+def _generators(readers: Iterable[Dataset[Any] | Callable[..., Any]]) -> dict[str, _Generator]:
+    """Each generator of random numbers that a dataset or function reaches, by its name there."""
+    found = dict[str, _Generator]()
     shared = (torch.default_generator, random.seed.__self__, numpy.random.get_state.__self__)  # type: ignore
     seen, waiting = set(map(id, shared)), deque[tuple[str, Any]](("", reader) for reader in readers)
     while waiting and len(seen) < MOST_LOOKED_AT:
@@ -285,8 +344,8 @@ def _generators(readers: Iterable[Dataset[Any] | Callable[..., Any]]) -> dict[st
         if id(thing) in seen or isinstance(thing, _WITHOUT_GENERATORS):
             continue
         seen.add(id(thing))
-        if isinstance(thing, _GENERATORS):
-            found[path or type(thing).__name__] = Outside([thing], [])
+        if isinstance(thing, _Generator):
+            found[path or type(thing).__name__] = thing
         else:
             waiting.extend((f"{path}.{name}".strip("."), part) for name, part in _parts(thing))
     return found
@@ -297,9 +356,9 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, dict):
         yield from islice(((str(key), value) for key, value in dict.items(thing)), MOST_ENTRIES)
     elif isinstance(thing, list | tuple):
-        yield from (("", part) for part in thing[:MOST_ENTRIES])
+        yield from ((str(index), part) for index, part in enumerate(thing[:MOST_ENTRIES]))
     elif isinstance(thing, functools.partial):
-        yield from (("", part) for part in (thing.func, *thing.args, thing.keywords))
+        yield from (("", part) for part in (thing.func, thing.args, thing.keywords))
     elif isinstance(thing, types.MethodType | types.BuiltinMethodType):
         yield from (("", part) for part in (thing.__self__, getattr(thing, "__func__", None)))
     elif isinstance(thing, types.FunctionType):
@@ -319,6 +378,12 @@ def _random_states() -> tuple[Any, Any, Any]:
     return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
 
 
+def _set_random_states(states: tuple[Any, Any, Any]) -> None:
+    torch.set_rng_state(states[0])
+    numpy.random.set_state(states[1])
+    random.setstate(states[2])
+
+
 def _comparable(states: tuple[Any, Any, Any]) -> list[Any]:
     _, words, *position = states[1]
     return [states[0].tolist(), words.tolist(), position, states[2]]
@@ -334,7 +399,7 @@ def lengths_of(dataset: Any, seconds: float) -> list[int]:
     found, begin, total = list[int](), time.monotonic(), known_length(dataset)
     if total is None:
         raise Refused("your dataset has no length")
-    with _streams_given_back(dataset):
+    with _given_back(dataset):
         for index in range(total):
             found.append(0)
             with contextlib.suppress(*_UNREADABLE):
