@@ -100,7 +100,9 @@ def same(left, right):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
+    """However long a state takes beside other processes, one is kept behind each batch."""
     monkeypatch.setattr(iterable, "STATE_SECONDS", 0.0)
+    monkeypatch.setattr(iterable, "STATE_COSTS", 0)
 
 
 @pytest.mark.parametrize("kind", [Stream, Keeping, Forgetful])

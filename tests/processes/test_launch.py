@@ -160,8 +160,7 @@ def test_what_a_child_has_halted_ends_where_what_starts_children_was_killed(help
         child.ask("halted", 60)
     assert ends(halted)
     assert launch._zygotes[os.getpid()].ended  # so that another one is started
-    with pytest.raises(ChildFailed):
-        child.close()
+    child.close()  # of whose death the caller knows
     assert numbers_of_descriptors() < before
 
 
