@@ -231,13 +231,13 @@ def _require_arguments(loss: Callable[[Any, Any], Any]) -> None:
 
 def _require_no_closure(optimizer: torch.optim.Optimizer) -> None:
     """Raises JobError for one whose step cannot be called alone, such as LBFGS."""
-    try:
-        inspect.signature(optimizer.step).bind()
-    except TypeError:
+    try:  # of the class: schedules and trainers wrap the method of the object
+        asked = inspect.signature(type(optimizer).step).parameters.get("closure")
+    except ValueError:  # of a method that does not say
+        return
+    if asked is not None and asked.default is asked.empty:
         name = type(optimizer).__name__
         raise JobError(
             f"{name} computes the loss itself, by a function that its step takes, and with loss= no such "
             f"function is given: write a step= of your own that calls {name}'s"
-        ) from None
-    except ValueError:  # of a method that does not say
-        return
+        )
