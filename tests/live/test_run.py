@@ -251,6 +251,9 @@ def test_a_script_that_crashes_shows_the_traceback_that_it_has_alone(tmp_path):
     assert done.stderr.startswith(wanted), done.stderr
     told = " ".join(line.removeprefix("vivace: ") for line in done.stderr.removeprefix(wanted).splitlines())
     assert told.endswith("it failed before its first training step had ended."), told
+    (tmp_path / "wrong.py").write_text("import torch\nraise KeyboardInterrupt\n")
+    interrupted = said(vivace_run("--", sys.executable, "wrong.py", cwd=tmp_path))
+    assert interrupted.endswith("it was interrupted before its first training step had ended."), interrupted
 
 
 def test_a_script_without_training_is_told_so(tmp_path):

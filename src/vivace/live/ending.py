@@ -188,8 +188,9 @@ def _why_nothing_was_seen(loop: Loop) -> str:
             "it trains through Keras, whose steps are not torch's: give the compiled model to "
             "vivace.Job.from_keras(model, x, y, batch_size=..., epochs=...), then tune and train"
         )
-    if vars(sys).get("last_value") is not None:
-        return "it failed before its first training step had ended"
+    if (last := vars(sys).get("last_value")) is not None:
+        ended = "was interrupted" if isinstance(last, KeyboardInterrupt) else "failed"
+        return f"it {ended} before its first training step had ended"
     return "no training step of torch was seen"
 
 
