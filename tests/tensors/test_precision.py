@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vivace.tensors.precision import SHORT, sum_in_float32
+from vivace.tensors.precision import SHORT, RowsInFloat32, sum_in_float32
 from vivace.torch_internals.tensors import OperatorMode
 
 TORCHS_OWN = functional.scaled_dot_product_attention
@@ -114,3 +114,14 @@ def test_copies_and_pickles_of_a_model_have_the_forwards_of_their_own_classes():
     for part in (part for one in (model, *copies) for part in one.modules()):
         assert not {"forward", "__getstate__"} & vars(part).keys()
     assert torch.equal(copies[0][0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("named", [(), ("weight",), ("input", "weight")])
+def test_rows_add_up_in_float32_however_the_table_is_handed_over(named):
+    weight = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    given = {"input": torch.zeros(8192, dtype=torch.long), "weight": weight}
+    positional = [value for name, value in given.items() if name not in named]
+    with RowsInFloat32():
+        rows = functional.embedding(*positional, **{name: given[name] for name in named})
+    rows.backward(torch.ones_like(rows))
+    assert weight.grad[0].tolist() == [8192.0] * 4

@@ -231,6 +231,9 @@ class RowsInFloat32(TorchFunctionMode):
         if func not in _TABLES:
             return func(*args, **keywords)
         place = _TABLES[func]
+        if func is nn.functional.embedding and "weight" in keywords:  # named, as its indices may be
+            keywords = {**keywords}
+            args = (keywords.pop("input") if "input" in keywords else args[0], keywords.pop("weight"))
         table = args[place] if place < len(args) else None
         if not isinstance(table, torch.Tensor) or table.dtype not in HALF or not table.requires_grad:
             return func(*args, **keywords)
