@@ -264,6 +264,10 @@ def test_records_of_benchmarks_are_compared_by_their_interval():
 def test_one_job_in_two_spellings_is_one(trained):
     first, second = trained("a", 1000.0, job="train.py"), trained("b", 1000.0, job="./train.py:job")
     assert not vivace.compare(first, second).notes
+    whole = trained("whole", 1000.0, job="/home/ann/train.py:job")
+    assert not vivace.compare(first, whole).notes
+    elsewhere = trained("elsewhere", 1000.0, job="/home/ann/retrain.py:job")
+    assert vivace.compare(first, elsewhere).notes
     other = trained("c", 1000.0, job="train.py:job,width=8")
     assert vivace.compare(first, other).notes == (
         "They ran different things: train.py, then train.py:job,width=8",

@@ -441,7 +441,7 @@ def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(
         return any(trial.ratio.low > 1.0 for trial in measured(ledger)[earlier:])
 
     document = until_then_ended(begin_torchrun, one_was_faster, tmp_path, out)
-    assert document["interrupted"]
+    assert document.get("interrupted"), document
     assert document["plan"] in [trial.techniques for trial in measured(ledger)[earlier:]]
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert tomllib.loads((out / "plan.toml").read_text())["techniques"] == document["plan"]

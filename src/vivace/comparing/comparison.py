@@ -120,8 +120,14 @@ def _notes(first: Side, second: Side, without_interval: bool) -> Iterator[str]:
         yield "The files hold one figure each and not its noise: the figures are compared as they stand"
     if not (first.device and second.device):
         yield "Not both say which machine they ran on: whether it is the same is for you to know"
-    if first.of and second.of and spelled(first.of) != spelled(second.of):
+    if first.of and second.of and not _is_one(spelled(first.of), spelled(second.of)):
         yield f"They ran different things: {first.of}, then {second.of}"
+
+
+def _is_one(first: str, second: str) -> bool:
+    """May both name one job or command? A path from elsewhere may be the other's from the root."""
+    short, long = sorted((first, second), key=len)
+    return first == second or (long.startswith("/") and long.endswith(f"/{short}"))
 
 
 def _differences(first: Side, second: Side) -> Iterator[Difference]:
