@@ -176,6 +176,26 @@ def test_a_child_that_cannot_be_started_leaves_no_descriptor(helper, monkeypatch
     assert numbers_of_descriptors() == before
 
 
+def test_ctrl_c_while_a_child_is_forked_leaves_what_starts_the_others_alive(helper, monkeypatch):
+    monkeypatch.setattr(launch, "_zygotes", {})
+    Child(helper, Source(f"{JOB}:job")).close()
+    zygote = psutil.Process(launch._zygote().process.pid)
+
+    def interrupted(child):
+        raise KeyboardInterrupt
+
+    zygote.suspend()  # so that it forks when nobody listens any more
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Child, "_number", interrupted)
+        Child(helper, Source(f"{JOB}:job"))
+    zygote.resume()
+    with Child(helper, Source(f"{JOB}:job")) as child:
+        assert psutil.Process(child.pid).ppid() == zygote.pid
+        left = [one.pid for one in zygote.children() if one.pid != child.pid]
+        assert all(map(ends, left))
+    launch._zygote().close()
+
+
 def test_a_signal_without_a_name_is_told_by_its_number(helper):
     with (
         Child(helper, Source(f"{JOB}:job")) as child,

@@ -437,11 +437,11 @@ def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(
     ledger = Ledger(out / "ledger.jsonl")
     earlier = len(measured(ledger))
 
-    def one_was_faster():  # on a loaded machine the first may show nothing
-        return any(trial.ratio.low > 1.0 for trial in measured(ledger)[earlier:])
+    def faster():  # on a loaded machine the first may show nothing
+        return [trial.techniques for trial in measured(ledger)[earlier:] if trial.ratio.low > 1.0]
 
-    document = until_then_ended(begin_torchrun, one_was_faster, tmp_path, out)
+    document = until_then_ended(begin_torchrun, faster, tmp_path, out)
     assert document.get("interrupted"), document
-    assert document["plan"] in [trial.techniques for trial in measured(ledger)[earlier:]]
-    assert {"ddp", "planted_quick"} <= set(document["plan"])
+    assert document["plan"] in faster()
+    assert "ddp" in document["plan"]
     assert tomllib.loads((out / "plan.toml").read_text())["techniques"] == document["plan"]

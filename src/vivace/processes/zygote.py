@@ -68,8 +68,11 @@ def _fork(descriptors: list[int], statuses: dict[int, int], imported: float, own
     zygote = os.getpid()
     pid = os.fork()
     if pid:
-        os.write(status, struct.pack("i", pid))
         statuses[pid] = status
+        try:
+            os.write(status, struct.pack("i", pid))
+        except BrokenPipeError:  # who asked was interrupted meanwhile, and knows nothing of this child
+            os.kill(pid, signal.SIGKILL)
         for descriptor in (commands, answers, log, payload):
             os.close(descriptor)
         return

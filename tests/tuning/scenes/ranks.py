@@ -12,7 +12,7 @@ import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.training import crew
 
-DELAY_SECONDS = 0.015
+DELAY_SECONDS = 0.03
 torch.set_num_threads(1)
 
 
@@ -71,7 +71,7 @@ class PlantedQuick(Planted):
     card = card("waits less")
 
     def apply(self, build):
-        build.set_flag(sys.modules[__name__], "DELAY_SECONDS", 0.006)
+        build.set_flag(sys.modules[__name__], "DELAY_SECONDS", 0.004)
 
 
 @vivace.register
