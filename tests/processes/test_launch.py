@@ -185,9 +185,10 @@ def test_ctrl_c_while_a_child_is_forked_leaves_what_starts_the_others_alive(help
         raise KeyboardInterrupt
 
     zygote.suspend()  # so that it forks when nobody listens any more
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Child, "_number", interrupted)
-        Child(helper, Source(f"{JOB}:job"))
+        with pytest.raises(KeyboardInterrupt):
+            Child(helper, Source(f"{JOB}:job"))
     zygote.resume()
     with Child(helper, Source(f"{JOB}:job")) as child:
         assert psutil.Process(child.pid).ppid() == zygote.pid

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.utils.data import ConcatDataset, DataLoader
 
 from vivace.compressing import worker as worker_module
@@ -570,8 +571,65 @@ def test_a_metric_of_tiny_numbers_is_no_mean_over_samples_for_that(judged, tmp_p
     assert "jackknife" in found.change(str(tmp_path / "same.npz"), 1e-8)["method"]
 
 
-def test_many_samples_are_judged_by_groups(judged, tmp_path, monkeypatch):
-    monkeypatch.setattr(judge, "MOST_ALONE", 69)
+def test_samples_that_take_long_alone_are_judged_by_groups(judged, tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "ALONE_SECONDS", 0.0)
     found, _ = judged(made())
     calls.write_arrays(tmp_path / "same.npz", found._theirs)
     assert "jackknife" in found.change(str(tmp_path / "same.npz"), 0.1)["method"]
+
+
+def test_a_model_that_is_all_right_makes_no_metric_a_mean_over_samples(judged, tmp_path):
+    """The recall of single samples is 1, and so is their mean; of a form that loses a class it is not."""
+
+    class Sure(nn.Module):
+        def forward(self, images):
+            return images.flatten(1)[:, :3]
+
+    labels = torch.arange(200) % 10 // 4  # 0, 1 and, of few, 2
+    images = torch.zeros(200, 1, 6, 6)
+    images.flatten(1)[torch.arange(200), labels] = 1.0
+
+    def recalls(model, batches):
+        pairs = [(model(images).argmax(1), labels) for images, labels in batches]
+        found, wanted = (torch.cat(each) for each in zip(*pairs, strict=True))
+        return sum(float((found[wanted == one] == one).float().mean()) for one in wanted.unique()) / len(
+            wanted.unique()
+        )
+
+    def data():
+        return DataLoader(list(zip(images, labels, strict=True)), batch_size=50)
+
+    found, facts = judged(made(model=Sure, metric=recalls, validation=data))
+    assert facts["metric"] == 1.0
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    change = found.change(str(tmp_path / "same.npz"), 0.05)
+    assert (change["kept"], "sample by sample" in change["method"]) == (True, True)
+    lost = [[numpy.where(array.argmax(1, keepdims=True) == 2, -array, array)] for (array,) in found._theirs]
+    calls.write_arrays(tmp_path / "lost.npz", lost)
+    change = found.change(str(tmp_path / "lost.npz"), 0.05)
+    assert change["value"] == pytest.approx(2 / 3)
+    assert change["kept"] is False
+
+
+def test_batches_that_cannot_be_cut_are_judged_whole(judged, tmp_path):
+    def data():
+        generator = torch.Generator().manual_seed(1)
+        lengths = (9, 7, 5, 3)
+        return [
+            (
+                pack_sequence([torch.randn(n, 4, generator=generator) for n in lengths]),
+                torch.randint(2, (4,), generator=generator),
+            )
+            for _ in range(12)
+        ]
+
+    def metric(model, batches):
+        right = [
+            int((model(pad_packed_sequence(rows, batch_first=True)[0]).mean(1).argmax(1) == labels).sum())
+            for rows, labels in batches
+        ]
+        return sum(one**2 for one in right) / len(right)
+
+    found, _ = judged(made(model=lambda: nn.Linear(4, 2), metric=metric, validation=data))
+    calls.write_arrays(tmp_path / "same.npz", found._theirs)
+    assert "12 groups" in found.change(str(tmp_path / "same.npz"), 0.1)["method"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MethodType
@@ -40,7 +42,8 @@ from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
 ADDITIVE = 1e-6  # of a metric: so near must it be to the mean over samples, or to itself when asked again
-MOST_ALONE = 20_000  # samples whose metric is asked one by one, half a millisecond each
+ALONE_SECONDS = 20.0  # for the metric of each sample alone
+FIRST = 20  # samples, which foretell how long all take
 
 Piece = tuple[Any, tuple[int, slice | None]]
 """A batch or a part of it, the batch's number, and which of its rows these are."""
@@ -158,9 +161,10 @@ class Judge:
         ours = read_arrays(Path(outputs))
         whole = self._metric(ours, self.recording.batches, [(b, None) for b in self._numbers])
         reference = self.recording.metric
-        if self._additive():
+        each = self._each(ours) if self._additive() else []
+        if _is_mean(each, whole):  # one that is all right, or all wrong, is the mean by chance
             assert self._by_sample is not None
-            found = by_sample(self._each(ours), self._by_sample, margin, reference, whole)
+            found = by_sample(each, self._by_sample, margin, reference, whole)
         else:
             found = self._jackknife(ours, margin, reference, whole)
         return found.to_dict()
@@ -175,21 +179,23 @@ class Judge:
         if self._by_sample is None:
             assert self.recording is not None
             try:
-                found = self._each(self._theirs) if self.recording.samples <= MOST_ALONE else []
+                found = self._each(self._theirs, ALONE_SECONDS)
             except (JobError, Refused):  # it needs more than one sample, or other samples beside it
                 found = []
-            mean = sum(found) / len(found) if found else float("nan")
-            near = abs(mean - self.recording.metric) <= ADDITIVE * max(map(abs, found), default=0.0)
-            self._by_sample = found if near else []
+            self._by_sample = found if _is_mean(found, self.recording.metric) else []
         return bool(self._by_sample)
 
-    def _each(self, outputs: Sequence[Any]) -> list[float]:
-        """The metric of each sample alone."""
+    def _each(self, outputs: Sequence[Any], seconds: float = math.inf) -> list[float]:
+        """The metric of each sample alone; of none, where the first ones show that all take longer."""
         assert self.recording is not None
-        found = []
+        found, begin = list[float](), time.monotonic()
         for number, batch in enumerate(self.recording.batches):
             for row, piece in enumerate(split(batch, 1)):
                 found.append(self._metric(outputs, [piece], [(number, slice(row, row + 1))]))
+                if len(found) == FIRST:
+                    taken = time.monotonic() - begin
+                    if taken * self.recording.samples / FIRST > seconds:
+                        return []
         return found
 
     def _jackknife(self, ours: Sequence[Any], margin: float, reference: float, whole: float) -> Change:
@@ -197,14 +203,14 @@ class Judge:
         assert self.recording is not None
         pieces: list[Piece] = []
         size = max(1, self.recording.samples // (4 * GROUPS))
-        for number, batch in enumerate(self.recording.batches):
-            start = 0
-            for piece in split(batch, size):
-                pieces.append((piece, (number, slice(start, start + batch_size(piece)))))
-                start += batch_size(piece)
         try:
+            for number, batch in enumerate(self.recording.batches):
+                start = 0
+                for piece in split(batch, size):
+                    pieces.append((piece, (number, slice(start, start + batch_size(piece)))))
+                    start += batch_size(piece)
             values = self._without_groups(ours, pieces, "samples")
-        except (JobError, Refused):  # as where it cuts samples into crops
+        except (JobError, Refused):  # as where it cuts samples into crops, or a batch is packed
             batches: list[Piece] = [(b, (n, None)) for n, b in enumerate(self.recording.batches)]
             values = self._without_groups(ours, batches, "batches")
         return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
@@ -249,6 +255,12 @@ class Judge:
                 "cannot be told of other parts of the data"
             )
         return found
+
+
+def _is_mean(each: Sequence[float], whole: float) -> bool:
+    """Is a metric the mean of its values of single samples?"""
+    mean = sum(each) / len(each) if each else float("nan")
+    return abs(mean - whole) <= ADDITIVE * max(map(abs, each), default=0.0)
 
 
 def _refuse(*_: object) -> None:
