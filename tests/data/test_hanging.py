@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -132,6 +133,21 @@ def test_one_of_the_validation_data_is_named_and_the_evaluation_begins_anew(
 
 
 def test_one_that_computes_is_left_alone(lives, tmp_path, impatient):
+    run = train(job(Slow, lives(1)), out=tmp_path / "run")
+    assert run.notices == ()
+
+
+@pytest.mark.parametrize("counted", ["absent", "denied"])
+def test_one_that_computes_is_left_alone_where_nobody_tells_what_it_reads(
+    lives, tmp_path, impatient, monkeypatch, counted
+):
+    def denied(process):
+        raise psutil.AccessDenied(process.pid)
+
+    if counted == "absent":
+        monkeypatch.delattr(psutil.Process, "io_counters")
+    else:
+        monkeypatch.setattr(psutil.Process, "io_counters", denied)
     run = train(job(Slow, lives(1)), out=tmp_path / "run")
     assert run.notices == ()
 

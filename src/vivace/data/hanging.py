@@ -181,7 +181,7 @@ class HangWatch:
             with contextlib.suppress(psutil.Error, OSError):
                 one: Any = psutil.Process(process)
                 times = one.cpu_times()
-                found[process] = (text, times.user + times.system, one.io_counters().read_chars)
+                found[process] = (text, times.user + times.system, _read_bytes(one))
         return found
 
     def _end_hang(self, seconds: float) -> None:
@@ -194,6 +194,14 @@ class HangWatch:
         if not suspects and self._told != self._wait:
             self._told = self._wait
             self.tell(f"reading the data {self.found}; in worker processes it could be ended")
+
+
+def _read_bytes(process: Any) -> int:
+    """What a process has read so far; 0 where the system does not count that, or does not tell."""
+    try:
+        return int(process.io_counters().read_chars)
+    except (AttributeError, psutil.AccessDenied, OSError):
+        return 0
 
 
 def _has_worked(before: _Work | None, now: _Work, seconds: float) -> bool:
