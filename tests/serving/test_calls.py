@@ -175,6 +175,19 @@ def test_outputs_that_are_too_large_to_keep_end_the_recording(monkeypatch):
     assert not found.whole
 
 
+def test_batches_of_arrays_count_towards_what_is_kept(monkeypatch):
+    monkeypatch.setattr(calls, "MOST_BYTES", 5_000)  # all inputs have 11 kB
+
+    def arrays():
+        return [tuple(part.numpy() for part in batch) for batch in SCENE["data"]()]
+
+    def accuracy(model, batches):
+        return SCENE["accuracy"](model, (map(torch.as_tensor, batch) for batch in batches))
+
+    found = recorded(accuracy, validation=arrays)
+    assert (len(found.batches), found.whole) == (3, False)  # of four
+
+
 def test_calls_of_another_size_do_not_fit():
     found = Calls.of(recorded(SCENE["accuracy"]))
     assert found.fit(found)

@@ -26,7 +26,7 @@ from vivace.serving.values import array_of, is_object, require_alike
 from vivace.session.opening import call
 from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import Streams, derive
-from vivace.tensors.trees import Tree, batch_size, bytes_of, map_tensors, tensors
+from vivace.tensors.trees import Tree, batch_size, bytes_of, contents, map_tensors, tensors
 from vivace.training.evaluation import finite
 
 MOST_BYTES = 2**30  # of the batches that are kept, and of what the model returns for them
@@ -184,10 +184,16 @@ def _batches(job: Job, samples: int | None, seed: int) -> tuple[list[Any], bool]
         if num_bytes > MOST_BYTES or (samples is not None and count >= samples):
             return found, False
         found.append(batch)
-        num_bytes, count = num_bytes + bytes_of(tensors(batch)), count + batch_size(batch)
+        num_bytes, count = num_bytes + _kept_bytes(batch), count + batch_size(batch)
     if not count:
         raise JobError(f"the Job's {field}() gave no {'sample' if found else 'batch'}")
     return found, True
+
+
+def _kept_bytes(batch: Tree) -> int:
+    """Of the tensors, arrays and texts of a batch."""
+    rest = [one for one in contents(batch) if not isinstance(one, torch.Tensor)]
+    return bytes_of(tensors(batch)) + sum(len(one) if isinstance(one, str) else one.nbytes for one in rest)
 
 
 @contextlib.contextmanager
