@@ -149,3 +149,22 @@ def test_batches_that_cannot_be_joined_say_so():
     assert curve.rule == "square root"
     assert [b.reason for b in curve.batches[:3]] == ["", "", ""]
     assert "batches that cannot be joined" in curve.batches[4].reason
+
+
+def test_a_size_holds_as_many_samples_as_it_says():
+    """Where batches differ, those that are joined hold more or fewer than so many times the first."""
+    seen = []
+
+    def loss(model, batch):
+        seen.append(len(batch))
+        return model(batch).square().mean()
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(3, 2),
+        data=lambda: [torch.ones(samples, 3) for samples in (8, 5, 5, 7)],
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    curve = batch_curve(job, vivace.inspect(), Plan(), None, 0.1)
+    assert {b.samples for b in curve.batches if b.ratio} == {2, 4, 8, 16} == set(seen)
+    assert curve.batches[4].reason == "the job's data has too few batches, or batches that cannot be joined"

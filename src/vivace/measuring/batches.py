@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -87,10 +88,13 @@ def batch_curve(job: Job, machine: Machine, plan: Plan, budget_bytes: int | None
 
 
 def _of_size(batches: Sequence[Any], samples: int) -> Any:
-    own = batch_size(batches[0])
-    if samples <= own:
-        return split(batches[0], samples)[0]
-    return joined(batches[: samples // own]) if len(batches) >= samples // own else None
+    """So many samples of the first batches, which need not be of one size; None where there are fewer."""
+    sizes = itertools.accumulate(map(batch_size, batches))
+    needed = next((number for number, size in enumerate(sizes, 1) if size >= samples), None)
+    if needed is None:
+        return None
+    whole = batches[0] if needed == 1 else joined(batches[:needed])
+    return None if whole is None else split(whole, samples)[0]
 
 
 def _tried(
