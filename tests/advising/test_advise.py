@@ -209,6 +209,11 @@ def test_amounts_of_training(profile):
         amount(endless, 3, None, None)
 
 
+def test_cards_may_be_named_as_on_the_command_line(profile):
+    listed, told = (vivace.advise(profile(), gpus=g) for g in (["RTX 4090", "H200"], "RTX 4090, H200"))
+    assert listed.picks == told.picks
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -219,6 +224,9 @@ def test_amounts_of_training(profile):
         ({"deadline": "soon"}, "a time such as 12h or 3d, not 'soon'"),
         ({"deadline": "0h"}, "not '0h'"),
         ({"deadline": "12"}, "not '12'"),
+        ({"deadline": 12}, "not 12"),
+        ({"budget_usd": "20"}, "--budget-usd must be a number, not '20'"),
+        ({"epochs": "90"}, "--epochs must be a number, not '90'"),
         ({"steps": 0}, "--steps must be more than 0"),
         ({"steps": 10, "epochs": 1}, "give one"),
         ({"target": "many"}, "a number of samples"),

@@ -61,6 +61,7 @@ def amount(subject: Subject, epochs: float | None, steps: float | None, target: 
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} say the same thing twice: give one")
     for name, value in (("--epochs", epochs), ("--steps", steps)):
+        _require_number(name, value)
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InputError(f"{name} must be more than 0, not {value:g}")
         if value is not None and value > MOST:
@@ -71,7 +72,7 @@ def amount(subject: Subject, epochs: float | None, steps: float | None, target: 
             raise InputError(f"--target {target} is too much: no training has more than {MOST:g} samples")
         return Amount(samples, f"{target} samples")
     if steps is not None:
-        return Amount(steps * subject.samples_a_step, f"{steps:,.0f} steps")
+        return Amount(steps * subject.samples_a_step, f"{steps:,.10g} steps")
     if subject.steps_per_epoch is None:
         if epochs is not None:
             raise InputError(
@@ -90,13 +91,19 @@ def seconds_of(text: str | None) -> float | None:
 
 def dollars(value: float | None) -> float | None:
     """A budget; raises InputError where it is none."""
+    _require_number("--budget-usd", value)
     if value is not None and not (value > 0 and math.isfinite(value)):
         raise InputError(f"--budget-usd must be more than 0 dollars, not {value:g}")
     return value
 
 
+def _require_number(option: str, value: float | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise InputError(f"{option} must be a number, not {value!r}")
+
+
 def _number(text: str, units: dict[str, float], option: str, example: str) -> float:
-    found = words.amount(text, units)
+    found = words.amount(text, units) if isinstance(text, str) else None
     if found is None:
         raise InputError(f"{option} must be {example}, not {text!r}")
     return found

@@ -227,7 +227,8 @@ def _unfed(subject: Subject, found: Mapping[str, Offer]) -> list[str]:
 def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[Gpu], list[str]]:
     """The cards to compare, and a note on each name of which nothing can be predicted."""
     if names is not None:
-        said = [name.strip() for name in names if name.strip()]
+        listed = names.split(",") if isinstance(names, str) else names
+        said = [name.strip() for name in listed if name.strip()]
         if not said:
             raise InputError("--gpus names no card: give names such as 'RTX 4090,H100'")
         cards, notes = {}, []
