@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -134,6 +135,24 @@ def test_where_there_is_no_overlay_a_script_is_stopped_at_its_first_write(folder
     assert told["outcome"] == "nothing_tried"
     assert "stopped at its first write, to 'new.txt'" in told["reason"]
     assert told["script_exit_code"] == 1
+
+
+def test_data_in_shared_memory_are_read_and_stay_as_they_are(tmp_path):
+    if not possible(cover.OVERLAY, tmp_path / "try"):
+        pytest.skip("this machine allows no overlay")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as data:
+        inner = Path(data) / "inner"
+        inner.mkdir()
+        for place in (Path(data), inner):
+            (place / "data.txt").write_text("kept\n")
+        (tmp_path / "results").mkdir()
+        words = [sys.executable, "-I", cover.__file__, str(tmp_path / "scratch"), str(tmp_path / "results")]
+        program = "cat data.txt inner/data.txt && echo more >> inner/data.txt && cat inner/data.txt"
+        done = subprocess.run(
+            [*words, cover.OVERLAY, "--", "sh", "-c", program], cwd=data, capture_output=True, text=True
+        )
+        assert done.stdout.split() == ["kept", "kept", "kept", "more"], done.stderr
+        assert (inner / "data.txt").read_text() == "kept\n"
 
 
 @pytest.mark.parametrize("way", [cover.OVERLAY, cover.READ_ONLY])

@@ -10,6 +10,7 @@ Sources: Documentation/filesystems/overlayfs.rst and userspace-api/landlock.rst 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -120,6 +121,9 @@ def _change_root(scratch: str, results: str, here: str) -> None:
     if os.path.isdir(shared_memory):
         _mount("tmpfs", shared_memory, "tmpfs", 0)
         os.chmod(shared_memory, 0o1777)
+        for entry in os.scandir("/dev/shm"):  # data are kept there, too
+            with contextlib.suppress(OSError):  # what other processes share comes and goes
+                root.show(entry)
     _mount(results, root.path + results, None, MS_BIND)
     os.chroot(root.path)
     os.chdir(here)
@@ -150,18 +154,22 @@ class Root:
     def rebuild(self, below: str) -> None:
         """Cover what is in a folder, one by one."""
         for entry in sorted(os.scandir(below), key=lambda entry: entry.name):
-            inside = self.path + entry.path
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), inside)
-            elif entry.is_dir():
-                os.mkdir(inside)
-                if below == "/" and entry.name in SHARED:
-                    _mount(entry.path, inside, None, MS_BIND | MS_REC)
-                else:
-                    self.cover(entry.path)
-            elif entry.is_file():
-                with open(inside, "x", encoding="ascii"):
-                    _read(entry.path, inside)
+            self.show(entry)
+
+    def show(self, entry: os.DirEntry[str]) -> None:
+        """Cover one entry of a folder."""
+        inside = self.path + entry.path
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), inside)
+        elif entry.is_dir():
+            os.mkdir(inside)
+            if entry.path.removeprefix("/") in SHARED:
+                _mount(entry.path, inside, None, MS_BIND | MS_REC)
+            else:
+                self.cover(entry.path)
+        elif entry.is_file():
+            with open(inside, "x", encoding="ascii"):
+                _read(entry.path, inside)
 
     def cover(self, below: str) -> None:
         """Mount an overlay of a folder; a file, and a folder that cannot be one, is not to be written to.
