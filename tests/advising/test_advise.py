@@ -405,6 +405,12 @@ def test_frozen_weights_take_memory(profile):
         for size in (0, 15_000_000_000)
     )
     assert frozen.needed_bytes == pytest.approx(plain.needed_bytes + 15e9)
+    plain, frozen = (
+        vivace.advise(profile(frozen_bytes=size), gpus=["RTX 4090"]).offers[0].prediction
+        for size in (0.0, 10e9)
+    )
+    assert frozen.precision == "amp_bf16"  # which keeps copies of two bytes
+    assert frozen.needed_bytes == pytest.approx(plain.needed_bytes + 15e9)
     told = vivace.advise(profile(frozen_bytes=60e9), gpus=["RTX 4090", "H100"])
     assert told.refusals["RTX 4090"].told.startswith("does not fit")
     assert told.refusals["H100-SXM5-80GB"] is None

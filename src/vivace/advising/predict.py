@@ -167,14 +167,19 @@ class Predictor:
         )
 
     def needed_bytes(self, setting: Setting) -> float:
-        """Memory of one card: weights, also frozen ones, gradients, optimizer, activations, the context."""
+        """Memory of one card: weights, also frozen ones, gradients, optimizer, activations, the context.
+
+        Autocast keeps a narrow copy of each weight until the backward pass, also of one that is frozen behind
+        trained ones, as beside low-rank adapters.
+        """
         was, now = (ITEM_BYTES.get(name, 2) for name in (self.subject.precision, setting.precision))
         before, wide = (WEIGHT_BYTES.get(name, 4) for name in (self.subject.precision, setting.precision))
         cast = 2 if now < wide else 0
         weights = self.subject.demand.num_parameters * (
             2 * wide + cast + (wide if setting.num_gpus > 1 else 0)
         )
-        state = (self.subject.optimizer_bytes + self.subject.frozen_bytes) * wide / before
+        frozen = self.subject.frozen_bytes * (wide + cast) / before
+        state = self.subject.optimizer_bytes * wide / before + frozen
         kept = self.subject.activation_bytes * now / was * setting.batch_size / self.subject.batch_size
         return weights + state + FRAGMENTATION * kept + CONTEXT_BYTES
 
