@@ -411,7 +411,7 @@ def test_frozen_weights_take_memory(profile):
     )
     assert frozen.precision == "amp_bf16"  # which keeps copies of two bytes
     assert frozen.needed_bytes == pytest.approx(plain.needed_bytes + 15e9)
-    told = vivace.advise(profile(frozen_bytes=60e9), gpus=["RTX 4090", "H100"])
+    told = vivace.advise(profile(frozen_bytes=45e9), gpus=["RTX 4090", "H100"])
     assert told.refusals["RTX 4090"].told.startswith("does not fit")
     assert told.refusals["H100-SXM5-80GB"] is None
 
