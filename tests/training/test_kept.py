@@ -86,6 +86,54 @@ def test_attributes_of_modules_go_on_whatever_plain_kind_they_are_of(tmp_path):
     assert whole_and_in_parts(job_of(Remembering), tmp_path) == (True, ())
 
 
+class Thawing(torch.nn.Module):
+    """Trains its first layer from the fifth step on, and then leaves its normalization as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
+        self.head, self.calls = torch.nn.Linear(4, 1), 0
+        self.body[0].requires_grad_(False)
+
+    def forward(self, inputs):
+        self.calls += self.training
+        if self.calls == 5:
+            self.body[0].requires_grad_(True)
+            self.body[1].eval()
+        return self.head(self.body(inputs).relu())
+
+
+class Thaw:
+    """A schedule that trains all weights of its optimizer from the third epoch on."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.epochs = optimizer, 0
+
+    def step(self):
+        self.epochs += 1
+        if self.epochs == 2:
+            for weight in self.optimizer.param_groups[0]["params"]:
+                weight.requires_grad_(True)
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.epochs = state["epochs"]
+
+
+def frozen():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("fields", [{"model": Thawing}, {"model": frozen, "scheduler": Thaw, "epochs": 4}])
+def test_which_weights_are_trained_and_the_modes_of_modules_go_on(tmp_path, fields):
+    stops = (7, 13) if fields["model"] is Thawing else (30, 50)
+    assert whole_and_in_parts(job_of(**fields), tmp_path, stops) == (True, ())
+
+
 class Late(torch.nn.Module):
     """Its temperature is Python's number in the first checkpoints, and NumPy's afterwards."""
 

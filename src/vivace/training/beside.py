@@ -1,6 +1,6 @@
-"""What training changes beside the `state_dict`s: a model's buffers that are not persistent, and attributes
-of its modules and of optimizers, such as a counter of steps or a running mean. A checkpoint holds them,
-and a resumed run goes on with them.
+"""What training changes beside the `state_dict`s: a model's buffers that are not persistent, which of its
+weights are trained, the modes of its modules, and attributes of modules and of optimizers, such as a counter
+of steps or a running mean. A checkpoint holds them, and a resumed run goes on with them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vivace.training.checkpoints import unstorable
 
 _CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, deque)}
 _TABLES = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
+_MODE, _TRAINED = ":training", ":requires_grad"  # of a module, and behind a weight's name; no attribute's
 
 Key = tuple[int, str, str]  # model, module, name
 
@@ -45,6 +46,7 @@ class Beside:
         self._models, self._captured, self._plain = list(models), captured, plain
         self._owners: list[nn.Module | torch.optim.Optimizer] = [*models, *optimizers]
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
+        self._switches_built = {key: getattr(owner, name) for key, owner, name in self._switches()}
         begun = attributes(self._owners) if plain else {}  # in main memory, as it is only compared
         self._attributes = {key: as_it_is(value, torch.Tensor.cpu) for key, value in begun.items()}
 
@@ -57,12 +59,20 @@ class Beside:
         for key in sorted(changed(now, self._attributes)):
             if key in now and not unstorable(kept := _kept(now[key])):
                 found.append((*key, kept))
-        return found
+        switches = ((key, getattr(owner, name)) for key, owner, name in self._switches())
+        return [*found, *((*key, on) for key, on in switches if on is not self._switches_built.get(key))]
 
     def load(self, state: list[tuple[int, str, str, Any]]) -> None:
         """Let the models hold it again."""
+        on = self._switches_built | {(index, name, key): value for index, name, key, value in state}
+        for place, owner, switch in self._switches():
+            now = getattr(owner, switch)
+            if (then := on.get(place, now)) is not now:
+                setattr(owner, switch, then)
         found = {}
         for index, name, key, value in state:
+            if key.endswith((_MODE, _TRAINED)):
+                continue
             model = self._models[min(index, len(self._models) - 1)]
             module = model.get_submodule(name)
             own = next(chain(module.parameters(), model.parameters()), torch.empty(0))
@@ -78,6 +88,16 @@ class Beside:
             else:
                 setattr(module, key, value.to(now.device))
         assign(self._owners, found)
+
+    def _switches(self) -> Iterator[tuple[Key, nn.Module | nn.Parameter, str]]:
+        """Every module's mode, and of every weight whether it is trained: whose attribute says that, and its
+        name.
+        """
+        for index, model in enumerate(self._models):
+            for name, module in model.named_modules():
+                yield (index, name, _MODE), module, "training"
+                for key, weight in module.named_parameters(recurse=False):
+                    yield (index, name, key + _TRAINED), weight, "requires_grad"
 
     def _has_changed(self, key: Key, buffer: torch.Tensor) -> bool:
         built, version = self._built.get(key, (None, 0))
