@@ -136,6 +136,11 @@ class Outcome(enum.StrEnum):
         unmeasured = (Outcome.COULD_NOT_MEASURE, Outcome.NOTHING_TRIED, Outcome.TIME_ENDED)
         return self not in (*unmeasured, Outcome.INTERRUPTED)
 
+    @property
+    def searched(self) -> bool:
+        """Was the search long enough to speak against a plan that an earlier one had found?"""
+        return self.answered and self is not Outcome.TOO_SHORT
+
 
 @dataclasses.dataclass(frozen=True)
 class Trial:

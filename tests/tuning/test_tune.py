@@ -308,6 +308,13 @@ def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(t
     assert result.baselines["strict_fp32"] > 0
     assert [phase for phase in heard if phase] == ["checking the job"]
     assert Plan.load(tmp_path / "plan.toml") == Plan()
+    found = Plan.from_dict({"fused_optimizer": {}})
+    for name in ("plan.toml", "plan-long.toml"):
+        found.save(tmp_path / name)
+    assert vivace.tune(STAGE, out=tmp_path, on_event=heard.append).outcome == "too_short"
+    stays = f"'{tmp_path / 'plan.toml'}' stays as an earlier search left it"
+    assert stays in [event.payload.get("text") for event in heard if not isinstance(event, str | None)]
+    assert [Plan.load(tmp_path / name) for name in ("plan.toml", "plan-long.toml")] == [found, found]
     assert "too short to tune" in (tmp_path / "report.html").read_text()
 
 

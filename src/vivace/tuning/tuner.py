@@ -474,7 +474,7 @@ class _Tuning:
 
     def _save_plans(self, conclusion: Conclusion, path: Path) -> LongPlan | None:
         """Write what was found; where nothing was, as the search ended too soon, an earlier plan stays."""
-        if conclusion.plan == self.bench.base and not conclusion.outcome.answered and path.exists():
+        if conclusion.plan == self.bench.base and not conclusion.outcome.searched and path.exists():
             self.bench.on_event("notice", {"text": f"'{path}' stays as an earlier search left it"})
             return None
         conclusion.plan.save(path)
