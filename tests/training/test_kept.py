@@ -15,7 +15,7 @@ import weakref
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
@@ -183,6 +183,7 @@ THINGS = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(THINGS)
 def test_an_attribute_comes_back_from_a_file_as_it_was(thing):
     file = io.BytesIO()
@@ -232,6 +233,28 @@ def test_what_no_file_holds_is_left_out_of_the_checkpoint_and_the_run_goes_on(tm
     vivace.train(job_of(Odd), out=tmp_path, max_steps=5)
     state = torch.load(tmp_path / "checkpoints" / "step_5" / "state.pt", weights_only=True)
     assert [(key, value) for _, _, key, value in state["beside"]] == [("calls", 5)]
+
+
+class Drawing(torch.nn.Module):
+    """Keeps far more than a checkpoint holds in an attribute, a generator, and a table as it was built."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.own = torch.nn.Linear(2, 1), torch.Generator().manual_seed(1)
+        self.queue, self.table = torch.zeros(150_000, 2), torch.ones(150_000, 2)
+
+    def forward(self, inputs):
+        if self.training:
+            self.queue = torch.cat([inputs + torch.randn(inputs.shape, generator=self.own), self.queue[:-4]])
+            self.activations = self.layer(self.queue)
+        return self.layer(inputs + self.table[:1])
+
+
+def test_what_a_checkpoint_does_not_hold_is_named_where_the_run_goes_on(tmp_path):
+    vivace.train(job_of(Drawing), out=tmp_path, max_steps=5)
+    (notice,) = vivace.train(job_of(Drawing), out=tmp_path, resume=True).notices
+    assert notice.startswith("resumed, not bit-exact where steps read them: attributes that training had ")
+    assert "begin anew ('own', 'queue'), as a checkpoint holds no generators" in notice
 
 
 class Extra(torch.nn.Module):

@@ -32,6 +32,7 @@ MOST_NUMBERS = 2**18  # of a tensor, an array or a list
 MOST_LOOKED_AT = 2000  # objects
 MOST_OBJECTS = 100  # of a model's modules
 MOST_DEPTH = 100  # of containers in containers
+TRACE = 2**14  # numbers, by which it is seen that a larger tensor has changed
 PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_MODULES = frozenset(vars(nn.Module()))  # weights, buffers, parts, hooks and the mode
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", *torch.optim.Optimizer.__annotations__})
@@ -339,6 +340,45 @@ def attributes(owners: Owners) -> Attributes:
             if isinstance(value, PLAIN) or _is_plain(value, own):
                 found[index, name, path + key] = as_it_is(value, lambda tensor: tensor.detach().clone())
     return found
+
+
+def traces(owners: Owners) -> Attributes:
+    """Of what `attributes` leaves out, as it is too large or a generator: some of its numbers, by which it is
+    seen that it has changed; None of what cannot be compared. Of a person's own classes alone: others may
+    keep what they make anew whenever they need it.
+    """
+    found: Attributes = {}
+    own = _storages_of(owner for owner in owners if isinstance(owner, nn.Module))
+    for (index, name, path), (space, keys) in _spaces(owners).items():
+        owner = owners[index]
+        part = owner.get_submodule(name) if isinstance(owner, nn.Module) else owner
+        for key in keys if path or is_persons(part) else ():
+            value = space[key]
+            if not (isinstance(value, PLAIN) or _is_plain(value, own)):
+                leaves = islice(_leaves(value), MOST_ENTRIES)
+                size = len(value) if type(value) in _CONTAINERS else 1
+                found[index, name, path + key] = [size, *(_trace(leaf, own) for leaf in leaves)]
+    return found
+
+
+def _trace(leaf: Any, own: set[int]) -> Any:
+    """What tells that a part of an attribute has changed; None where nothing does. What has a gradient is of
+    one step.
+    """
+    if isinstance(leaf, torch.Tensor):
+        if leaf.requires_grad or not _is_storable(leaf) or _storages(leaf) & own:
+            return None
+        parts = (part.detach().reshape(-1) for part in dense_parts(leaf))
+        return [part[:: 1 + part.numel() // TRACE].to("cpu", copy=True) for part in parts]
+    if isinstance(leaf, numpy.ndarray):
+        return leaf.flat[:: 1 + leaf.size // TRACE]  # a copy
+    if isinstance(leaf, (torch.Generator, numpy.random.RandomState)):
+        return leaf.get_state()
+    if isinstance(leaf, random.Random) and not isinstance(leaf, random.SystemRandom):
+        return leaf.getstate()
+    if isinstance(leaf, numpy.random.Generator):
+        return leaf.bit_generator.state
+    return leaf if isinstance(leaf, PLAIN) else None
 
 
 def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str]]:

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import nn
 
-from vivace.tensors.outside import as_it_is, assign, attributes, changed
+from vivace.tensors.outside import as_it_is, assign, attributes, changed, traces
 from vivace.torch_internals.modules import own_tensors
 from vivace.torch_internals.tensors import version_of
 from vivace.training.checkpoints import unstorable
@@ -48,6 +48,7 @@ class Beside:
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
         self._switches_built = {key: getattr(owner, name) for key, owner, name in self._switches()}
         begun = attributes(self._owners) if plain else {}  # in main memory, as it is only compared
+        self._traced = traces(self._owners) if plain else {}
         self._attributes = {key: as_it_is(value, torch.Tensor.cpu) for key, value in begun.items()}
 
     def state(self) -> list[tuple[int, str, str, Any]]:
@@ -61,6 +62,21 @@ class Beside:
                 found.append((*key, kept))
         switches = ((key, getattr(owner, name)) for key, owner, name in self._switches())
         return [*found, *((*key, on) for key, on in switches if on is not self._switches_built.get(key))]
+
+    def anew(self) -> list[str]:
+        """The names of attributes that are no more as they were built, and that `state` does not hold."""
+        if not self._plain:
+            return []
+        kept, others = attributes(self._owners), traces(self._owners)
+        found = [key for key in changed(kept, self._attributes) if unstorable(_kept(kept.get(key)))]
+        found += changed(others, {key: self._traced.get(key, self._attributes.get(key)) for key in others})
+        return sorted(".".join(filter(None, (self._owner(index), name, key))) for index, name, key in found)
+
+    def _owner(self, index: int) -> str:
+        """What the name of an attribute begins with: of several models with the number."""
+        if index >= len(self._models):
+            return "optimizer"
+        return str(index) if len(self._models) > 1 else ""
 
     def load(self, state: list[tuple[int, str, str, Any]]) -> None:
         """Let the models hold it again."""

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import parts_of, seed_everything
 from vivace.session.session import Session
+from vivace.tensors.outside import MOST_ENTRIES, MOST_NUMBERS
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.training.beside import Beside
 from vivace.training.checkpoints import Checkpoints, Found, Position
@@ -46,6 +48,9 @@ from vivace.training.watch import Watch
 
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
 _RESULTS = ("run.json", "model.pt", PICTURES)
+HELD = (
+    f"no generators, and only plain attributes of at most {MOST_NUMBERS:,} numbers or {MOST_ENTRIES:,} parts"
+)
 DAMAGED_IN_VALIDATION = "damaged_validation.jsonl"
 
 
@@ -91,7 +96,7 @@ class Keeping(Strides):
         self.resumed_from_step = found.position.step if found is not None else None
         self.saved, self.seconds_before = Position(), 0.0
         self.held = (found.manifest["held"], not notice) if found is not None else (None, False)
-        self.lost_streams: list[int] = []
+        self.lost_streams, self.begun_anew = list[int](), list[str]()  # ranks; attributes that had changed
         if found is not None:
             self.take_up(found)
         else:
@@ -108,7 +113,7 @@ class Keeping(Strides):
             self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
-        for text in filter(None, (notice, self._lost(), doubt_of_schedule(job, self.scheduler))):
+        for text in filter(None, (notice, *self._lost(), doubt_of_schedule(job, self.scheduler))):
             self.progress.notice(text)
         self.begin()
         self.between_steps = True  # not in one that has changed what cannot be put back
@@ -116,11 +121,17 @@ class Keeping(Strides):
         self.slowest_save = 0.0
         self.saved_at = self.started_at = time.monotonic()
 
-    def _lost(self) -> str:
-        if not self.lost_streams:
-            return ""
-        ranks = ", ".join(map(str, self.lost_streams))
-        return f"resumed, not bit-exact: the random streams of rank {ranks} were lost with it, and begin anew"
+    def _lost(self) -> Iterator[str]:
+        """What a checkpoint did not hold, a sentence each."""
+        if self.lost_streams:
+            ranks = ", ".join(map(str, self.lost_streams))
+            lost = f"the random streams of rank {ranks} were lost with it, and begin anew"
+            yield f"resumed, not bit-exact: {lost}"
+        if self.begun_anew:
+            names = ", ".join(map(repr, self.begun_anew[:3]))
+            more = f" and {len(self.begun_anew) - 3} more" if len(self.begun_anew) > 3 else ""
+            told = f"attributes that training had changed begin anew ({names}{more})"
+            yield f"resumed, not bit-exact where steps read them: {told}, as a checkpoint holds {HELD}"
 
     def require_storable(self) -> None:
         """Raises JobError where a checkpoint could not hold the present state."""
@@ -188,6 +199,7 @@ class Keeping(Strides):
             "streams": streams,
             "data": self.feed.state(self.session, self.position),
             "beside": self.beside.state(),
+            "anew": self.beside.anew(),
             "gradients": self.unapplied.state(),
         }
 
@@ -237,6 +249,7 @@ class Keeping(Strides):
         shards = self.session.build.shards
         load_into(self.session.built, found.model, "the model", shards)
         load_beside(self.beside, state.get("beside", []))
+        self.begun_anew = [*map(str, state.get("anew", []))]
         load_gradients(self.unapplied, state.get("gradients", []))
         load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
         load_into(self.scheduler, state["scheduler"], "the scheduler")
