@@ -8,6 +8,7 @@ from torch import nn
 
 from vivace.tensors.modules import (
     has_batch_norm,
+    in_evaluation,
     kinds_of,
     named_buffers,
     named_modules,
@@ -47,6 +48,43 @@ def test_which_kinds_of_layers_a_model_has(layer, kinds):
     assert {
         name for name, there in kinds_of([nn.Linear(2, 2), nn.Sequential(layer)]).items() if there
     } == kinds
+
+
+class Sampling(nn.Dropout):
+    """Stays on in evaluation, as Monte Carlo dropout does."""
+
+    def train(self, mode=True):
+        return super().train(True)
+
+
+class Merging(nn.Module):
+    """Has in evaluation an update within its weight, which it takes out again up to rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.update = nn.Parameter(torch.randn(64)), torch.randn(64)
+        self.merged, self.times = False, 0
+
+    def train(self, mode=True):
+        self.times += 1
+        if self.merged is mode:
+            self.weight.data += (-1 if mode else 1) * self.update
+            self.merged = not mode
+        return super().train(mode)
+
+
+def test_a_model_is_put_into_evaluation_as_its_own_eval_does_and_is_afterwards_as_it_was():
+    model = nn.Sequential(nn.Linear(2, 2), Sampling(), nn.BatchNorm1d(2), Merging()).train()
+    model[2].eval()
+    merging, weight, modes = model[3], model[3].weight.clone(), [part.training for part in model.modules()]
+    times = merging.times
+    with in_evaluation([model]):
+        assert [part.training for part in model] == [False, True, False, False]
+        assert merging.merged
+        assert torch.equal(merging.weight, weight + merging.update)
+    assert torch.equal(merging.weight, weight)
+    assert (merging.merged, merging.times) == (False, times)
+    assert [part.training for part in model.modules()] == modes
 
 
 def test_a_model_itself_has_a_name_too():

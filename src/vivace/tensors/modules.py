@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vivace.operators import NARROWEST_WINDOW
-from vivace.tensors.outside import PLAIN, alike
+from vivace.tensors.outside import PLAIN, alike, assign, attributes, changed, is_storable
 from vivace.torch_internals.modules import BatchNorm
 
 if TYPE_CHECKING:
@@ -38,16 +38,60 @@ def is_copied_to_devices(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, all modules are in evaluation mode; afterwards each is in its own mode again."""
+    """Inside, all modules are in evaluation mode, as ``model.eval()`` puts them into it; afterwards each is
+    in its own mode again, and what a class's own ``eval()`` or ``train(mode)`` had changed is as it was.
+    """
+    models = list(models)
     modules = [module for model in models for module in model.modules()]
     modes = [module.training for module in modules]
+    held = _Held([model for model in models if any(map(_has_own_modes, model.modules()))])
     try:
-        for module in modules:
-            module.training = False
+        for model in models:
+            model.eval()
+        held.keep_what_changed()
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        try:
+            for module, mode in zip(modules, modes, strict=True):
+                if _has_own_modes(module) and module.training is not mode:
+                    module.train(mode)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+            held.put_back()
+
+
+def _has_own_modes(module: nn.Module) -> bool:
+    """Does it do more than torch where it is put into a mode?"""
+    kind = type(module)
+    is_plain = kind.train is nn.Module.train and kind.eval is nn.Module.eval
+    return not is_plain or not {"train", "eval"}.isdisjoint(vars(module))
+
+
+class _Held:
+    """Weights, buffers and plain attributes of models; first all, in main memory, then what had changed."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.models, self.attributes = models, attributes(models)
+        tensors = (t for model in models for t in (*model.parameters(), *model.buffers()))
+        plain = (t for t in tensors if type(t) in (torch.Tensor, nn.Parameter) and is_storable(t))
+        self.tensors = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in plain]
+
+    def keep_what_changed(self) -> None:
+        """Forget all that is as it was."""
+        changes = changed(attributes(self.models), self.attributes)
+        self.attributes = {key: self.attributes[key] for key in changes if key in self.attributes}
+        self.tensors = [(tensor, then) for tensor, then in self.tensors if not alike(tensor.data, then)]
+
+    def put_back(self) -> None:
+        """Write the rest where it is not yet as it was."""
+        now = attributes(self.models)
+        others = {key: then for key, then in self.attributes.items() if not alike(now.get(key), then)}
+        assign(self.models, others)
+        with torch.no_grad():
+            for tensor, then in self.tensors:
+                if not alike(tensor.data, then):
+                    tensor.copy_(then)
 
 
 def has_batch_norm(model: nn.Module, over_ranks: bool = False) -> bool:

@@ -183,7 +183,7 @@ class Outside:
             self._look(value)
 
     def _look_at_tensor(self, tensor: torch.Tensor) -> None:
-        if not _is_storable(tensor):
+        if not is_storable(tensor):
             return
         if _storages(tensor) & self._storages:
             self.shares = True
@@ -276,7 +276,7 @@ def alike(now: object, then: object, above: tuple[tuple[int, int], ...] = ()) ->
 
 def _same(now: torch.Tensor, then: torch.Tensor) -> bool:
     """Are two tensors, of whatever layout and wherever they are, of one kind and equal?"""
-    if not (_is_storable(now) and _is_storable(then)):
+    if not (is_storable(now) and is_storable(then)):
         return now is then
     if (now.layout, now.dtype, now.shape) != (then.layout, then.dtype, then.shape):
         return False
@@ -366,7 +366,7 @@ def _trace(leaf: Any, own: set[int]) -> Any:
     one step.
     """
     if isinstance(leaf, torch.Tensor):
-        if leaf.requires_grad or not _is_storable(leaf) or _storages(leaf) & own:
+        if leaf.requires_grad or not is_storable(leaf) or _storages(leaf) & own:
             return None
         parts = (part.detach().reshape(-1) for part in dense_parts(leaf))
         return [part[:: 1 + part.numel() // TRACE].to("cpu", copy=True) for part in parts]
@@ -437,7 +437,7 @@ def _is_plain(value: object, own: set[int]) -> bool:
 
     def is_plain(leaf: object) -> bool:
         if isinstance(leaf, torch.Tensor):
-            return _is_storable(leaf) and _num_stored(leaf) <= MOST_NUMBERS and not _storages(leaf) & own
+            return is_storable(leaf) and _num_stored(leaf) <= MOST_NUMBERS and not _storages(leaf) & own
         if isinstance(leaf, numpy.ndarray):
             return leaf.size <= MOST_NUMBERS and leaf.dtype != object
         return isinstance(leaf, PLAIN)
@@ -458,7 +458,7 @@ def _leaves(thing: object, above: tuple[int, ...] = ()) -> Iterator[Any]:
         yield thing
 
 
-def _is_storable(tensor: torch.Tensor) -> bool:
+def is_storable(tensor: torch.Tensor) -> bool:
     """Has it numbers that can be copied, compared and written?"""
     kinds = tensor.is_quantized, tensor.is_meta, tensor.is_nested, tensor.is_inference()
     return not (is_lazy(tensor) or any(kinds))

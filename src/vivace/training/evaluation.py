@@ -104,7 +104,7 @@ class Evaluation:
                 self._loader = call(self.job, field)
         build = self.session.build
         streams = SeededStreams(derive(self.seed, "metric"), build.device)
-        with in_evaluation(build.models), streams, torch.no_grad():
+        with streams, in_evaluation(build.models), torch.no_grad():
             seed = derive(self.seed, "validation")
             batches = self.shortcut(self._loader)
             if batches is None:
