@@ -339,9 +339,12 @@ def test_what_breaks_its_promise_is_banned_and_the_search_goes_on():
 
 
 def test_where_all_break_their_promise_that_is_the_answer():
-    _, search = play(lambda plan, spent: near(1.5), seconds=600.0, kept=lambda plan: False)
+    player, search = play(lambda plan, spent: near(1.5), seconds=600.0, kept=lambda plan: False)
     assert search.conclusion.outcome == Outcome.NONE_KEPT
     assert not len(search.conclusion.plan)
+    verified = [(len(one.plan), one.more) for one in player.asked if isinstance(one, Verify)]
+    count = verified[0][0]
+    assert verified[: count + 1] == [(count, 0), *((1, count - number) for number in range(1, count + 1))]
 
 
 def test_what_does_not_win_again_is_not_the_result():

@@ -230,11 +230,11 @@ def test_what_compiling_takes_is_foretold_by_this_machines_pace(tmp_path, monkey
     assert trials == result.trials
 
 
-def test_an_end_long_after_the_budget_is_told_before_verifying_and_once():
+def test_an_end_long_after_the_budget_is_told_before_verifying_and_again_where_it_is_later():
     heard = []
     bench = SimpleNamespace(on_event=lambda kind, payload: heard.append((kind, payload["text"])))
     search = SimpleNamespace(times=Times(60.0, 0.1, 3.0))  # 16 s of verifying and 10 s of confirming
-    tuning = SimpleNamespace(search=search, bench=bench, seconds=60.0, told_late=False)
+    tuning = SimpleNamespace(search=search, bench=bench, seconds=60.0, told_late=0.0)
     plan = Plan([find("fused_optimizer")()])
     _Tuning._tell_late(tuning, Verify(plan, 3.0, left=22.0))
     assert not heard, "4 s of a minute are not worth a line"
@@ -243,6 +243,8 @@ def test_an_end_long_after_the_budget_is_told_before_verifying_and_once():
     ((kind, text),) = heard
     assert kind == "notice"
     assert "takes about 21 s more than the budget" in text
+    _Tuning._tell_late(tuning, Verify(plan, 3.0, left=5.0, more=2))
+    assert "takes about 52 s more than the budget" in heard[-1][1]
 
 
 @pytest.mark.parametrize("crowd", [True, False])

@@ -49,11 +49,14 @@ class WarmAgain:
 
 @dataclasses.dataclass(frozen=True)
 class Verify:
-    """Does a plan keep its promise? `left` of the budget are there for a metric, should it be needed."""
+    """Does a plan keep its promise? `left` of the budget are there for a metric, should it be needed; so many
+    `more` plans are verified whatever the answer.
+    """
 
     plan: Plan
     seconds: float
     left: float
+    more: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -484,8 +484,8 @@ class Search(Standing):
                     )
                     return None, None, (Outcome.NONE_KEPT, told)
             chosen, guilty = self.setting.chosen(plan), set[Technique]()
-            for technique in chosen if len(chosen) > 1 else ():
-                if not (yield from self._verify(self.setting.alone(technique))).kept:
+            for number, technique in enumerate(chosen if len(chosen) > 1 else (), 1):
+                if not (yield from self._verify(self.setting.alone(technique), len(chosen) - number)).kept:
                     guilty.add(technique)
             found_guilty = guilty or set(chosen if len(chosen) == 1 else ())
             self._ban(found_guilty)
@@ -502,9 +502,9 @@ class Search(Standing):
             self._keep(plan, self.measured[plan.id])
         self._kept_seconds = 0.5 * self.left
 
-    def _verify(self, plan: Plan) -> Steps[Verdict]:
+    def _verify(self, plan: Plan, more: int = 0) -> Steps[Verdict]:
         seconds = max(3.0, min(self.left - self.times.one_round(), self.times.ruling()))
-        verdict = yield Verify(plan, seconds, self.left)
+        verdict = yield Verify(plan, seconds, self.left, more)
         assert isinstance(verdict, Verdict)
         return verdict
 

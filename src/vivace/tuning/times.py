@@ -207,10 +207,12 @@ class Times:
         """Of a plan that warms up at once."""
         return ROUNDS * self.one_round()
 
-    def settling_at_least(self, plan: Plan) -> float:
-        """To verify a plan and confirm it by one pair of processes, which is done though the time is over."""
+    def settling_at_least(self, plan: Plan, more: int = 0) -> float:
+        """To verify a plan, and as many `more`, and confirm it by one pair of processes: that is done though
+        the time is over.
+        """
         ruling = max(self._verifications, default=self.opening + ruling_at_least(self.step_seconds))
-        return ruling + self.one_round() + self.warmup_again(plan)
+        return (1 + more) * ruling + self.one_round() + self.warmup_again(plan)
 
     def settling(self, plan: Plan) -> float:
         """To verify and confirm a plan, which warms up again in each round: what is kept for that."""

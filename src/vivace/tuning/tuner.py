@@ -203,7 +203,7 @@ class _Tuning:
         self.search: Search | None = None
         self.asked: Request | None = None  # what the search asked for last
         self.verifier: Verifier | None = None
-        self.phase, self.told_late = "", False
+        self.phase, self.told_late = "", 0.0
         self.foretold_compiling: float | None = None  # seconds, if nothing is known of this machine's pace
         size = bench.facts["batch_size"]
         self.baselines: dict[str, float | None]
@@ -343,11 +343,11 @@ class _Tuning:
         return done
 
     def _tell_late(self, request: Verify) -> None:
-        """Once, where verifying begins whose end, confirmed, is long after the budget."""
+        """Where verifying begins whose end, confirmed, is long after the budget, and after what was told."""
         assert self.search is not None
-        beyond = self.search.times.settling_at_least(request.plan) - request.left
-        if not self.told_late and beyond > LATE * self.seconds:
-            self.told_late = True
+        beyond = self.search.times.settling_at_least(request.plan, request.more) - request.left
+        if beyond > self.told_late + LATE * self.seconds:
+            self.told_late = beyond
             self.bench.on_event("notice", {"text": late(beyond)})
 
     def _left_out(self, plan: Plan, reason: str, predicted: tuple[float, float], code: Code) -> Trial:
