@@ -24,7 +24,7 @@ from vivace.sweeping.study import Setting, Study
 from vivace.torch_internals import sampling
 
 
-def job(lr: float = 0.1, width: int = 8, depth: int = 1):
+def job(lr: float = 0.1, width: int = 8, depth: int = 1, momentum: float = 0.9):
     """The parameters of a job's function."""
 
 
@@ -420,6 +420,18 @@ def test_importances_come_with_intervals_and_only_of_enough_trials(tmp_path):
     assert set(found) == {"lr", "width"}
     assert all(0 <= one["low"] <= one["estimate"] <= one["high"] <= 1 for one in found.values())
     assert found["lr"]["estimate"] > found["width"]["estimate"]
+
+
+def test_what_matters_is_what_decides_the_best_trials_and_not_the_worst(tmp_path):
+    """A high learning rate spoils a run; among the others the momentum alone decides."""
+    study = study_in(tmp_path, "lr=0.0..1.0", "momentum=0.0..1.0")
+    for _ in range(60):
+        asked = study.ask()
+        lr, momentum = asked.parameters["lr"], asked.parameters["momentum"]
+        metric = 0.1 + lr / 1000 if lr > 0.6 else 0.8 + 0.1 * momentum
+        study.complete(asked.number, [metric], metric=metric)
+    found = importances_of(study.trials(), study.importances, 0)
+    assert found["momentum"]["low"] > 0.5 > found["lr"]["high"]
 
 
 def finalist(number, *values):

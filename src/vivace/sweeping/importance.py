@@ -1,4 +1,4 @@
-"""How much each parameter matters, with intervals over resampled trials."""
+"""How much each parameter matters for being among the best trials, with intervals over resampled trials."""
 
 from __future__ import annotations
 
