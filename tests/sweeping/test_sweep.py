@@ -176,6 +176,37 @@ def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
         )
 
 
+@pytest.mark.parametrize("fusing", [True, False])
+def test_trials_that_fail_beside_one_that_trains_on_do_not_end_a_sweep(tmp_path, monkeypatch, fusing):
+    """As rows of one stack, or as trials that a second worker runs meanwhile."""
+    five_failed = threading.Event()
+
+    def fused(runs, together, shape, further):
+        for asked in [*together[1:], *runs.alike(shape, 5), together[0]]:
+            tried(runs, asked)
+
+    def tried(runs, asked):
+        if asked.number:
+            runs.failed(asked, JobError("seven is not allowed"), {}, 0.1)
+            if len(study.counted()) >= 5:
+                time.sleep(0.2)  # what the end of the fifth brings may come first
+                five_failed.set()
+        else:
+            five_failed.wait(60)
+            runs.ended(asked, {"pruned": False, "metric": 0.5}, {1: 0.5}, 0.1)
+
+    monkeypatch.setattr(Runs, "_fuse", fused)
+    monkeypatch.setattr(Runs, "_try", tried)
+    space = {"lr": FloatDistribution(0.1, 1.0)}
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
+        given = {"packing": Packing(1 if fusing else 2, 1), "tell": lambda *_: None, "fusing": fusing}
+        runs = Runs(study, folder, Source(""), Plan(), **given)
+        runs.search(7)
+    assert runs.best == (0.5, 0)
+    assert len(study.counted()) == 7
+
+
 @pytest.mark.parametrize(
     ("job", "space", "error", "sentence"),
     [

@@ -88,7 +88,7 @@ class Runs:
         self._lock = threading.RLock()
         self._children: set[int] = set()
         self._stopping = False
-        self._hopeless: AnswerIsNo | None = None
+        self._failure = ""  # the last one: with which parameters, and why
 
     def search(self, wanted: int) -> None:
         """Run trials until `wanted` count, those of earlier sessions too, or none is left to try.
@@ -295,14 +295,28 @@ class Runs:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     for one in done:
                         one.result()
-                    if self._hopeless is not None:
-                        raise self._hopeless
+                    self._require_hope()
             except FolderError as error:
                 self._stop()
                 raise FolderError(f"{error}; the sweep stops here, and goes on with --resume") from None
             except BaseException:
                 self._stop()
                 raise
+
+    def _require_hope(self) -> None:
+        """Raises AnswerIsNo where the first trials failed, all that have ended did, and of those that are being
+        trained none has come further.
+        """
+        if not self._failure or self.best is not None:
+            return
+        failed, others = self.study.counted(), self.study.open()
+        if len(failed) < MOST_FAILURES or any(t.state != TrialState.FAIL for t in failed):
+            return
+        farthest = max(len(trial.intermediate_values) for trial in failed)
+        last_of_first = failed[MOST_FAILURES - 1].number
+        if any(t.number < last_of_first or len(t.intermediate_values) > farthest for t in others):
+            return
+        raise AnswerIsNo(f"the first {len(failed)} trials failed; the last with {self._failure}")
 
     def _stop(self) -> None:
         """End all child processes; their trials stay open in the journal."""
@@ -388,11 +402,7 @@ class Runs:
         self.study.fail(asked.number, curve=curve, seconds=seconds, **facts)
         lighten(self.folder.trial(asked.number), model=False)
         self._told(asked.number)
-        counted = self.study.counted()
-        if len(counted) >= MOST_FAILURES and all(record_of(t, {}).state == "failed" for t in counted):
-            self._hopeless = AnswerIsNo(
-                f"the first {len(counted)} trials failed; the last with {told(asked.parameters)}: {error}"
-            )
+        self._failure = f"{told(asked.parameters)}: {error}"
 
     def ended(self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float) -> None:
         """A trial came to its end, or was pruned."""
