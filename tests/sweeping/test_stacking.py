@@ -522,6 +522,56 @@ def test_what_a_metric_sees_is_what_its_loader_gives(drop_last):
     assert in_order(list(loader)) is None
 
 
+class Thaws:
+    """A schedule that trains the first layer, too, from its eighth step on."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self):
+        self.steps += 1
+        if self.steps == 8:
+            for weight in self.optimizer.param_groups[0]["params"]:
+                weight.requires_grad_(True)
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize(("every", "epochs", "kept"), [("epoch", 9, 7), ("step", 3, 1)])
+def test_a_run_whose_schedule_thaws_a_part_leaves_the_stack(jobs, tmp_path, monkeypatch, every, epochs, kept):
+    """Before the parent hears of an epoch in which that happened."""
+
+    def job(lr):
+        def model():
+            found = plain.model()
+            found[0].requires_grad_(False)
+            return found
+
+        plain = jobs.job(lr, epochs=epochs)
+        return dataclasses.replace(plain, model=model, scheduler=Thaws, scheduler_every=every)
+
+    heard = []
+    answer = {"prune": [], "join": [], "best": math.inf}
+    monkeypatch.setattr(child, "ask_parent", lambda question: heard.append(question) or answer)
+    trials = [
+        {"number": n, "parameters": {"lr": 0.1 * n}, "out": str(tmp_path / f"trial_{n}"), "seed": 0}
+        for n in (1, 2)
+    ]
+    known = dataclasses.asdict(child.Decision(True, rows=2, at_once=2))
+    found = StackedTrials(JobFunction(job), 1).train(trials, known)
+    assert [[one["epoch"] for one in question["rows"]] for question in heard] == [
+        *([epoch] * 2 for epoch in range(1, kept + 1)),
+        [],
+    ]
+    reason = "its schedule changes which weights are trained, which a stack would not follow"
+    assert heard[-1]["refused"] == dict.fromkeys(("1", "2"), reason)
+    assert (found["decision"]["fused"], found["decision"]["reason"]) == (False, reason)
+
+
 def test_what_torch_cannot_compute_as_one_is_decided_not_failed(jobs, tmp_path):
     trials = [
         {"number": number, "parameters": {"lr": lr}, "out": str(tmp_path / f"trial_{number}"), "seed": 0}

@@ -81,7 +81,7 @@ class StackedTrials:
             assert self.stack is not None
             self.kept_at, self.keeping_seconds = time.monotonic(), FIRST_GUESS_SECONDS * len(self.stack.rows)
             while self.stack.rows:
-                self._epoch(self.stack, decision)
+                decision = self._epoch(self.stack, decision)
                 self._keep_all(self.stack)
         return {
             "decision": dataclasses.asdict(decision),
@@ -102,6 +102,7 @@ class StackedTrials:
                 if self.stack is not None and not self.stack.takes(row):
                     raise Refused("its optimizer is set to another kind of update than those of the others")
                 self.keepers[number] = Keeper(row, own_folder(Path(trial["out"])))
+                row.require_as_begun()
                 self.feed.enter(row)
                 self.structure = structure
                 rows.append(row)
@@ -177,8 +178,10 @@ class StackedTrials:
         self.feed.leave(row)
         del self.keepers[row.number]
 
-    def _epoch(self, stack: Stack, decision: Decision) -> None:
-        """Train an epoch of every row, tell the parent, and do as it says."""
+    def _epoch(self, stack: Stack, decision: Decision) -> Decision:
+        """Train an epoch of every row, tell the parent, and do as it says. Rows that no longer fit leave, and the
+        decision is then that runs of this shape are better trained alone.
+        """
         begin, losses = time.monotonic(), None
         every_step = stack.rows[0].job.scheduler_every == "step"
         for leaves in self.feed.epoch(stack.rows):
@@ -188,8 +191,16 @@ class StackedTrials:
                 if every_step:
                     row.step_scheduler()
         assert losses is not None
-        told = [self._ended_epoch(stack, slot, float(loss)) for slot, loss in enumerate(losses.tolist())]
-        seconds = (time.monotonic() - begin) / len(told)
+        told, left = list[dict[str, Any]](), dict[int, str]()
+        for slot, loss in enumerate(losses.tolist()):
+            try:
+                told.append(self._ended_epoch(stack, slot, float(loss)))
+            except Refused as refused:
+                left[stack.rows[slot].number] = str(refused)
+        self.refused |= left
+        if left:
+            decision = dataclasses.replace(decision, fused=False, reason=next(iter(left.values())))
+        seconds = (time.monotonic() - begin) / len(losses)
         question = {
             "rows": told,
             "seconds": seconds,
@@ -202,7 +213,8 @@ class StackedTrials:
         answer = ask_parent(question)
         self.best = answer["best"]
         leaving = [one["number"] for one in told if one["ended"] or one["error"]] + answer["prune"]
-        self._change(stack, leaving, self._opened(answer["join"]))
+        self._change(stack, [*left, *leaving], self._opened(answer["join"]))
+        return decision
 
     def _change(self, stack: Stack, leaving: Sequence[int], joining: list[Row]) -> None:
         """Rows leave, and others take their places, or those that stood empty."""
@@ -219,7 +231,9 @@ class StackedTrials:
             self._prove(stack, joining)
 
     def _ended_epoch(self, stack: Stack, slot: int, loss: float) -> dict[str, Any]:
-        """What a row reached; the order of evaluation and schedule is that of `train`."""
+        """What a row reached; the order of evaluation and schedule is that of `train`. Raises Refused where it is
+        no longer the row that it was at the beginning.
+        """
         row, error = stack.rows[slot], None
         row.loss = loss
         try:
@@ -236,6 +250,8 @@ class StackedTrials:
                 row.step_scheduler()
         except VivaceError as raised:
             error = raised.to_dict()
+        if error is None:
+            row.require_as_begun()
         row.epoch += 1
         ended = row.epoch >= row.job.epochs
         found = {"number": row.number, "epoch": row.epoch, "metric": row.metric, "loss": loss}

@@ -59,6 +59,7 @@ class Row:
         self.metric: float | None = None
         self.loss = math.nan
         self._require_plain()
+        self._begun = self._given()
 
     def take_up(self, steps: int, epoch: int, streams: dict[str, Any]) -> None:
         """Stand where an earlier process has kept this run; its weights and optimizer are loaded already."""
@@ -94,6 +95,23 @@ class Row:
                 scheduler.step(self.metric if self.metric is not None else self.loss)
             else:
                 scheduler.step()
+
+    def require_as_begun(self) -> None:
+        """Raises Refused where a schedule, or what else the job calls, has changed what a stack looks at once."""
+        now = self._given()
+        changed = [what for what, before in self._begun.items() if now[what] != before]
+        if changed:
+            raise Refused(f"its schedule changes {changed[0]}, which a stack would not follow")
+
+    def _given(self) -> dict[str, Any]:
+        modules, groups = list(self.model.modules()), self.optimizer.param_groups
+        return {
+            "which weights are trained": [p.requires_grad for p in self.model.parameters()],
+            "which weights its optimizer has": [[id(p) for p in group["params"]] for group in groups],
+            "how its optimizer updates": [[v for v in g.values() if isinstance(v, bool)] for g in groups],
+            "the mode of its modules": [module.training for module in modules],
+            "the rate of its dropout": [module.p for module in modules if type(module) is nn.Dropout],
+        }
 
     def close(self) -> None:
         """Undo what opening the session changed."""
