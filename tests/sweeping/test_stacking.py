@@ -522,6 +522,35 @@ def test_what_a_metric_sees_is_what_its_loader_gives(drop_last):
     assert in_order(list(loader)) is None
 
 
+class Forgets:
+    """A schedule that empties the momentum."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"].zero_()
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_schedule_that_empties_the_momentum_does_so_in_a_stack(jobs, opened, tmp_path):
+    def job(lr):
+        return dataclasses.replace(jobs.job(lr), scheduler=Forgets)
+
+    rows = opened(job, {"lr": 0.05}, {"lr": 0.1})
+    stack = stacked(rows)
+    for _ in range(3):
+        an_epoch(stack)
+    alone = [train(job(lr), out=tmp_path / str(lr)).loss for lr in (0.05, 0.1)]
+    assert [row.loss for row in rows] == pytest.approx(alone, rel=1e-3)
+
+
 class Thaws:
     """A schedule that trains the first layer, too, from its eighth step on."""
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from vivace.session.opening import schedulers_of
 from vivace.sweeping.stacking.rows import Row
 
 
@@ -157,6 +158,9 @@ _OFF = ("amsgrad", "maximize", "capturable", "differentiable", "dampening")
 def rule_of(rows: Sequence[Row]) -> type[Rule]:
     """The rule that does what the rows' own optimizers do; `Own` where there is none for it."""
     groups = [group for row in rows for group in row.optimizer.param_groups]
+    schedules = [schedule for row in rows for schedule in schedulers_of(row.scheduler)]
+    if any(not type(schedule).__module__.startswith("torch.") for schedule in schedules):
+        return Own  # a person's own schedule may change what the optimizer remembers, such as its momentum
     if any(group.get(name) for group in groups for name in _OFF):
         return Own
     if any(isinstance(group["lr"], torch.Tensor) for group in groups):
