@@ -442,6 +442,38 @@ def test_unequal_batches_are_refused(jobs, opened):
         feed.enter(rows[1])
 
 
+class Told(TensorDataset):
+    """Data that are told the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class PassesOn(Subset):
+    def set_epoch(self, epoch):
+        self.dataset.set_epoch(epoch)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_runs_that_would_tell_each_others_data_their_epoch_are_refused(jobs, opened, wrapped):
+    def job(own):
+        data = Told(*jobs.table(48).tensors) if own else common
+        data = PassesOn(data, range(48)) if wrapped else data
+        return dataclasses.replace(jobs.job(), data=lambda: DataLoader(data, batch_size=16))
+
+    common, feed = Told(*jobs.table(48).tensors), Feed()
+    first, second, third = opened(job, {"own": False}, {"own": True}, {"own": False})
+    second.number, third.number = 1, 2
+    feed.enter(first)
+    feed.enter(second)
+    with pytest.raises(Refused, match=r"its Told is told the epoch \(set_epoch\), and all runs hold the same"):
+        feed.enter(third)
+    feed.leave(first)
+    feed.enter(third)
+
+
 @pytest.mark.parametrize("counts", [(96, 80), (80, 96), (96, 64)])
 def test_a_run_of_more_batches_is_refused(jobs, opened, counts):
     def job(count):

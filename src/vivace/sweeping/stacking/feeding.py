@@ -36,11 +36,22 @@ class Feed:
         self._tables: dict[int, Leaves] = {}  # by the number of the row
         self._shared: Leaves | None = None
         self._orders: dict[int, tuple[int, _Order]] = {}  # of which epoch, by the number of the row
+        self._told: dict[int, list[Any]] = {}  # what is told the epoch, by the number of the row
         self._common: dict[tuple[Any, ...], _Order] = {}  # of all rows of a seed, by what it depends on
         self.like: Any = None  # a batch of one row, whose leaves are those of every batch
 
     def enter(self, row: Row) -> None:
-        """A row comes; its first batch shows what batches consist of."""
+        """A row comes; its first batch shows what batches consist of. Raises Refused where they cannot be stacked,
+        or the row would tell another one's data its own epoch.
+        """
+        told = _told_epochs(row.loader)
+        shared = [one for some in self._told.values() for one in some if any(one is own for own in told)]
+        if shared:
+            kind = type(shared[0]).__name__
+            raise Refused(
+                f"its {kind} is told the epoch (set_epoch), and all runs hold the same one: make it in the "
+                "Job's data, so that each run has its own"
+            )
         batch = next(row.batches(row.epoch), None)
         if batch is None:
             raise Refused("the data gave no batch")
@@ -48,6 +59,7 @@ class Feed:
             self.like = batch
         if outline(batch) != outline(self.like):
             raise Refused("its batches are built otherwise than those of the other runs")
+        self._told[row.number] = told
         table = table_of(row.loader)
         if table is None:
             self._tables, self._shared = {}, None
@@ -61,6 +73,7 @@ class Feed:
         """Forget the data of a row whose trial has ended."""
         self._tables.pop(row.number, None)
         self._orders.pop(row.number, None)
+        self._told.pop(row.number, None)
 
     def workers_of(self, row: Row) -> int:
         """How many processes of its own the row's loader reads with."""
@@ -122,6 +135,14 @@ def rebuilt(like: object, leaves: Sequence[Any]) -> Any:
     """A batch built like `like`, of other tensors."""
     following = iter(leaves)
     return map_tensors(like, lambda _: next(following))
+
+
+def _told_epochs(loader: Any) -> list[Any]:
+    """What of a loader is told the epoch: itself, its dataset and samplers, and what these may pass it on to."""
+    parts = [loader, *getattr(loader, "__dict__", {}).values()]
+    found = [part for part in parts if hasattr(part, "set_epoch")]
+    inside = [value for part in found for value in getattr(part, "__dict__", {}).values()]
+    return found + [part for part in inside if hasattr(part, "set_epoch")]
 
 
 def _order(batches: Sequence[Sequence[int]]) -> _Order:
