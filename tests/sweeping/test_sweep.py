@@ -461,6 +461,7 @@ def test_a_stack_goes_on_while_the_search_comes_to_its_shape(tmp_path):
                 "ended": number in ended,
                 "error": None,
                 "num_parameters": 1,
+                "of_epochs": 2,
             }
             for number in fused._members
             if number not in refused

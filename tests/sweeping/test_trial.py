@@ -18,6 +18,7 @@ from vivace.processes.launch import Source
 from vivace.sweeping import searching, trial
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.packing import Packing
+from vivace.sweeping.record import record_of
 from vivace.sweeping.runs import Runs
 from vivace.sweeping.space import to_dict
 from vivace.sweeping.study import Setting, Study
@@ -43,6 +44,8 @@ def test_a_trial_that_came_to_its_end_is_not_pruned(jobs, tmp_path, monkeypatch)
             runs._try(study.ask())
     assert [(one["epoch"], one["ended"]) for one in told] == [(1, False), (2, True), (1, False)]
     assert [one.state for one in study.counted()] == [TrialState.COMPLETE, TrialState.PRUNED]
+    pruned = record_of(study.counted()[1], {})
+    assert searching._saved([pruned], study.setting.epochs) == pruned.seconds > 0  # one of its two epochs
 
 
 @pytest.mark.parametrize(

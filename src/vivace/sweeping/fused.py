@@ -115,5 +115,6 @@ class Fused:
         facts = {"fused": self._most[number], "sameness": decision["sameness"]}
         answer = {"pruned": pruned, "metric": one["metric"], "epoch": one["epoch"], "facts": facts}
         answer |= {"step_seconds": decision["alone_step_seconds"], "num_parameters": one["num_parameters"]}
+        answer |= {"of_epochs": one["of_epochs"]}
         asked = self._members.pop(number)
         self.owner.ended(asked, answer, self._curves[number], self._seconds[number])

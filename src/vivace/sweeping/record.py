@@ -27,7 +27,8 @@ _SHARE = re.compile(
 class TrialRecord:
     """One trial. `state`: complete, pruned, failed, or open where the sweep ended first.
 
-    `curve` is the metric after each epoch; `costs` its ``seconds`` a step and ``parameters``; `plan_left`
+    `curve` is the metric after each epoch, of the `of_epochs` that its job asks for, None where it did not
+    come so far as to say; `costs` its ``seconds`` a step and ``parameters``; `plan_left`
     says why the plan did not act to the end; `fused` with how many others it shared its steps at most;
     `reason` why it failed.
     """
@@ -45,6 +46,7 @@ class TrialRecord:
     reason: str
     code: str
     kind: str
+    of_epochs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -71,6 +73,7 @@ def record_of(frozen: FrozenTrial, fixed: Parameters) -> TrialRecord:
         reason=facts.get("reason", ""),
         code=facts.get("code", ""),
         kind=facts.get("kind", ""),
+        of_epochs=facts.get("of_epochs"),
     )
 
 

@@ -411,6 +411,7 @@ class Runs:
         costs = {"seconds": answer.get("step_seconds"), "parameters": answer.get("num_parameters")}
         facts |= {"costs": costs, "plan_left": answer.get("plan_left", "")}
         facts |= {"peak_bytes": answer.get("peak_bytes"), "epochs": answer.get("epoch")}
+        facts |= {"of_epochs": answer.get("of_epochs")}
         facts |= answer.get("facts", {})
         if answer["pruned"]:
             self.study.prune(which, **facts)

@@ -390,9 +390,11 @@ def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
 
 
 def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
-    """Seconds that the epochs would have taken which pruning left out, at each trial's own pace."""
+    """Seconds that the epochs would have taken which pruning left out, at each trial's own pace; `epochs` of a
+    trial that an earlier version has not noted its own of.
+    """
     return sum(
-        record.seconds * (epochs - len(record.curve)) / len(record.curve)
+        record.seconds * ((record.of_epochs or epochs) - len(record.curve)) / len(record.curve)
         for record in records
         if record.state == "pruned" and record.curve
     )

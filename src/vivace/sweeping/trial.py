@@ -116,4 +116,4 @@ def _cost(job: Job) -> dict[str, Any]:
     with Streams(0):
         num_parameters = sum(p.numel() for m in models_of(job, call(job, "model")) for p in m.parameters())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"peak_bytes": peak, "num_parameters": num_parameters}
+    return {"peak_bytes": peak, "num_parameters": num_parameters, "of_epochs": job.epochs}

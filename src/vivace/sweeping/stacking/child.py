@@ -258,7 +258,7 @@ class StackedTrials:
         if error is None:
             self._write(row, found, ended)
         found["num_parameters"] = sum(p.numel() for p in row.model.parameters())
-        return {**found, "ended": ended, "error": error}
+        return {**found, "of_epochs": row.job.epochs, "ended": ended, "error": error}
 
     def _keep_all(self, stack: Stack) -> None:
         """Checkpoints of all rows, as often as takes `KEEPING_SHARE` of the time."""
