@@ -288,6 +288,8 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
         document = queue.get(timeout=60)
         assert document["interrupted"]
         assert document["best"]
+        ended = sum(trial["state"] != "open" for trial in document["trials"])
+        assert (out / "best.py").read_text().startswith(f'"""The best of {ended} trials of ')
     process.join(60)
     assert not psutil.wait_procs(children, timeout=20)[1], "a trial outlives its sweep"
     found = vivace.sweep(

@@ -331,7 +331,8 @@ def _concluded(
     records = [record_of(t, setting.fixed) for t in (*study.counted(), *study.open())]
     best = finalists[0] if finalists else None
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
-    title = title_of(len(records), function.name, best.parameters) if best else ""
+    num_ended = sum(record.state != "open" for record in records)
+    title = title_of(num_ended, function.name, best.parameters) if best else ""
     return Swept(
         job=write_best(folder.path / BEST, function, best.parameters, title) if best else "",
         function=function.name,
@@ -370,7 +371,8 @@ def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
     if runs.cluster is not None:
         found += [runs.cluster.lost] if runs.cluster.lost else []
         found.append(f"trials were run by {runs.cluster.name}, each by itself: none were trained as one")
-    if runs.study.exhausted and len(records) < runs.wanted:
+    is_open = any(record.state == "open" for record in records)
+    if runs.study.exhausted and not is_open and len(records) < runs.wanted:
         found.append(f"all {count(len(records), 'combination')} were tried: {runs.wanted} were asked for")
     for number, reasons in sorted(runs.failed_under.items()):
         times = count(len(reasons), "other seed")
