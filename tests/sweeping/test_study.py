@@ -1,5 +1,6 @@
 """The study in its journal: what is asked, what is resumed, and that nothing counts twice."""
 
+import dataclasses
 import errno
 import inspect
 import math
@@ -324,6 +325,17 @@ def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, sentenc
     ranges = changed.pop("ranges", [])
     with pytest.raises(InputError, match=f"the sweep in '{tmp_path}' cannot go on: {sentence}"):
         study_in(tmp_path, *ranges, **changed)
+
+
+def test_a_sweep_goes_on_however_the_same_job_is_spelled(tmp_path):
+    study = study_in(tmp_path)
+    run(study, 1)
+    for job in ("./train.py:job", str(tmp_path / "train.py:job"), "train.py"):
+        setting = dataclasses.replace(study.setting, job=job)
+        assert len(Study(study.path, setting, study.space).counted()) == 1
+    for job in ("train.py:other", "trained.py:job", "train:job"):
+        with pytest.raises(InputError, match=f"its job was train.py:job, now {job}"):
+            Study(study.path, dataclasses.replace(study.setting, job=job), study.space)
 
 
 @pytest.mark.fault(29)
