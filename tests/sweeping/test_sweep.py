@@ -89,6 +89,8 @@ def test_document_page_and_journal_are_written(swept):
     page = (out / "sweep.html").read_text()
     assert "<script" not in page
     assert "Parameters and metric" in page
+    selected = f"the first is the best of these {len(found.finalists)} under the same seeds"
+    assert (selected in page) == (len(found.finalists) > 1)
     (kept,) = (int(path.parent.name.removeprefix("trial_")) for path in out.glob("trials/*/model.pt"))
     assert found.trials[kept].metric == max(trial.metric for trial in found.complete)
     assert not list(out.glob("*/*/checkpoints"))
