@@ -358,9 +358,12 @@ def test_a_trial_that_had_ended_before_a_kill_has_its_steps_timed(tmp_path):
     setting = Setting(f"{JOBS}:job", to_dict(space), fixed, 0, 1, ("metric", "seconds"))
     asked = Study(out / "study.journal", setting, space).ask()
     vivace.train(JobFunction(f"{JOBS}:job")(**asked.parameters), out=out / "trials" / "trial_0001", seed=0)
-    found = swept(2, resume=True).trials
-    assert [(one.state, one.reason) for one in found] == [("complete", "")] * 2
-    assert all(one.costs["seconds"] > 0 for one in found)
+    found = swept(2, resume=True)
+    assert [(one.state, one.reason) for one in found.trials] == [("complete", "")] * 2
+    assert all(one.costs["seconds"] > 0 for one in found.trials)
+    notes = answer(found).notes
+    assert any(note.startswith("no other trial beats these in both, as each was timed once: ") for note in notes)
+    assert any("any may be the faster one" in note for note in notes)
 
 
 ALWAYS = """

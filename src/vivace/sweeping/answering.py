@@ -89,7 +89,8 @@ def _front(found: Swept) -> list[str]:
         f"trial {t.number} ({words.number(t.metric)}, {cost_told(cost, t.costs.get(cost))})" for t in seen
     ]
     more = f" and {len(each) - MOST_OF_FRONT} more" if len(each) > MOST_OF_FRONT else ""
-    return [f"no other trial beats these in both: {', '.join(each[:MOST_OF_FRONT])}{more}"]
+    once = ", as each was timed once" if cost == "seconds" else ""
+    return [f"no other trial beats these in both{once}: {', '.join(each[:MOST_OF_FRONT])}{more}"]
 
 
 def cost_told(name: str, cost: float | None) -> str:

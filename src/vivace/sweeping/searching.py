@@ -387,7 +387,11 @@ def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
     if plan.techniques:
         found.append("runs were not trained as one: a plan acts on the steps of a run alone")
     if "seconds" in runs.study.costs:
-        found.append("runs were not trained as one: a step's seconds are those of a run alone")
+        beside = " while others ran" if runs.at_once > 1 else ""
+        found.append(
+            f"runs were not trained as one, and each was timed once{beside}: of trials whose times are near to "
+            "each other any may be the faster one"
+        )
     return found
 
 
