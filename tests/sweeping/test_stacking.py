@@ -468,7 +468,7 @@ def test_runs_that_would_tell_each_others_data_their_epoch_are_refused(jobs, ope
     second.number, third.number = 1, 2
     feed.enter(first)
     feed.enter(second)
-    with pytest.raises(Refused, match=r"its Told is told the epoch \(set_epoch\), and all runs hold the same"):
+    with pytest.raises(Refused, match=r"its Told is told the epoch \(set_epoch\), and all runs hold"):
         feed.enter(third)
     feed.leave(first)
     feed.enter(third)

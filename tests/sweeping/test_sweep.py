@@ -362,7 +362,9 @@ def test_a_trial_that_had_ended_before_a_kill_has_its_steps_timed(tmp_path):
     assert [(one.state, one.reason) for one in found.trials] == [("complete", "")] * 2
     assert all(one.costs["seconds"] > 0 for one in found.trials)
     notes = answer(found).notes
-    assert any(note.startswith("no other trial beats these in both, as each was timed once: ") for note in notes)
+    assert any(
+        note.startswith("no other trial beats these in both, as each was timed once: ") for note in notes
+    )
     assert any("any may be the faster one" in note for note in notes)
 
 

@@ -21,9 +21,9 @@ class Swept:
     where the job came from no file.
 
     `importances` has for each parameter its share in what sets the best tenth of trials apart from all, with
-    an 80 % interval over resampled trials. `front` are the numbers of the trials that no other beats in every objective. `fusing`
-    tells of each group of runs that were, or could have been, trained as one; `packing` why `workers`
-    trials ran at a time, 0 where none was left to run; `seconds` are those of this session.
+    an 80 % interval over resampled trials. `front` are the numbers of the trials that no other beats in every
+    objective. `fusing` tells of each group of runs that were, or could have been, trained as one; `packing`
+    why `workers` trials ran at a time, 0 where none was left to run; `seconds` are those of this session.
     """
 
     job: str

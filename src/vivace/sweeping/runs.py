@@ -304,8 +304,8 @@ class Runs:
                 raise
 
     def _require_hope(self) -> None:
-        """Raises AnswerIsNo where the first trials failed, all that have ended did, and of those that are being
-        trained none has come further.
+        """Raises AnswerIsNo where the first trials failed, all that have ended did, and of those that are
+        being trained none has come further.
         """
         if not self._failure or self.best is not None:
             return

@@ -389,15 +389,15 @@ def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
     if "seconds" in runs.study.costs:
         beside = " while others ran" if runs.at_once > 1 else ""
         found.append(
-            f"runs were not trained as one, and each was timed once{beside}: of trials whose times are near to "
-            "each other any may be the faster one"
+            f"runs were not trained as one, and each was timed once{beside}: of trials whose times are near "
+            "to each other any may be the faster one"
         )
     return found
 
 
 def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
-    """Seconds that the epochs would have taken which pruning left out, at each trial's own pace; `epochs` of a
-    trial that an earlier version has not noted its own of.
+    """Seconds that the epochs would have taken which pruning left out, at each trial's own pace; `epochs`
+    stands in where an earlier version has not noted a trial's own number.
     """
     return sum(
         record.seconds * ((record.of_epochs or epochs) - len(record.curve)) / len(record.curve)

@@ -377,8 +377,8 @@ class Study:
 
 
 def _by_words(setting: Mapping[str, Any]) -> dict[str, object]:
-    """What makes a sweep the one that it is, by what a person calls it: a job's file by its name alone, as the
-    folder from which a command reaches it may be another, and its source is compared.
+    """What makes a sweep the one that it is, by what a person calls it: a job's file by its name alone, as
+    the folder from which a command reaches it may be another, and its source is compared.
     """
     return {
         "its job": _FOLDER.sub("", spelled(setting["job"]), count=1),

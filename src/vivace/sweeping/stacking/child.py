@@ -179,8 +179,8 @@ class StackedTrials:
         del self.keepers[row.number]
 
     def _epoch(self, stack: Stack, decision: Decision) -> Decision:
-        """Train an epoch of every row, tell the parent, and do as it says. Rows that no longer fit leave, and the
-        decision is then that runs of this shape are better trained alone.
+        """Train an epoch of every row, tell the parent, and do as it says. Rows that no longer fit leave, and
+        the decision is then that runs of this shape are better trained alone.
         """
         begin, losses = time.monotonic(), None
         every_step = stack.rows[0].job.scheduler_every == "step"
@@ -231,8 +231,8 @@ class StackedTrials:
             self._prove(stack, joining)
 
     def _ended_epoch(self, stack: Stack, slot: int, loss: float) -> dict[str, Any]:
-        """What a row reached; the order of evaluation and schedule is that of `train`. Raises Refused where it is
-        no longer the row that it was at the beginning.
+        """What a row reached; the order of evaluation and schedule is that of `train`. Raises Refused where
+        it is no longer the row that it was at the beginning.
         """
         row, error = stack.rows[slot], None
         row.loss = loss

@@ -41,8 +41,8 @@ class Feed:
         self.like: Any = None  # a batch of one row, whose leaves are those of every batch
 
     def enter(self, row: Row) -> None:
-        """A row comes; its first batch shows what batches consist of. Raises Refused where they cannot be stacked,
-        or the row would tell another one's data its own epoch.
+        """A row comes; its first batch shows what batches consist of. Raises Refused where they cannot be
+        stacked, or the row would tell another one's data its own epoch.
         """
         told = _told_epochs(row.loader)
         shared = [one for some in self._told.values() for one in some if any(one is own for own in told)]
@@ -138,7 +138,7 @@ def rebuilt(like: object, leaves: Sequence[Any]) -> Any:
 
 
 def _told_epochs(loader: Any) -> list[Any]:
-    """What of a loader is told the epoch: itself, its dataset and samplers, and what these may pass it on to."""
+    """What of a loader is told the epoch: itself, its dataset and samplers, and what these may pass it to."""
     parts = [loader, *getattr(loader, "__dict__", {}).values()]
     found = [part for part in parts if hasattr(part, "set_epoch")]
     inside = [value for part in found for value in getattr(part, "__dict__", {}).values()]

@@ -97,7 +97,7 @@ class Row:
                 scheduler.step()
 
     def require_as_begun(self) -> None:
-        """Raises Refused where a schedule, or what else the job calls, has changed what a stack looks at once."""
+        """Raises Refused where the job has since changed what a stack looks at only at the beginning."""
         now = self._given()
         changed = [what for what, before in self._begun.items() if now[what] != before]
         if changed:
