@@ -629,7 +629,7 @@ def test_a_run_whose_schedule_thaws_a_part_leaves_the_stack(jobs, tmp_path, monk
         [],
     ]
     assert heard[0]["rows"][0]["of_epochs"] == epochs
-    reason = "its schedule changes which weights are trained, which a stack would not follow"
+    reason = "the job changes which weights are trained while it trains, which a stack would not follow"
     assert heard[-1]["refused"] == dict.fromkeys(("1", "2"), reason)
     assert (found["decision"]["fused"], found["decision"]["reason"]) == (False, reason)
 

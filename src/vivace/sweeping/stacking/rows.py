@@ -101,7 +101,7 @@ class Row:
         now = self._given()
         changed = [what for what, before in self._begun.items() if now[what] != before]
         if changed:
-            raise Refused(f"its schedule changes {changed[0]}, which a stack would not follow")
+            raise Refused(f"the job changes {changed[0]} while it trains, which a stack would not follow")
 
     def _given(self) -> dict[str, Any]:
         modules, groups = list(self.model.modules()), self.optimizer.param_groups
