@@ -1245,6 +1245,28 @@ def test_what_a_data_set_computes_is_not_the_models_work(recorded, batches):
     assert document["work"]["operators"]["matmul"]["flops"] == operations
 
 
+class ByClosure(Loop):
+    """The same loop, with the forward and the backward pass in a closure that the optimizer calls."""
+
+    def __call__(self):
+        for inputs, labels in self.loader:
+
+            def closure(inputs=inputs, labels=labels):
+                self.optimizer.zero_grad()
+                loss = functional.cross_entropy(self.model(inputs), labels)
+                loss.backward()
+                return loss
+
+            self.optimizer.step(closure)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_what_an_optimizers_closure_does_is_the_models_work(recorded, batches):
+    document, _ = recorded(ByClosure(batches))
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert sum(found["flops"] for found in document["work"]["demand"]["bins"]) * 32 == operations
+
+
 class OverTime(nn.Module):
     def __init__(self):
         super().__init__()

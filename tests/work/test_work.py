@@ -135,6 +135,25 @@ def test_groups_phases_and_saved_bytes():
     assert work.saved_bytes == 4 * (2 * 8 * 100 + 2 * 8 * 64)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_what_an_optimizers_closure_runs_is_no_update(kind):
+    model, inputs = nn.Linear(8, 4), torch.ones(2, 8)
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(inputs).square().sum()
+        loss.backward()
+        return loss
+
+    once = [(k.name, k.phase) for k in count_work(closure).kernels if k.operator == "matmul"]
+    for run in (lambda: optimizer.step(closure), lambda: optimizer.step(closure=closure)):
+        work = count_work(run)
+        found = [(k.name, k.phase) for k in work.kernels if k.operator == "matmul" and k.name != "dot"]
+        assert found[:2] == once == [("addmm", "forward"), ("mm", "backward")]
+        assert "update" in {k.phase for k in work.kernels}
+
+
 def test_counting_leaves_no_trace():
     original = functional.scaled_dot_product_attention
     with pytest.raises(ZeroDivisionError):

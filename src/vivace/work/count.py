@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 from collections import defaultdict
@@ -105,7 +106,8 @@ def count_work(function: Callable[[], Any]) -> Work:
 class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes each kernel that runs while it is entered; ``work()`` says what it was.
 
-    `updating` says whether an optimizer is at work; left out, `phases` has to find out.
+    `updating` says whether an optimizer is at work; left out, `phases` has to find out. Which closures it
+    calls `phases` finds out in any case.
     """
 
     def __init__(self, updating: Callable[[], bool] | None = None) -> None:
@@ -114,6 +116,7 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         self._is_updating = updating or (lambda: bool(self._updating))
         self.saved_bytes = 0
         self._updating = 0
+        self._in_closure = False
         self._values: dict[int, int] = {}
         self._next_value = 0
 
@@ -178,7 +181,7 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
     @property
     def phase(self) -> str:
         """Where the step is: the optimizer's update, autograd's backward, or forward."""
-        if self._is_updating():
+        if self._is_updating() and not self._in_closure:
             return "update"
         return "backward" if in_backward() else "forward"
 
@@ -193,10 +196,14 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[None]:
-        """Mark what runs inside of an optimizer's step as the update phase."""
+        """Mark what runs inside of an optimizer's step as the update phase, less the closure that it calls:
+        that is a forward and a backward pass.
+        """
 
-        def begin(*_: object) -> None:
+        def begin(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._updating += 1
+            kept = {name: self._apart(v) if name == "closure" else v for name, v in kwargs.items()}
+            return (*args[:1], *map(self._apart, args[1:2]), *args[2:]), kept
 
         def end(*_: object) -> None:
             self._updating -= 1
@@ -207,6 +214,21 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _apart(self, given: Any) -> Any:
+        """The first thing that an optimizer's step is given; of a closure the work is no part of the update."""
+        if not callable(given):
+            return given
+
+        @functools.wraps(given)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            before, self._in_closure = self._in_closure, True
+            try:
+                return given(*args, **kwargs)
+            finally:
+                self._in_closure = before
+
+        return closure
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
