@@ -185,6 +185,35 @@ def test_views_of_parameters_are_not_saved_for_the_backward_pass():
     assert count_work(step(model, inputs)).saved_bytes == 4 * 3 * 50
 
 
+@pytest.mark.parametrize("fake", [True, False])
+def test_of_a_batch_that_is_a_slice_of_all_data_the_slice_is_kept(fake):
+    with FakeTensorMode() if fake else contextlib.nullcontext():
+        model, data = nn.Linear(50, 1), torch.ones(1000, 50)
+        assert count_work(step(model, data[10:13])).saved_bytes == 4 * 3 * 50
+        both = count_work(lambda: sum(model(part).sum() for part in data[:6].chunk(2)).backward())
+        assert both.saved_bytes == 4 * 6 * 50
+
+
+def test_of_several_backward_passes_the_one_that_keeps_most_counts():
+    model, inputs = on_meta(lambda: (nn.Linear(50, 40), torch.empty(8, 50)))
+
+    def accumulate() -> None:
+        for part in inputs.split(2):
+            model(part).sum().backward()
+
+    def at_once() -> None:
+        sum(model(part).sum() for part in inputs.split(2)).backward()
+
+    def twice() -> None:
+        loss = model(inputs).sum()
+        loss.backward(retain_graph=True)
+        model(torch.empty(3, 50, device="meta")).sum().backward()
+        loss.backward()
+
+    found = [count_work(each).saved_bytes for each in (accumulate, at_once, twice)]
+    assert found == [4 * 2 * 50, 4 * 8 * 50, 4 * (8 + 3) * 50]
+
+
 def test_dropout_is_one_kernel():
     inputs = on_meta(lambda: torch.empty(100))
     assert count_work(lambda: functional.dropout(inputs, 0.5)).count == 1

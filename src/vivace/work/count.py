@@ -14,7 +14,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.optim.optimizer import (
@@ -27,7 +27,6 @@ from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import (
     Operator,
     OperatorMode,
-    base_of,
     dense_parts,
     in_backward,
     schema_of,
@@ -36,7 +35,11 @@ from vivace.torch_internals.tensors import (
 from vivace.work.as_one import AsOneKernel
 from vivace.work.formulas import complete, convolution_shape, named, operations
 from vivace.work.fusion import fused_bytes
+from vivace.work.kept import Kept
 from vivace.work.kernel import Access, Kernel
+
+Asked = ParamSpec("Asked")
+Told = TypeVar("Told")
 
 # Memory without values in it, who uses it, and one value read back.
 _FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar|^record_stream")
@@ -59,7 +62,9 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of what `count_work` ran: totals by operator class, every kernel, bytes saved for backward."""
+    """The work of what `count_work` ran: totals by operator class, every kernel, and the most bytes that were
+    kept for backward passes at one time.
+    """
 
     operators: dict[str, Totals]
     kernels: tuple[Kernel, ...]
@@ -98,7 +103,7 @@ def count_work(function: Callable[[], Any]) -> Work:
     """
     counter = KernelCounter()
     fused = AsOneKernel(counter.add)
-    with counter.phases(), fused.attention(), fused, counter, counter.saving():
+    with counter.phases(), fused.attention(), fused, counter, counter.kept.watched():
         function()
     return counter.work()
 
@@ -114,7 +119,7 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
         self._is_updating = updating or (lambda: bool(self._updating))
-        self.saved_bytes = 0
+        self.kept = Kept()
         self._updating = 0
         self._in_closure = False
         self._values: dict[int, int] = {}
@@ -123,7 +128,7 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
     def work(self) -> Work:
         """The kernels counted so far."""
         kernels = tuple(self.kernels)
-        return Work(_totals(kernels), kernels, self.saved_bytes)
+        return Work(_totals(kernels), kernels, self.kept.most_bytes)
 
     def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then note its kernel."""
@@ -215,13 +220,13 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
             for hook in hooks:
                 hook.remove()
 
-    def _apart(self, given: Any) -> Any:
-        """The first thing that an optimizer's step is given; of a closure the work is no part of the update."""
+    def _apart(self, given: Callable[Asked, Told]) -> Callable[Asked, Told]:
+        """What an optimizer's step is given first: a closure, of which no work is the update's, or None."""
         if not callable(given):
             return given
 
         @functools.wraps(given)
-        def closure(*args: Any, **kwargs: Any) -> Any:
+        def closure(*args: Asked.args, **kwargs: Asked.kwargs) -> Told:
             before, self._in_closure = self._in_closure, True
             try:
                 return given(*args, **kwargs)
@@ -229,24 +234,6 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
                 self._in_closure = before
 
         return closure
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Sum distinct storages that autograd keeps for backward, but of parameters and views of them."""
-        seen: set[int] = set()
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            base = base_of(tensor)
-            if not isinstance(tensor if base is None else base, torch.nn.Parameter):
-                for part in dense_parts(tensor):
-                    storage = part.untyped_storage()
-                    if storage_id(storage) not in seen:
-                        seen.add(storage_id(storage))
-                        self.saved_bytes += storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            yield
 
 
 def _moves_nothing(func: Operator, given: object, result: object) -> bool:
