@@ -14,7 +14,7 @@ import vivace
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.demand import Demand, load_models
 from vivace.advising.predict import Predictor
-from vivace.advising.source import counted_model
+from vivace.advising.source import counted_model, open_subject
 from vivace.errors import JobError
 from vivace.memory.fits import fits
 from vivace.work.count import count_work
@@ -218,6 +218,38 @@ def test_a_job_that_cannot_be_built_is_named_with_its_line(tmp_path):
     )
     with pytest.raises(JobError, match=r"be built: FileNotFoundError: .*nowhere.csv' \(.*job.py, line 4"):
         vivace.advise(f"{tmp_path / 'job.py'}:job", steps=10)
+
+
+CACHED = """
+import functools
+import torch
+import vivace
+
+
+@functools.cache
+def positions(length):
+    return torch.arange(length, dtype=torch.float32)
+
+
+def loss(model, batch):
+    found = (model(batch) + positions(batch.shape[1])).square().mean()
+    if found.item() > 1000:
+        raise ValueError("diverged")
+    return found
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(16, 16),
+    data=lambda: [torch.ones(8, 16)],
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+def test_a_job_that_looks_at_numbers_finds_no_tensor_without_them_in_its_own_cache(tmp_path):
+    (tmp_path / "job.py").write_text(CACHED)
+    assert open_subject(f"{tmp_path / 'job.py'}:job").counted == "real"
 
 
 class Averaged(torch.nn.Module):

@@ -1,4 +1,5 @@
 import copy
+import functools
 import io
 
 import pytest
@@ -177,6 +178,38 @@ def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():
     assert there.reserved.reserved % (2 * MIB) == 0
     here = predict(wide())
     assert there.parts["activations"] == pytest.approx(here.parts["activations"], rel=0.1)
+
+
+class Positions(nn.Module):
+    """Adds positions, which are computed once for each length and kept in `cache`."""
+
+    def __init__(self, cache):
+        super().__init__()
+        self.cached = cache(lambda length: torch.arange(length, dtype=torch.float32))
+
+    def forward(self, x):
+        return x + self.cached(x.shape[1])
+
+
+def in_a_dictionary(function):
+    return lambda length: KEPT[length] if length in KEPT else KEPT.setdefault(length, function(length))
+
+
+KEPT = {}
+
+
+@pytest.mark.parametrize("cache", [functools.cache, functools.lru_cache(8), in_a_dictionary])
+def test_tensors_of_a_prediction_in_a_jobs_own_cache_are_taken_out_or_told(cache, recwarn):
+    positions = Positions(cache)
+    job = vivace.Job(**{**vars(wide()), "model": lambda: nn.Sequential(copy.copy(positions), wide().model())})
+    found = predict(job)
+    warned = [str(told.message) for told in recwarn if "in this process" in str(told.message)]
+    KEPT.clear()
+    assert len(warned) == (cache is in_a_dictionary)
+    assert all("such as one of shape (64,)" in text for text in warned)
+    assert predict(job) == found
+    KEPT.clear()
+    assert type(positions(torch.ones(2, 64))) is torch.Tensor
 
 
 def test_a_model_that_looks_at_its_weights_while_it_draws_them_is_predicted():

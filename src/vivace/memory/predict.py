@@ -21,6 +21,7 @@ from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
 from vivace.memory.divided import divide, gather
+from vivace.memory.forgetting import empty_caches, warn_of_others
 from vivace.memory.on_gpus import as_on_gpus
 from vivace.memory.watching import Watch
 from vivace.memory.workspace import GpuWorkspaces
@@ -82,7 +83,8 @@ def predict(
             divides the weights among them (see `vivace.memory.divided`).
 
     Raises InputError for another device, and Refused where the plan declines, where the job looks at numbers
-    while it runs or has an own step, and for recurrent layers.
+    while it runs or has an own step, and for recurrent layers. Warns where the job keeps tensors of the step
+    for later ones, which this process must not take for its own.
     """
     if device not in ("cpu", "cuda"):
         raise InputError(f"a step is predicted for 'cpu' or 'cuda', not for '{device}'")
@@ -91,19 +93,31 @@ def predict(
     if ranks > 1:
         plan, batch = _of_one_rank(plan), share_of(batch, 0, ranks)
     plan, more = _of_a_gpu(plan) if device == "cuda" else (plan, 0)
-    asked = _Asked(job, plan, device, inspect(), batch, more, ranks)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    asked = _Asked(job, plan, device, inspect(), batch, more, ranks, mode)
+    try:
+        found = _predicted(asked)
+    finally:
+        empty_caches(mode)
+    warn_of_others(mode)
+    return found
+
+
+def _predicted(asked: _Asked) -> Prediction:
+    """The prediction, by a model of fake tensors, or by a copy of a real one where none can be built."""
     try:
         return _followed(asked, None)
     except JobError:  # perhaps the model looks at its weights while it draws them, which fake ones have not
+        empty_caches(asked.mode)
         with torch.random.fork_rng(devices=[]):
-            built = call(job, "model")
-        models_of(job, built)  # lazy layers have no shapes to follow
+            built = call(asked.job, "model")
+        models_of(asked.job, built)  # lazy layers have no shapes to follow
         return _followed(asked, built)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """What a prediction is asked for; `more` batches wait on the device."""
+    """What a prediction is asked for; `more` batches wait on the device. Its tensors are those of `mode`."""
 
     job: Job
     plan: Plan
@@ -112,6 +126,7 @@ class _Asked:
     batch: Batch
     more: int
     ranks: int
+    mode: FakeTensorMode
 
     @property
     def there(self) -> torch.device:
@@ -124,7 +139,7 @@ def _followed(asked: _Asked, built: object) -> Prediction:
     there, parts, updates = asked.there, dict[int, str](), list[int]()
     gpu = GpuWorkspaces.of_torch() if asked.device == "cuda" else None
     with contextlib.ExitStack() as stack:
-        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fake = stack.enter_context(asked.mode)
         watch = stack.enter_context(Watch(gpu))
         if built is not None:
             with FakeCopyMode(fake):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
     from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -28,6 +29,9 @@ else:
     )
     FakeTensorMode = named(
         "torch._subclasses.fake_tensor.FakeTensorMode", lost="no memory or work can be predicted"
+    )
+    FakeTensor = named(
+        "torch._subclasses.fake_tensor.FakeTensor", lost="a prediction may leave its tensors in caches"
     )
     FakeCopyMode = named(
         "torch._subclasses.fake_tensor.FakeCopyMode",

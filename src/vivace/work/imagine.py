@@ -1,18 +1,19 @@
 """Count one training step of a job on fake tensors: what another card would have to do, without running it
 here.
 
-    python -m vivace.work.imagine JOB OUT.json
+    python -m vivace.work.imagine JOB OUT.json [real]
 
 Run in a child process, because a job's own code is imported. A model that cannot be built on fake tensors
 (it draws its weights again until they fit, or loads a checkpoint) is built on real ones and copied; where its
 step cannot be run on fake ones either (it reads a value back), one real step is run and counted instead, and
-the document says so.
+the document says so; in a process that starts again, since the job's own caches hold fake tensors by then.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,23 +34,24 @@ FORMAT = 1
 PRECISIONS = {8: "fp64", 2: "amp"}  # by the bytes of a number
 
 
-def imagine(job: Job, name: str) -> dict[str, Any]:
+def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
     """The ``work`` of a profile for one step of `job`: counts, sizes and amounts, with no seconds in them.
 
-    Raises JobError in the person's own words where the job can be run neither way.
+    The step runs on fake tensors, or on `real` ones. Raises JobError in the person's own words where the job
+    cannot be built, and NeedsNumbers where fake tensors do not suffice.
     """
     loader: Any = job.data()
     try:
         batch = next(iter(readable(loader, job)))
     except StopIteration:
         raise JobError("the Job's data() gave no batch") from None
-    how, (work, model, state) = _counted(job, batch)
+    work, model, state = _step(job, job.model(), batch) if real else _imagined(job, batch)
     samples = batch_size(batch) or 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     return {
         "format": FORMAT,
         "name": name,
-        "counted": how,
+        "counted": "real" if real else "fake",
         "precision": _precision(item_bytes_of(work.kernels), parameters),
         "batch_size": samples,
         "steps_per_epoch": known_length(loader),
@@ -79,28 +81,32 @@ def _precision(size: int, parameters: list[torch.nn.Parameter]) -> str:
 Step = tuple[Work, torch.nn.Module, int]
 
 
-def _counted(job: Job, batch: Batch) -> tuple[str, Step]:
-    """One counted step, and whether it was ``fake`` or ``real``."""
+class NeedsNumbers(Exception):
+    """The step of a job cannot be run on tensors without numbers."""
+
+
+def _imagined(job: Job, batch: Batch) -> Step:
+    """One step counted on fake tensors. Raises NeedsNumbers where it cannot be run on them."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
         try:
             with FakeBuildMode():
                 built = job.model()
-            return "fake", _step(job, built, fake)
+            return _step(job, built, fake)
         except VivaceError:
             raise
         except Exception:
             pass
-    built = job.model()
     try:
+        built = job.model()
         with mode:
             with FakeCopyMode(mode):
                 copied = copy.deepcopy(built)
-            return "fake", _step(job, copied, fake)
+            return _step(job, copied, fake)
     except VivaceError:
         raise
-    except Exception:
-        return "real", _step(job, built, batch)
+    except Exception as error:
+        raise NeedsNumbers from error
 
 
 def _step(job: Job, built: object, batch: Batch) -> Step:
@@ -154,10 +160,13 @@ def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter]) -> d
 
 def main() -> None:
     """Write the document; errors are one JSON document too, and exit code 2."""
-    name, out = sys.argv[1], Path(sys.argv[2])
+    name, out, real = sys.argv[1], Path(sys.argv[2]), "real" in sys.argv[3:]
     try:
-        document: dict[str, Any] = {"work": imagine(load(name), name)}
+        document: dict[str, Any] = {"work": imagine(load(name), name, real=real)}
         code = 0
+    except NeedsNumbers:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "vivace.work.imagine", name, str(out), "real"])
     except VivaceError as error:
         document, code = {"error": error.to_dict()}, 2
     except _Unimaginable as error:
