@@ -65,6 +65,7 @@ class Subject:
         frozen_bytes: weights and buffers that do not train.
         batches_at_once: how many ranks it was profiled on, each with a batch of its own in every step.
         waits_for_workers: is the time of the input pipeline that of workers, which all cards of a host share?
+        notes: what a person should know of how it was counted.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Subject:
     frozen_bytes: float = 0.0
     batches_at_once: float = 1.0
     waits_for_workers: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def samples_a_step(self) -> float:
@@ -199,6 +201,7 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         found["frozen_bytes"] or 0.0,
         found["batches_at_once"] or 1.0,
         bool(work.get("waits_for_workers", True)),  # older profiles do not say
+        tuple(map(str, work.get("notes") or ())),
     )
 
 
@@ -246,6 +249,7 @@ def _count(reference: str) -> Subject:
                 command,
                 capture_output=True,
                 text=True,
+                errors="replace",  # a job may print what is no UTF-8
                 timeout=COUNTING_SECONDS,
                 check=False,
             )

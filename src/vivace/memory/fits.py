@@ -11,7 +11,7 @@ from vivace.job import Job
 from vivace.machine import CONTEXT_BYTES
 from vivace.memory.predict import predict
 from vivace.plan import Plan
-from vivace.session.opening import LOOKING_SECONDS, call, largest_batch, readable
+from vivace.session.opening import LOOKING_SECONDS, call, look_through, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """Does a job fit on a card, or on as many as `ranks`? Bytes that it needs on each, with the context, and
-    that the card leaves it; techniques of the plan that were left out, as they act on processors alone.
+    that the card leaves it; techniques of the plan that were left out, as they act on processors alone. Of
+    data that was not looked through to its end, how many batches were `looked_at`; else None.
     """
 
     card: str
@@ -28,6 +29,7 @@ class Fit:
     usable_bytes: int
     ranks: int = 1
     left_out: tuple[str, ...] = ()
+    looked_at: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -60,6 +62,8 @@ def draw(found: list[Fit], console: Console) -> None:
     if left_out := [name for fit in found[:1] for name in fit.left_out]:
         console.print(f"without {' and '.join(left_out)}: of processors alone")
     console.print(f"a training step needs about {words.size(needed)}{each}, {own}: predicted, not run")
+    if looked_at := next((fit.looked_at for fit in found), None):
+        console.print(f"on the largest of the first {words.number(looked_at)} batches: others may be larger")
     console.print(f"it fits on {sum(fit.fits for fit in found)} of {len(found)} cards\n")
     console.print(table)
 
@@ -76,6 +80,8 @@ def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: in
     left_out = tuple(technique.name for technique in techniques if technique.card.devices == ("cpu",))
     plan = Plan(technique for technique in techniques if technique.name not in left_out)
     loader = readable(call(job, "data"), job)
-    batch = next(iter(largest_batch(loader, LOOKING_SECONDS)), None)
+    seen = look_through(loader, LOOKING_SECONDS)
+    batch = seen.by_size[max(seen.by_size)] if seen.sizes else None
+    looked_at = None if seen.all else len(seen.sizes)
     needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
-    return [Fit(name, needed, usable, ranks, left_out) for name, usable in cards.items()]
+    return [Fit(name, needed, usable, ranks, left_out, looked_at) for name, usable in cards.items()]

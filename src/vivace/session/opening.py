@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -45,7 +46,8 @@ from vivace.torch_internals.tensors import storage_ids
 
 LOOKING_SECONDS = 3.0
 _LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
-ALIKE = 6  # after so many batches of one size all are taken to have it
+ALIKE, ALIKE_SECONDS = 6, 0.5  # after so many batches of one size in that time all are taken to have it
+STEPS_AN_OCTAVE = 4  # of the sizes of batches
 
 Part = TypeVar("Part")
 
@@ -335,20 +337,48 @@ def first_batches(loader: Iterable[Batch], count: int) -> list[Any]:
     return batches
 
 
-def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
-    """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike.
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Batches that were looked at: the bytes of each, one of about every size by its bytes, the largest among
+    them, and whether these were all batches.
+    """
+
+    sizes: list[int]
+    by_size: dict[int, Any]
+    all: bool
+
+    def nearest(self, num_bytes: float) -> int:
+        """The size nearest to `num_bytes` of which there is a batch."""
+        return min(self.by_size, key=lambda size: abs(size - num_bytes))
+
+
+def look_through(loader: Iterable[Batch], seconds: float, alike_seconds: float | None = None) -> Seen:
+    """Look at batches for `seconds`; only for `alike_seconds` where all, and at least `ALIKE`, have one size.
 
     Raises JobError where the loader fails.
     """
-    end = time.monotonic() + seconds
-    largest, sizes = None, list[int]()
+    begin, sizes, kept, ended = time.monotonic(), list[int](), dict[int, tuple[int, Any]](), True
     for batch in _loaded(loader):
-        sizes.append(bytes_of(tensors(batch)))
-        if sizes[-1] == max(sizes):
-            largest = batch
-        if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):
+        size = bytes_of(tensors(batch))
+        sizes.append(size)
+        step = round(STEPS_AN_OCTAVE * math.log2(size + 1))
+        if step not in kept or size > kept[step][0]:
+            kept[step] = size, batch
+        alike = len(sizes) >= ALIKE and len(kept) == 1 and size == min(sizes) == max(sizes)
+        most = seconds if alike_seconds is None or not alike else alike_seconds
+        if time.monotonic() - begin > most:
+            ended = False
             break
-    return [largest] if len(set(sizes)) > 1 else []
+    return Seen(sizes, dict(kept.values()), ended)
+
+
+def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
+    """The batch with the most bytes, found within `seconds`; nothing where all of `ALIKE_SECONDS` are alike.
+
+    Raises JobError where the loader fails.
+    """
+    seen = look_through(loader, seconds, ALIKE_SECONDS)
+    return [seen.by_size[max(seen.by_size)]] if len(set(seen.sizes)) > 1 else []
 
 
 def endless_batches(

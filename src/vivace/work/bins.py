@@ -30,7 +30,7 @@ SIZE_OCTAVES, INTENSITY_OCTAVES, WEIGHTS_PER_SAMPLE = 6, 2, 64
 Bin = tuple[str, int, float, float, float]
 
 
-def bins_of(kernels: Sequence[Kernel], batch: int) -> list[Bin]:
+def bins_of(kernels: Sequence[Kernel], batch: float) -> list[Bin]:
     """The bins of a step counted at one batch size; every byte is taken to grow with it.
 
     The bytes are those of fp32 tensors, also where the step was counted in another precision.

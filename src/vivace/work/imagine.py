@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
+from vivace import words
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Batch, Job, blame, load
-from vivace.session.opening import models_of, parts_of, readable
+from vivace.session.opening import LOOKING_SECONDS, Seen, look_through, models_of, parts_of, readable
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import batch_size, bytes_of
 from vivace.torch_internals.tensors import FakeBuildMode, FakeCopyMode, FakeTensorMode, tree_map_only
@@ -37,16 +38,27 @@ PRECISIONS = {8: "fp64", 2: "amp"}  # by the bytes of a number
 def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
     """The ``work`` of a profile for one step of `job`: counts, sizes and amounts, with no seconds in them.
 
+    Where batches differ, it is the work of one of mean size, and what is kept for the largest; of those that
+    a few seconds of looking through the data show.
+
     The step runs on fake tensors, or on `real` ones. Raises JobError in the person's own words where the job
     cannot be built, and NeedsNumbers where fake tensors do not suffice.
     """
     loader: Any = job.data()
-    try:
-        batch = next(iter(readable(loader, job)))
-    except StopIteration:
-        raise JobError("the Job's data() gave no batch") from None
-    work, model, state = _step(job, job.model(), batch) if real else _imagined(job, batch)
-    samples = batch_size(batch) or 1
+    seen = look_through(readable(loader, job), LOOKING_SECONDS)
+    if not seen.sizes:
+        raise JobError("the Job's data() gave no batch")
+    mean = sum(seen.sizes) / len(seen.sizes)
+    usual, largest = seen.nearest(mean), max(seen.by_size)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def counted(size: int) -> Step:
+        batch = seen.by_size[size]
+        return _step(job, job.model(), batch) if real else _imagined(job, batch, mode)
+
+    work, model, state = counted(usual)
+    kept = work.saved_bytes if usual == largest else max(counted(largest)[0].saved_bytes, work.saved_bytes)
+    samples = batch_size(seen.by_size[usual]) or 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     return {
         "format": FORMAT,
@@ -64,12 +76,27 @@ def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
         "frozen_bytes": bytes_of(p for p in model.parameters() if not p.requires_grad)
         + bytes_of(model.buffers()),
         "optimizer_bytes": state,
-        "activation_bytes": work.saved_bytes,
+        "activation_bytes": kept,
         "peak_bytes": None,
         "host_seconds_per_sample": None,
         "device": None,
-        "demand": _demand(work, samples, parameters),
+        "demand": _demand(work, samples, parameters, mean / usual if usual else 1.0),
+        "notes": _notes(seen, real=real),
     }
+
+
+def _notes(seen: Seen, *, real: bool) -> list[str]:
+    """What a person should know of how it was counted."""
+    notes = []
+    if not seen.all and len(set(seen.sizes)) > 1:
+        number = words.number(len(seen.sizes))
+        notes.append(f"batches differ, and only the first {number} were looked at: later ones may be larger")
+    if real:
+        notes.append(
+            "the step looks at numbers, so a real one was counted, by the operators of a processor: time and "
+            "memory on a GPU differ where that has others, as for attention, dropout and recurrent layers"
+        )
+    return notes
 
 
 def _precision(size: int, parameters: list[torch.nn.Parameter]) -> str:
@@ -85,9 +112,9 @@ class NeedsNumbers(Exception):
     """The step of a job cannot be run on tensors without numbers."""
 
 
-def _imagined(job: Job, batch: Batch) -> Step:
+def _imagined(job: Job, batch: Batch, mode: FakeTensorMode) -> Step:
     """One step counted on fake tensors. Raises NeedsNumbers where it cannot be run on them."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with mode:
         fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
         try:
             with FakeBuildMode():
@@ -147,8 +174,9 @@ class _Unimaginable(Exception):
     """A step failed; on fake tensors that is no fault of the job's."""
 
 
-def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
-    bins = bins_of([k for k in work.kernels if k.phase != "update"], samples)
+def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter], larger: float) -> dict[str, Any]:
+    """The work of a mean step, which is so much `larger` than that of the batch that was counted."""
+    bins = bins_of([k for k in work.kernels if k.phase != "update"], samples / larger)
     names = ("kind", "count", "flops", "bytes", "constant_bytes")
     return {
         "bins": [dict(zip(names, b, strict=True)) for b in bins],
