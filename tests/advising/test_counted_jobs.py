@@ -139,6 +139,26 @@ def test_a_job_of_another_precision_asks_for_the_same_work(dtype, precision):
     assert same.flops == one.flops
 
 
+def test_a_complex_network_computes_in_numbers_of_half_the_bytes():
+    def counted(dtype):
+        batch = torch.zeros(4, 16, dtype=dtype)
+        job = vivace.Job(
+            model=lambda: torch.nn.Linear(16, 8, dtype=dtype),
+            data=lambda: [batch],
+            loss=lambda model, batch: model(batch).abs().square().mean(),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+        return imagine(job, "job")
+
+    found, real = counted(torch.complex64), counted(torch.float32)
+    assert (found["precision"], counted(torch.complex128)["precision"]) == ("fp32", "fp64")
+    assert found["num_parameters"] == 2 * real["num_parameters"]
+    assert found["parameter_bytes"] == 4 * found["num_parameters"]
+    assert found["demand"]["saved_bytes"] == found["activation_bytes"] / 4
+    products = [document["operators"]["matmul"] for document in (found, real)]
+    assert products[0]["flops"] == 4 * products[1]["flops"]
+
+
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         while True:

@@ -43,8 +43,8 @@ def item_bytes_of(kernels: Sequence[Kernel]) -> int:
     """The size of a number in most of the operations: 8, 4 or 2 bytes; 4 where there are none."""
     flops: Counter[int] = Counter()
     for kernel in kernels:
-        if kernel.flops and kernel.reads and kernel.reads[0].item_bytes in (2, 4, 8):
-            flops[kernel.reads[0].item_bytes] += kernel.flops
+        if kernel.flops and kernel.reads and kernel.reads[0].number_bytes in (2, 4, 8):
+            flops[kernel.reads[0].number_bytes] += kernel.flops
     return flops.most_common(1)[0][0] if flops else 4
 
 
@@ -52,7 +52,7 @@ def _as_fp32(kernel: Kernel, double: bool) -> int:
     """Bytes that a kernel would move with numbers of four bytes; what counts or selects stays as it is."""
 
     def moved(accesses: Sequence[Access]) -> int:
-        return sum(4 * a.num_elements if a.item_bytes in floats else a.bytes for a in accesses)
+        return sum(a.bytes * 4 // a.number_bytes if a.number_bytes in floats else a.bytes for a in accesses)
 
     floats = (2, 8) if double else (2,)  # in other steps, numbers of eight bytes are labels and places
     return kernel.passes * moved(kernel.reads) + moved(kernel.writes)

@@ -111,8 +111,7 @@ def count_work(function: Callable[[], Any]) -> Work:
 class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes each kernel that runs while it is entered; ``work()`` says what it was.
 
-    `updating` says whether an optimizer is at work; left out, `phases` has to find out. Which closures it
-    calls `phases` finds out in any case.
+    `updating` says whether an optimizer is at work; left out, `phases` has to find out.
     """
 
     def __init__(self, updating: Callable[[], bool] | None = None) -> None:
@@ -197,28 +196,40 @@ class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
             self._values[key] = self._next_value
             self._next_value += 1
         touched = math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s != 0)
-        return Access(self._values[key], touched, tensor.element_size())
+        parts = 2 if tensor.is_complex() else 1
+        return Access(self._values[key], touched, tensor.element_size(), parts)
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[None]:
-        """Mark what runs inside of an optimizer's step as the update phase, less the closure that it calls:
-        that is a forward and a backward pass.
-        """
+        """Mark what runs inside of an optimizer's step as the update phase, less its closure (`closures`)."""
 
-        def begin(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def begin(*_: object) -> None:
             self._updating += 1
-            kept = {name: self._apart(v) if name == "closure" else v for name, v in kwargs.items()}
-            return (*args[:1], *map(self._apart, args[1:2]), *args[2:]), kept
 
         def end(*_: object) -> None:
             self._updating -= 1
 
         hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
         try:
-            yield
+            with self.closures():
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextlib.contextmanager
+    def closures(self) -> Iterator[None]:
+        """Mark what an optimizer's step calls as its closure as no update: a forward and a backward pass."""
+
+        def begin(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            kept = {name: self._apart(v) if name == "closure" else v for name, v in kwargs.items()}
+            return (*args[:1], *map(self._apart, args[1:2]), *args[2:]), kept
+
+        hook = register_optimizer_step_pre_hook(begin)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _apart(self, given: Callable[Asked, Told]) -> Callable[Asked, Told]:
         """What an optimizer's step is given first: a closure, of which no work is the update's, or None."""

@@ -70,7 +70,7 @@ def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
         "epochs": job.epochs,
         "step_seconds": None,
         "operators": {kind: {**totals, "seconds": None} for kind, totals in work.to_dict().items()},
-        "num_parameters": sum(p.numel() for p in parameters),
+        "num_parameters": _numbers(parameters),
         "num_tensors": len(parameters),
         "parameter_bytes": bytes_of(parameters),
         "frozen_bytes": bytes_of(p for p in model.parameters() if not p.requires_grad)
@@ -174,13 +174,18 @@ class _Unimaginable(Exception):
     """A step failed; on fake tensors that is no fault of the job's."""
 
 
+def _numbers(parameters: list[torch.nn.Parameter]) -> int:
+    """How many numbers train; a complex one is two."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in parameters)
+
+
 def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter], larger: float) -> dict[str, Any]:
     """The work of a mean step, which is so much `larger` than that of the batch that was counted."""
     bins = bins_of([k for k in work.kernels if k.phase != "update"], samples / larger)
     names = ("kind", "count", "flops", "bytes", "constant_bytes")
     return {
         "bins": [dict(zip(names, b, strict=True)) for b in bins],
-        "num_parameters": sum(p.numel() for p in parameters),
+        "num_parameters": _numbers(parameters),
         "num_tensors": len(parameters),
         "saved_bytes": work.saved_bytes / samples * 4 / item_bytes_of(work.kernels),
     }

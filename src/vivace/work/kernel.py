@@ -7,11 +7,19 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """One tensor that a kernel reads or writes: the value's number, its elements and their size in bytes."""
+    """One tensor that a kernel reads or writes: the value's number, its elements and their size in bytes, and
+    of how many real numbers each element is made: two, where it is complex.
+    """
 
     value: int
     num_elements: int
     item_bytes: int
+    parts: int = 1
+
+    @property
+    def number_bytes(self) -> int:
+        """The size of a real number, in which it is computed."""
+        return self.item_bytes // self.parts
 
     @property
     def bytes(self) -> int:

@@ -45,7 +45,7 @@ class CountedStep:
         pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         self._stack.callback(pre_hook.remove)
         self._counter = _GuardedCounter(self.hooks, self.guard)
-        self._stack.enter_context(self._counter.phases())
+        self._stack.enter_context(self._counter.closures())
         self._counter.__enter__()  # type: ignore[no-untyped-call]
         self._stack.callback(self._leave_counter)
         if not self.modules.silent:
