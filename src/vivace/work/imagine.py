@@ -93,8 +93,8 @@ def _notes(seen: Seen, *, real: bool) -> list[str]:
         notes.append(f"batches differ, and only the first {number} were looked at: later ones may be larger")
     if real:
         notes.append(
-            "the step looks at numbers, so a real one was counted, by the operators of a processor: time and "
-            "memory on a GPU differ where that has others, as for attention, dropout and recurrent layers"
+            "the step looks at numbers, so a processor's operators were counted: of attention, dropout and "
+            "recurrent layers a GPU has others"
         )
     return notes
 
