@@ -213,15 +213,18 @@ def _small(found: Mapping[str, Offer], here: Offer | None) -> list[str]:
 
 
 def _unfed(subject: Subject, found: Mapping[str, Offer]) -> list[str]:
-    """How fast samples must come, where nobody has measured how fast they do."""
+    """How the job was counted, and how fast samples must come, where nobody has measured how fast they do."""
     if (
         subject.counted not in ("fake", "real")
         or not found
         or found["best value"].prediction.limit == "launch"
     ):
-        return []
+        return [*subject.notes]
     speed = words.number(found["best value"].prediction.samples_per_second)
-    return [f"loading was not measured, and must give {speed} samples a second: vivace profile measures it"]
+    return [
+        *subject.notes,
+        f"loading was not measured, and must give {speed} samples a second: vivace profile measures it",
+    ]
 
 
 def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[Gpu], list[str]]:
