@@ -116,6 +116,35 @@ def test_batch_norm_keeps_its_statistics_by_recomputing_instead(crowded, tmp_pat
     assert "fewer activations are kept (checkpoint), which changes no number" in run.notices[0]
 
 
+def test_a_batch_whose_samples_look_at_each_other_is_not_cut(crowded, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAILS", "backward")
+    with pytest.raises(OutOfMemory, match=r"the loss is no mean over samples: it is .* so it is not cut"):
+        vivace.train(crowded.contrastive, out=tmp_path / "run")
+
+
+def test_what_keeps_fewer_activations_goes_again_where_it_refuses(crowded, tmp_path, digest, monkeypatch):
+    class Looping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            widths = 6, 16, 16, 16, 3
+            self.parts = torch.nn.Sequential(*map(torch.nn.Linear, widths[:-1], widths[1:]))
+
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x)
+            return crowded.Crowded.apply(x, "backward")
+
+    monkeypatch.setenv("FAILS", "nothing")
+    job = crowded.make(model=Looping)
+    _, wanted = trained(job, {"micro_batches": {}}, tmp_path / "wanted", digest)
+    monkeypatch.setenv("FAILS", "backward")
+    run, found = trained(job, {}, tmp_path / "run", digest)
+    assert found == wanted
+    told = ("fewer activations are kept", "cannot be one block", "runs in 2 pieces")
+    assert all(part in notice for part, notice in zip(told, run.notices, strict=True)), run.notices
+    assert run.plan == {"micro_batches": {}}
+
+
 @pytest.mark.fault(21)
 @pytest.mark.parametrize(
     ("fails", "plan", "sentence"),
@@ -360,6 +389,16 @@ def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
     assert notices[0][0].endswith("from here on each batch of 4 runs in 2 pieces (micro_batches)")
     assert "another rank did" in notices[0][0]
     assert "CUDA out of memory" in notices[1][0]
+
+
+def test_where_a_rank_may_not_cut_its_part_all_end_with_its_reason(launch_ranks, tmp_path):
+    failing = {"FAILS": "backward", "FAILING_RANK": "1", "MOST": "2"}
+    children = launch_ranks("contrastive", {"out": str(tmp_path / "run")}, file=CROWDED, environment=failing)
+    assert [child.wait() for child in children] == [1, 1]
+    for child in children:
+        text = child.answer["error"]["message"]
+        assert text.startswith("rank 1: the step ran out of memory (OutOfMemoryError: CUDA out of memory")
+        assert "the loss is no mean over samples: it is" in text
 
 
 @pytest.fixture

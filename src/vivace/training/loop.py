@@ -195,10 +195,10 @@ class Loop(Keeping):
                 lost = self.survival.inexact if isinstance(other, Smaller) else ""
                 if not isinstance(other, Smaller):
                     self.survival.keep_streams()
-                if isinstance(other, Better):
-                    self._go_over_to(other)
-                    return self._train_epoch()
-                self._go_on_under(other.plan, str(other), lost)
+                if isinstance(other, Broken):
+                    self._go_on_under(other.plan, str(other))
+                else:
+                    self._go_over_to(other, lost)
                 return self._train_epoch()
             if self.job.scheduler_every == "step":
                 for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
@@ -275,14 +275,20 @@ class Loop(Keeping):
             self.survival.keep_streams()
             self._go_on_under(broken.plan, str(broken))
 
-    def _go_on_under(self, plan: Plan, why: str, inexact: str = "", anew: Found | None = None) -> None:
+    def _go_on_under(
+        self, plan: Plan, why: str, inexact: str = "", anew: Found | None = None, refusal: str = ""
+    ) -> None:
         """Take the step again under another plan; the run keeps that plan from here on.
 
-        `inexact` says what of the failed step could not be put back; `anew` is a checkpoint to load again.
+        `inexact` says what of the failed step could not be put back; `anew` is a checkpoint to load again;
+        `refusal` ends the run on all ranks.
         """
         self.watch.aside()
         self.session = self.evaluation.session = reopened(self.session, self.job, plan, self.ranks.regroup)
-        unknown = list(filter(None, self.ranks.gather(inexact)))
+        told = self.ranks.gather((inexact, refusal))
+        if refusals := [f"rank {rank}: {own}" for rank, (_, own) in enumerate(told) if own]:
+            raise OutOfMemory(refusals[0])
+        unknown = [lost for lost, _ in told if lost]
         if not self._in_one_step():  # the exchange broke before its last bytes had come
             unknown.append("one rank was a step behind")
         if unknown:
@@ -295,12 +301,13 @@ class Loop(Keeping):
         self.save()
         self._mark()
 
-    def _go_over_to(self, better: Better) -> None:
+    def _go_over_to(self, other: Better | Smaller, inexact: str = "") -> None:
         """Train on under a plan that was found, or as before where it cannot act on the whole step."""
         try:
-            self._go_on_under(better.plan, str(better))
+            refusal = other.refusal if isinstance(other, Smaller) else ""
+            self._go_on_under(other.plan, str(other), inexact, refusal=refusal)
         except Refused as refused:
-            self._go_on_under(self.session.plan, f"the run goes on as it is: {refused}")
+            self._go_on_under(self.session.plan, f"the run goes on as it is: {refused}", inexact)
 
     def _stopped_before(self, broken: Broken) -> PromiseBroken:
         """Keep the state before a broken step, marked as such, and say so."""

@@ -1,7 +1,8 @@
 """Running out of memory in a step, survived: what the step had touched is put back, and a smaller plan named.
 
-The smaller plan halves the micro-batches and keeps the batch. Where BatchNorm would then take its statistics
-over other samples than the plan promises, activations are recomputed instead, which changes no bit.
+What changes no bit comes first: fewer activations are kept. Where that does not act, or is not enough, the
+smaller plan halves the micro-batches and keeps the batch. A batch whose pieces would train another loss, or
+over which BatchNorm takes its statistics, is not cut.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Diverged, JobError, OutOfMemory, is_broken_exchange, ran_out_of_memory
+from vivace.errors import Diverged, JobError, OutOfMemory, Refused, is_broken_exchange, ran_out_of_memory
 from vivace.job import Batch
+from vivace.mechanisms.blocks import blocks_of
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
@@ -23,17 +25,23 @@ from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
 from vivace.training.finite import Careful, NotFinite, first_bad_module
 from vivace.training.pace import Own
+from vivace.training.pieces import Unknown, why_not_cut
 from vivace.training.ranks import Ranks, Stranded
 from vivace.training.snapshot import Snapshot
 from vivace.training.streams import StreamBoard
 
+ANOTHER = "another rank did"
+
 
 class Smaller(Exception):
-    """The step must be taken again under `plan`; the message is the decision in one sentence."""
+    """The step must be taken again under `plan`; the message is the decision in one sentence.
 
-    def __init__(self, plan: Plan, text: str) -> None:
+    `refusal` is why no rank may go on so, where this one alone knows it.
+    """
+
+    def __init__(self, plan: Plan, text: str, refusal: str = "") -> None:
         super().__init__(text)
-        self.plan = plan
+        self.plan, self.refusal = plan, refusal
 
 
 class Survival:
@@ -42,6 +50,7 @@ class Survival:
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
         self.inexact = ""
+        self.savers: list[str] = []  # that a lack of memory has brought into the plan, one after another
         self.careful: Careful | None = None
         self.own = Own()
         self.board = StreamBoard(ranks)
@@ -61,6 +70,14 @@ class Survival:
             self._before.put_back()
             where = first_bad_module(self.session, batch)
             raise Diverged(f"{error}: {where}") from None
+        except Refused as refused:
+            added = next((name for name in self.savers if name in self.session.plan.names), "")
+            if not added or self._changed():
+                raise
+            self._free()
+            self.inexact = self._before.put_back()
+            text = f"{refused}: from here on without {added}"
+            raise Smaller(self.session.plan.without(added), text) from None
         except Exception as error:
             own = ran_out_of_memory(error)
             stranded = not own and not self.ranks.heard()
@@ -69,9 +86,7 @@ class Survival:
             traceback.clear_frames(error.__traceback__)  # they hold tensors, whoever keeps the error
             if own and not self._updating:
                 self.ranks.cry()
-            reason = (
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else "another rank did"
-            )
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else ANOTHER
         self._free()
         self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
         if stranded:
@@ -158,8 +173,7 @@ class Survival:
 
     def _smaller(self, batch: Batch, reason: str) -> Exception:
         """What to do about it, as an exception to raise."""
-        session, samples = self.session, batch_size(batch)
-        plan, build = session.plan, session.build
+        session, build = self.session, self.session.build
         where = f"the step ran out of memory ({reason})"
         if build.own_step:
             return JobError(f"{where}; your own step cannot be cut into pieces: give it a smaller batch")
@@ -173,33 +187,55 @@ class Survival:
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
                 f"{_would_fit(session)}"
             )
-        if has_batch_norm(build.models[0]) and session.promise < Numerics.SEMANTICS:
-            return self._without_cutting(where)
+        return self._exactly(where) or self._in_pieces(batch, where, lacks=reason != ANOTHER)
+
+    def _exactly(self, where: str) -> Smaller | None:
+        """Fewer activations kept, which changes no number; None where nothing of the kind is left to try."""
+        plan, build = self.session.plan, self.session.build
+        exact = registry.savers(build.device.type, Numerics.EXACT)
+        savers = [cls for cls in exact if cls.card.saves_memory == "activations" and registry.rescues(cls)]
+        if any(cls.name in plan.names for cls in savers):  # one alone decides on a block
+            return None
+        for cls in savers:
+            if cls.name not in self.savers and (not cls.card.by_block or blocks_of(build)):
+                self.savers.append(cls.name)
+                text = f"from here on fewer activations are kept ({cls.name}), which changes no number"
+                return Smaller(plan.adding(registry.rescues(cls)[0]), f"{where}: {text}")
+        return None
+
+    def _in_pieces(self, batch: Batch, where: str, *, lacks: bool) -> Exception:
+        """The batch in twice as many pieces, where these train the same loss; `lacks`: it is this rank that
+        lacks memory, and so looks whether they do.
+        """
+        session, samples = self.session, batch_size(batch)
+        plan, build = session.plan, session.build
         pieces = max((technique.pieces for technique in plan.techniques), default=1)
         cutting = registry.cutting_batches(build.device.type)
         if pieces >= samples or not cutting:
             return OutOfMemory(f"{where} with one sample at a time: {_would_fit(session)}")
+        under = doubt = why = refusal = ""
+        if tried := [name for name in self.savers if name in plan.names]:
+            under = f" under {' and '.join(tried)}"
+        others_wait = False
+        if has_batch_norm(build.models[0]) and session.promise < Numerics.SEMANTICS:
+            why = "pieces of a batch would change BatchNorm's statistics"
+        elif lacks and (pieces == 1 or session.promise < Numerics.SEMANTICS):
+            others_wait = self.ranks.world_size > 1  # to meet this one
+            try:
+                why = why_not_cut(session, batch, pieces, alone=not others_wait)
+            except Exception as error:  # of the person's own code, which has not failed in the step itself
+                reason = str(error) if isinstance(error, Unknown) else f"{type(error).__name__}: {error}"
+                doubt = f"; whether pieces give the batch's own loss could not be told, for {reason}"
+            self._free()
+            self.inexact = self.inexact or self._before.put_back()
+        if why:
+            refusal = f"{where}{under}, and {why}, so it is not cut: {_would_fit(session)}"
+            if not others_wait:
+                return OutOfMemory(refusal)
         num = min(2 * pieces, samples)
         cls = next((cls for cls in cutting if cls.name in plan.names), cutting[0])
-        text = f"{where}: from here on each batch of {samples} runs in {num} pieces ({cls.name})"
-        return Smaller(plan.adding(cls.in_pieces(num)), text)
-
-    def _without_cutting(self, where: str) -> Exception:
-        """What to do where pieces of a batch would change BatchNorm's statistics: keep fewer activations."""
-        plan = self.session.plan
-        exact = registry.savers(self.session.build.device.type, Numerics.EXACT)
-        savers = [cls for cls in exact if cls.card.saves_memory == "activations"]
-        kinder = [cls for cls in savers if registry.rescues(cls)]
-        tried = [cls.name for cls in kinder if cls.name in plan.names]
-        if tried or not kinder:
-            under = f" under {' and '.join(tried)}" if tried else ""
-            return OutOfMemory(
-                f"{where}{under}, and pieces of a batch would change BatchNorm's statistics: "
-                f"{_would_fit(self.session)}"
-            )
-        one = registry.rescues(kinder[0])[0]
-        text = f"{where}: from here on fewer activations are kept ({one.name}), which changes no number"
-        return Smaller(plan.adding(one), text)
+        text = f"{where}{doubt}: from here on each batch of {samples} runs in {num} pieces ({cls.name})"
+        return Smaller(plan.adding(cls.in_pieces(num)), text, refusal)
 
 
 @contextlib.contextmanager
