@@ -112,6 +112,20 @@ def test_the_metric_is_the_trainers(tmp_path):
     assert loss.metric_name == "minus loss"
 
 
+def test_the_evaluation_loss_is_that_of_its_own_prediction_step(tmp_path):
+    class Counting(transformers.Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            found = model(**self._prepare_inputs(inputs)).logits.argmax(-1)
+            return (found != inputs["labels"]).float().mean(), None, None
+
+    theirs = trainer(tmp_path)
+    theirs.__class__ = Counting
+    job = vivace.Job.from_trainer(theirs)
+    with torch.no_grad():
+        found = -job.metric(job.model().eval(), job.validation())
+        assert found == pytest.approx(theirs.evaluate()["eval_loss"], rel=1e-5)
+
+
 def test_a_job_builds_afresh_and_leaves_the_trainer_alone(tmp_path, by_hand):
     theirs = trainer(tmp_path)
     before = copy.deepcopy(theirs.model.state_dict())

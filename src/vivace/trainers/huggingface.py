@@ -309,16 +309,22 @@ def _loss(alone: Trainer, model: nn.Module, batch: Mapping[str, object], calling
         return alone.compute_loss(model, inputs, num_items_in_batch=items)
 
 
-def _predicted(alone: Any, model: nn.Module, batch: Mapping[str, object]) -> tuple[Any, Any]:
-    """Predictions and labels, as Trainer's own evaluation has them."""
+def _evaluated(alone: Any, model: nn.Module, batch: Mapping[str, object], only_loss: bool) -> Any:
+    """Loss, predictions and labels of a batch, as Trainer's own evaluation has them."""
     with _holding(alone, model):
         arguments, how = alone.args, dict[str, Any]()
         if getattr(arguments, "predict_with_generate", False):  # as `Seq2SeqTrainer.evaluate` says it
             how = {"max_length": arguments.generation_max_length}
             how["num_beams"] = arguments.generation_num_beams
         told = {key: value for key, value in how.items() if value is not None}
-        _, logits, truth = alone.prediction_step(model, dict(batch), prediction_loss_only=False, **told)
-        if alone.preprocess_logits_for_metrics is not None:
+        return alone.prediction_step(model, dict(batch), prediction_loss_only=only_loss, **told)
+
+
+def _predicted(alone: Any, model: nn.Module, batch: Mapping[str, object]) -> tuple[Any, Any]:
+    """Predictions and labels, of which a metric is computed."""
+    _, logits, truth = _evaluated(alone, model, batch, only_loss=False)
+    if alone.preprocess_logits_for_metrics is not None:
+        with _holding(alone, model):
             logits = alone.preprocess_logits_for_metrics(logits, truth)
     return logits, truth
 
@@ -365,11 +371,13 @@ def _measured(own: Trainer, alone: Trainer) -> dict[str, Any]:
 
 
 def _losses(alone: Trainer, model: nn.Module, batches: Iterable[Any]) -> float:
-    """The mean loss over samples."""
+    """The mean loss over samples, as a `prediction_step` of the person's has it; else as a step has it."""
     total, samples = 0.0, 0
+    own = not type(alone).prediction_step.__module__.startswith("transformers.")
     for batch in batches:
         size = len(next(iter(batch.values())))
-        total += size * float(_loss(alone, model, batch))
+        loss = _evaluated(alone, model, batch, alone.compute_metrics is None)[0] if own else None
+        total += size * float(_loss(alone, model, batch) if loss is None else loss.mean())
         samples += size
     return total / samples
 
