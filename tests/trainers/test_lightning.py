@@ -100,6 +100,16 @@ class Indexed(Net):
         return super().training_step(batch, batch_idx) * batch_idx
 
 
+class Preparing(Net):
+    def prepare_data(self):
+        self.factor = 1.0
+
+
+class Ending(Net):
+    def teardown(self, stage):
+        self.factor = 0.0
+
+
 class Annealed(Net):
     def weight(self):
         return max(max(0.0, 1.0 - self.global_step / count) for count in (10,))
@@ -145,6 +155,8 @@ class Two(Net):
         (Manual, "manual optimization"),
         (Hooked, "on_train_batch_end would not be called"),
         (Starting, "on_train_start would not be called"),
+        (Preparing, "module's prepare_data would not be called"),
+        (Ending, "module's teardown would not be called"),
         (Indexed, "uses batch_idx"),
         (Wrapped, "uses batch_idx"),
         (Planning, "configure_optimizers asks the Trainer for estimated_stepping_batches, and a Job has no"),

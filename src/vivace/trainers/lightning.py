@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # one library under two names, with classes of each
 # What a Job would not call.
 HOOKS = (
+    "prepare_data",
     "setup",
     "configure_model",
     "on_fit_start",
     "on_train_start",
     "on_train_end",
     "on_fit_end",
+    "teardown",
     "on_validation_start",
     "on_validation_epoch_start",
     "on_validation_batch_start",
