@@ -22,10 +22,10 @@ class TestLargerBatch(TechniqueContract):
     technique = LargerBatch
 
 
-def job(optimizer=torch.optim.SGD, batch=4, **fields):
+def job(optimizer=torch.optim.SGD, batch=4, count=18, **fields):
     """Eighteen samples: five batches of four, the last one of two."""
     torch.manual_seed(0)
-    samples = TensorDataset(torch.randn(18, 6), torch.randint(5, (18,)))
+    samples = TensorDataset(torch.randn(count, 6), torch.randint(5, (count,)))
     return vivace.Job(
         model=lambda: torch.nn.Linear(6, 5),
         data=lambda: DataLoader(samples, batch_size=batch),
@@ -48,8 +48,8 @@ def test_it_is_the_job_with_that_batch_and_rate(tmp_path, optimizer, scale):
     def scaled(parameters, lr):
         return optimizer(parameters, lr=scale * lr)
 
-    joined = weights_after(tmp_path / "joined", job(optimizer), LargerBatch(factor=3))
-    direct = weights_after(tmp_path / "direct", job(scaled, batch=12))
+    joined = weights_after(tmp_path / "joined", job(optimizer, count=24), LargerBatch(factor=3))
+    direct = weights_after(tmp_path / "direct", job(scaled, batch=12, count=24))
     assert torch.allclose(joined, direct, rtol=1e-5)
 
 
@@ -90,6 +90,40 @@ def test_the_rate_is_the_persons_between_steps():
         for batch in session.batches(job().data()):
             session.step(batch)
             assert session.optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(("rule", "scales"), [("linear", [2.0, 2.0, 1.0]), ("root", [2**0.5, 2**0.5, 1.0])])
+def test_the_last_shorter_step_is_taken_at_the_rate_of_its_own_batches(rule, scales):
+    """Of five batches, two in a step, the last one is alone, with two samples."""
+    rates = []
+
+    class Noting(torch.optim.SGD):
+        def step(self):
+            rates.append(self.param_groups[0]["lr"])
+            super().step()
+
+    with start(job(Noting), Plan([LargerBatch(learning_rate=rule)]), inspect()) as session:
+        for batch in session.batches(job().data()):
+            session.step(batch)
+    assert rates == pytest.approx([0.1 * scale for scale in scales])
+
+
+def test_the_rule_is_that_of_the_optimizers_class():
+    class Lamb(torch.optim.Adam): ...
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        def step(self): ...
+
+    with start(job(Lamb), Plan([LargerBatch()]), inspect()) as session:
+        assert session.build.notes["learning_rate_rule"] == "root"
+    with pytest.raises(
+        vivace.Refused, match="no rule is known for Lion: set learning_rate = 'linear', 'root'"
+    ):
+        start(job(Lion), Plan([LargerBatch()]), inspect())
+    start(job(Lion), Plan([LargerBatch(learning_rate="linear")]), inspect()).close()
 
 
 def test_batches_that_cannot_be_joined_are_refused():

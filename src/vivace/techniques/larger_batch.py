@@ -19,7 +19,10 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, 
 if TYPE_CHECKING:
     import torch
 
-ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor")
+RULES = {  # by the name of an optimizer's class, or of one that it extends
+    "SGD": "linear",
+    **dict.fromkeys(("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor"), "root"),
+}
 FILLS_BETTER = 1.5  # what larger kernels may bring beside the cost of a step that is paid less often
 
 
@@ -28,9 +31,10 @@ class LargerBatch(Technique):
     """`factor` batches are one step, and the learning rate grows by a rule: another training run.
 
     ``linear`` multiplies it by `factor` (Goyal 2017, for SGD), ``root`` by its square root (Malladi 2022, for
-    Adam and its kin), ``auto`` chooses by the optimizer. Warm-up is the Job's affair. A scheduler that is
-    stepped every step advances by `factor`, so that a schedule ends on the same sample. The last step of an
-    epoch may hold fewer batches.
+    Adam and its kin), ``auto`` chooses by the optimizer's class, and refuses one that it does not know.
+    Warm-up is the Job's affair. A scheduler that is stepped every step advances by `factor`, so that a
+    schedule ends on the same sample. The last step of an epoch may hold fewer batches; its learning rate
+    grows by as many.
     """
 
     card: ClassVar[Card] = Card(
@@ -47,25 +51,36 @@ class LargerBatch(Technique):
 
     def apply(self, build: Build) -> None:
         """Join the batches that the session reads; run every step at the scaled learning rate."""
+        from vivace.tensors.trees import batch_size
+
         build.require(not build.own_step, "your own step function decides what one step is")
         optimizer = build.optimizer
         assert optimizer is not None
         rule = self._rule(optimizer)
+        name = type(optimizer).__name__
+        build.require(
+            rule, f"no rule is known for {name}: set learning_rate = 'linear', 'root' or 'unchanged'"
+        )
         rated = rule == "unchanged" or all(group.get("lr") is not None for group in optimizer.param_groups)
         build.require(rated, "the optimizer has no learning rate to scale: set learning_rate = 'unchanged'")
-        scale = {"linear": float(self.factor), "root": math.sqrt(self.factor), "unchanged": 1.0}[rule]
+        held: dict[int, int] = {}  # batches in a step, by its samples: others copy and place what was joined
         build.facts.batches_per_step = self.factor
         build.notes |= {"learning_rate_rule": rule, "joined": 0}
 
         def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterator[Any]:
             for group in self._groups(following(loader)):
                 build.notes["joined"] = max(build.notes["joined"], len(group))
-                yield self._joined(group)
+                joined = self._joined(group)
+                if joined is not None:
+                    samples, num = batch_size(joined), sum(batch is not None for batch in group)
+                    held[samples] = max(held.get(samples, 0), num)
+                yield joined
 
         build.wrap(Seam.BATCHES, batches)
 
         def step(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
-            groups = optimizer.param_groups
+            groups, num = optimizer.param_groups, held.get(batch_size(batch), self.factor)
+            scale = float(num) if rule == "linear" else math.sqrt(num)
             before = [group["lr"] for group in groups]
             try:
                 for group in groups:
@@ -81,8 +96,8 @@ class LargerBatch(Technique):
     def _rule(self, optimizer: torch.optim.Optimizer) -> str:
         if self.learning_rate != "auto":
             return self.learning_rate
-        name = type(optimizer).__name__
-        return "root" if any(kind in name for kind in ADAPTIVE) else "linear"
+        names = (cls.__name__ for cls in type(optimizer).__mro__)
+        return next((rule for name in names for kind, rule in RULES.items() if kind in name), "")
 
     def _groups(self, batches: Iterable[Any]) -> Iterator[list[Any]]:
         waiting = iter(batches)
