@@ -337,14 +337,16 @@ def accuracy(record: dict, file: str) -> Iterator[Row]:
     for way in ("strict", "defaults"):
         each = (found["speed"][way]["estimate"] for found in done.values())
         counts[f"over_{way}"] = statistics.geometric_mean(each)
-    yield words["accuracy"].format(**counts), words["equals"].format(**counts)
+    failed = ", ".join(f"`{name}`" for name, found in record["recipes"].items() if "failed" in found)
+    told = words["equals"].format(**counts) + (words["failed"].format(names=failed) if failed else "")
+    yield words["accuracy"].format(**counts), told
     for name, found in done.items():
         finals = {way: found["ways"][way]["metric"]["estimate"] for way in ("strict", "plan")}
-        told = {f"over_{way}": _interval(speed) for way, speed in found["speed"].items()}
-        told["mark"] = words["same"][found["equal"]]
+        over = {f"over_{way}": _interval(speed) for way, speed in found["speed"].items()}
+        over["mark"] = words["same"][found["equal"]]
         yield (
             words["trained"].format(name=name, metric=RECIPES[name].metric),
-            words["finals"].format(**finals, **told),
+            words["finals"].format(**finals, **over),
         )
 
 

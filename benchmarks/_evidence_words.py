@@ -133,6 +133,7 @@ WORDS = {
         "as it comes, geometric means",
         "equals": "{over_strict:.2f}x, {over_defaults:.2f}x; the same metric as in strict fp32 within the "
         "margin: {equal} of {count}",
+        "failed": "; a training of {names} failed",
         "trained": "`{name}` trained to the end: whole time of the plan over strict fp32, over PyTorch as it "
         "comes; final {metric} in strict fp32 and of the plan",
         "finals": "{over_strict}, {over_defaults}; {strict:.4f}, {plan:.4f}: {mark}",
@@ -263,6 +264,7 @@ WORDS = {
         "faults": "训练可能遇到的 {count} 类故障，每类由相应的测试验证",
         "accuracy": "{count} 个内置任务完整训练：方案相对严格 fp32、相对 PyTorch 默认的总用时加速，几何平均",
         "equals": "{over_strict:.2f}x、{over_defaults:.2f}x；指标与严格 fp32 在容差内相同：{equal} / {count}",
+        "failed": "；{names} 有一次训练未完成",
         "trained": "`{name}` 完整训练：方案相对严格 fp32、相对 PyTorch 默认的总用时加速；"
         "严格 fp32 与方案最终的 {metric}",
         "finals": "{over_strict}、{over_defaults}；{strict:.4f}、{plan:.4f}：{mark}",

@@ -88,9 +88,9 @@ def main() -> None:
         asked += f" --jobs {' '.join(chosen.jobs)}"
     command = f"scripts/bench sweep {chosen.part}{asked}"
     record = _record.opened("sweep", command, machine, f"sweep_{chosen.part}")
-    path = _record.path_of(record)
-    if path.exists():
-        record = json.loads(path.read_text(encoding="utf-8")) | {"command": command}
+    record["code"] = _record.where()["vivace"]
+    same = ("machine", "versions", "code", *(("command",) if chosen.part == "stacks" else ()))
+    record = (_record.of_today(record, same) or record) | {"command": command}
     cells = record.setdefault("cells", {})
     if chosen.part == "stacks":
         stacks(cells, record, chosen.seconds)

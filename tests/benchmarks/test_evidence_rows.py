@@ -173,3 +173,17 @@ def test_a_kernel_that_does_not_compile_has_no_registers():
     built = {"sum": {"registers": 40, "spilled_bytes": 0}, "product": {"error": "no room"}}
     ((_, told),) = _evidence.kernels({"kernels": {"sm_90": built}}, "README.md")
     assert told == "40, 0"
+
+
+def test_a_training_that_failed_later_is_told_beside_the_figures_from_before():
+    speed = {"estimate": 1.5, "low": 1.4, "high": 1.6}
+    done = {
+        "equal": True,
+        "speed": {"strict": speed, "defaults": speed},
+        "ways": {way: {"metric": {"estimate": 0.9}} for way in ("strict", "plan")},
+    }
+    record = {"recipes": {"mnist": done}}
+    told = next(_evidence.accuracy(record, "README.md"))[1]
+    assert told == "1.50x, 1.50x; the same metric as in strict fp32 within the margin: 1 of 1"
+    done["failed"] = "plan, seed 3: the training diverged"
+    assert next(_evidence.accuracy(record, "README.md"))[1] == f"{told}; a training of `mnist` failed"

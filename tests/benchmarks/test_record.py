@@ -1,13 +1,16 @@
 """What is kept between two runs of a benchmark: whole or not at all, and never another machine's."""
 
 import errno
+import json
 import os
+import sys
 from types import SimpleNamespace
 
 import _record
 import fold_eval
 import pytest
 import real_loops
+import sweep
 import verdicts
 
 from vivace.errors import FolderError
@@ -98,3 +101,17 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeyp
         _record.write({**record, "rows": [1, 2]})
     assert path.read_text(encoding="utf-8") == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_stacks_that_were_measured_otherwise_today_are_not_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(_record, "RECORDS", tmp_path)
+    monkeypatch.setattr(sweep.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sweep, "stacks", lambda cells, record, seconds: cells.setdefault("mlp x 16", seconds))
+    monkeypatch.setattr(sys, "argv", ["sweep", "stacks", "--seconds", "0.01"])
+    for _ in range(2):
+        sweep.main()
+    monkeypatch.setattr(sys, "argv", ["sweep", "stacks"])
+    with pytest.raises(SystemExit, match="today's record is of another command: put"):
+        sweep.main()
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text())["cells"] == {"mlp x 16": 0.01}
