@@ -117,3 +117,22 @@ def test_texts_are_cut_with_their_tensors():
     with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
         session.step((torch.arange(4.0)[:, None], ["0", "1", "2", "3"]))
     assert seen == [([0.0, 1.0], ["0", "1"]), ([2.0, 3.0], ["2", "3"])]
+
+
+def test_a_loss_that_fails_on_pieces_alone_is_no_fault_of_its_own_line():
+    """Weights of as many classes as there are samples are cut with them."""
+    model = torch.nn.Linear(4, 8)
+    batch = {"x": torch.randn(8, 4), "y": torch.arange(8), "weights": torch.rand(8)}
+
+    def loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], weight=batch["weights"])
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"micro_batches": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        with pytest.raises(
+            vivace.Refused, match=r"^micro_batches: the loss fails on a piece of a batch, and"
+        ):
+            session.step(batch)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # the whole fails as well
+            session.step({**batch, "x": torch.randn(8, 5)})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from vivace import words
-from vivace.errors import Refused
+from vivace.errors import Refused, VivaceError, ran_out_of_memory
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -72,7 +72,12 @@ class MicroBatches(Technique):
                     share = batch_size(piece) / samples if samples else 1.0
                     # The first piece may fill what is kept for later, such as a table of positions.
                     with _watching(build) if begins and index == 1 else contextlib.nullcontext():
-                        loss = build.seams.forward(piece) * share
+                        try:
+                            loss = build.seams.forward(piece) * share
+                        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+                            if why := _only_a_piece_fails(build, batch, error):
+                                raise Refused(why).by(self.name) from error
+                            raise
                     build.seams.backward(loss)
                 total = total + loss.detach()
             return total  # type: ignore[no-any-return]
@@ -114,6 +119,26 @@ class MicroBatches(Technique):
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Slower on a GPU, which wants large batches; on a CPU smaller pieces may stay in the cache."""
         return (0.5, 1.3 if machine.device.kind == "cpu" else 1.0)
+
+
+def _only_a_piece_fails(build: Build, batch: Batch, error: Exception) -> str:
+    """Why a batch cannot be cut whose piece failed by `error`; empty where pieces are not to blame, and where
+    other ranks wait, which do not run the whole batch.
+    """
+    import torch
+
+    if isinstance(error, VivaceError) or ran_out_of_memory(error) or build.facts.ranks is not None:
+        return ""
+    with torch.no_grad():
+        try:
+            build.seams.forward(batch)
+        except Exception:
+            return ""
+    reason = next(iter(str(error).strip().splitlines()), "")
+    return (
+        f"the loss fails on a piece of a batch, and not on the whole ({type(error).__name__}: {reason}): it "
+        "is no mean over samples, or something else in the batch has as many rows as that has samples"
+    )
 
 
 @contextlib.contextmanager

@@ -30,8 +30,6 @@ from vivace.training.ranks import Ranks, Stranded
 from vivace.training.snapshot import Snapshot
 from vivace.training.streams import StreamBoard
 
-ANOTHER = "another rank did"
-
 
 class Smaller(Exception):
     """The step must be taken again under `plan`; the message is the decision in one sentence.
@@ -72,7 +70,7 @@ class Survival:
             raise Diverged(f"{error}: {where}") from None
         except Refused as refused:
             added = next((name for name in self.savers if name in self.session.plan.names), "")
-            if not added or self._changed():
+            if not added or refused.technique not in ("", added) or self._changed():
                 raise
             self._free()
             self.inexact = self._before.put_back()
@@ -86,7 +84,7 @@ class Survival:
             traceback.clear_frames(error.__traceback__)  # they hold tensors, whoever keeps the error
             if own and not self._updating:
                 self.ranks.cry()
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else ANOTHER
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else ""
         self._free()
         self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
         if stranded:
@@ -172,9 +170,9 @@ class Survival:
             torch.cuda.empty_cache()
 
     def _smaller(self, batch: Batch, reason: str) -> Exception:
-        """What to do about it, as an exception to raise."""
+        """What to do about it, as an exception to raise; the `reason` is empty where another rank ran out."""
         session, build = self.session, self.session.build
-        where = f"the step ran out of memory ({reason})"
+        where = f"the step ran out of memory ({reason or 'another rank did'})"
         if build.own_step:
             return JobError(f"{where}; your own step cannot be cut into pieces: give it a smaller batch")
         if build.shards is not None:
@@ -187,7 +185,7 @@ class Survival:
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
                 f"{_would_fit(session)}"
             )
-        return self._exactly(where) or self._in_pieces(batch, where, lacks=reason != ANOTHER)
+        return self._exactly(where) or self._in_pieces(batch, where, lacks=bool(reason))
 
     def _exactly(self, where: str) -> Smaller | None:
         """Fewer activations kept, which changes no number; None where nothing of the kind is left to try."""
