@@ -147,7 +147,9 @@ def test_data_in_shared_memory_are_read_and_stay_as_they_are(tmp_path):
             (place / "data.txt").write_text("kept\n")
         (tmp_path / "results").mkdir()
         words = [sys.executable, "-I", cover.__file__, str(tmp_path / "scratch"), str(tmp_path / "results")]
-        program = "cat data.txt inner/data.txt && echo more >> inner/data.txt && cat inner/data.txt"
+        program = (
+            "cat data.txt inner/data.txt && echo more >> inner/data.txt && cat inner/data.txt; rm -r inner"
+        )
         done = subprocess.run(
             [*words, cover.OVERLAY, "--", "sh", "-c", program], cwd=data, capture_output=True, text=True
         )

@@ -10,7 +10,6 @@ Sources: Documentation/filesystems/overlayfs.rst and userspace-api/landlock.rst 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
@@ -119,11 +118,14 @@ def _change_root(scratch: str, results: str, here: str) -> None:
             _read(place, root.path + place)
     shared_memory = root.path + "/dev/shm"
     if os.path.isdir(shared_memory):
-        _mount("tmpfs", shared_memory, "tmpfs", 0)
-        os.chmod(shared_memory, 0o1777)
-        for entry in os.scandir("/dev/shm"):  # data are kept there, too
-            with contextlib.suppress(OSError):  # what other processes share comes and goes
-                root.show(entry)
+        memory = os.path.join(root.scratch, "shared-memory")
+        os.makedirs(memory)
+        _mount("tmpfs", memory, "tmpfs", 0)
+        try:
+            _overlaid("/dev/shm", shared_memory, memory)
+        except OSError:  # of other owners: what lies there is not to be seen
+            _mount("tmpfs", shared_memory, "tmpfs", 0)
+            os.chmod(shared_memory, 0o1777)
     _mount(results, root.path + results, None, MS_BIND)
     os.chroot(root.path)
     os.chdir(here)
@@ -154,22 +156,18 @@ class Root:
     def rebuild(self, below: str) -> None:
         """Cover what is in a folder, one by one."""
         for entry in sorted(os.scandir(below), key=lambda entry: entry.name):
-            self.show(entry)
-
-    def show(self, entry: os.DirEntry[str]) -> None:
-        """Cover one entry of a folder."""
-        inside = self.path + entry.path
-        if entry.is_symlink():
-            os.symlink(os.readlink(entry.path), inside)
-        elif entry.is_dir():
-            os.mkdir(inside)
-            if entry.path.removeprefix("/") in SHARED:
-                _mount(entry.path, inside, None, MS_BIND | MS_REC)
-            else:
-                self.cover(entry.path)
-        elif entry.is_file():
-            with open(inside, "x", encoding="ascii"):
-                _read(entry.path, inside)
+            inside = self.path + entry.path
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), inside)
+            elif entry.is_dir():
+                os.mkdir(inside)
+                if below == "/" and entry.name in SHARED:
+                    _mount(entry.path, inside, None, MS_BIND | MS_REC)
+                else:
+                    self.cover(entry.path)
+            elif entry.is_file():
+                with open(inside, "x", encoding="ascii"):
+                    _read(entry.path, inside)
 
     def cover(self, below: str) -> None:
         """Mount an overlay of a folder; a file, and a folder that cannot be one, is not to be written to.

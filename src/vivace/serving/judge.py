@@ -292,7 +292,7 @@ class Replay(nn.Module):
 
     def __init__(self, model: nn.Module, recording: Recording, outputs: Sequence[Any]) -> None:
         super().__init__()
-        self.original = model
+        self.original, self.training = model, model.training
         self._recording, self._outputs = recording, outputs
         counts = [len(calls) for calls in recording.calls]
         self._starts = [sum(counts[:number]) for number in range(len(counts))]

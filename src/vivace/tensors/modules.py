@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vivace.operators import NARROWEST_WINDOW
-from vivace.tensors.outside import PLAIN, alike, assign, attributes, changed, is_storable
+from vivace.tensors.outside import PLAIN, alike, assign, attributes, changed, is_storable, of_library
 from vivace.torch_internals.modules import BatchNorm
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, all modules are in evaluation mode, as ``model.eval()`` puts them into it; afterwards each is
     in its own mode again, and what a class's own ``eval()`` or ``train(mode)`` had changed is as it was.
     """
-    models = list(models)
+    models = [model for model in models if any(module.training for module in model.modules())]
     modules = [module for model in models for module in model.modules()]
     modes = [module.training for module in modules]
-    held = _Held([model for model in models if any(map(_has_own_modes, model.modules()))])
+    held = _Held([model for model in models if any(map(_has_a_persons_modes, model.modules()))])
     try:
         for model in models:
             model.eval()
@@ -66,6 +66,13 @@ def _has_own_modes(module: nn.Module) -> bool:
     kind = type(module)
     is_plain = kind.train is nn.Module.train and kind.eval is nn.Module.eval
     return not is_plain or not {"train", "eval"}.isdisjoint(vars(module))
+
+
+def _has_a_persons_modes(module: nn.Module) -> bool:
+    """Is what it does where it is put into a mode a person's code? A library's means to undo it."""
+    kind = type(module)
+    own = [named for named in (kind.train, kind.eval) if not of_library(named.__module__)]
+    return bool(own) or not {"train", "eval"}.isdisjoint(vars(module))
 
 
 class _Held:

@@ -344,8 +344,8 @@ def attributes(owners: Owners) -> Attributes:
 
 def traces(owners: Owners) -> Attributes:
     """Of what `attributes` leaves out, as it is too large or a generator: some of its numbers, by which it is
-    seen that it has changed; None of what cannot be compared. Of a person's own classes alone: others may
-    keep what they make anew whenever they need it.
+    seen that it has changed. Of a person's own classes alone: others may keep what they make anew whenever
+    they need it.
     """
     found: Attributes = {}
     own = _storages_of(owner for owner in owners if isinstance(owner, nn.Module))
@@ -357,7 +357,9 @@ def traces(owners: Owners) -> Attributes:
             if not (isinstance(value, PLAIN) or _is_plain(value, own)):
                 leaves = islice(_leaves(value), MOST_ENTRIES)
                 size = len(value) if type(value) in _CONTAINERS else 1
-                found[index, name, path + key] = [size, *(_trace(leaf, own) for leaf in leaves)]
+                traced = [_trace(leaf, own) for leaf in leaves]
+                if all(one is not None for one in traced):
+                    found[index, name, path + key] = [size, *traced]
     return found
 
 

@@ -155,11 +155,16 @@ _DECOUPLED = "decoupled_weight_decay"  # which an Adam may be told, and is AdamW
 _OFF = ("amsgrad", "maximize", "capturable", "differentiable", "dampening")
 
 
+def _does_more(schedule: Any) -> bool:
+    """Does a schedule do more than to compute the learning rate, by a `step` of a person's own?"""
+    inside = getattr(schedule, "_schedulers", ())
+    return not type(schedule).step.__module__.startswith("torch.") or any(map(_does_more, inside))
+
+
 def rule_of(rows: Sequence[Row]) -> type[Rule]:
     """The rule that does what the rows' own optimizers do; `Own` where there is none for it."""
     groups = [group for row in rows for group in row.optimizer.param_groups]
-    schedules = [schedule for row in rows for schedule in schedulers_of(row.scheduler)]
-    if any(not type(schedule).__module__.startswith("torch.") for schedule in schedules):
+    if any(_does_more(schedule) for row in rows for schedule in schedulers_of(row.scheduler)):
         return Own  # a person's own schedule may change what the optimizer remembers, such as its momentum
     if any(group.get(name) for group in groups for name in _OFF):
         return Own
