@@ -646,3 +646,35 @@ def test_batches_that_cannot_be_cut_are_judged_whole(judged, tmp_path):
     found, _ = judged(made(model=lambda: nn.Linear(4, 2), metric=metric, validation=data))
     calls.write_arrays(tmp_path / "same.npz", found._theirs)
     assert "12 groups" in found.change(str(tmp_path / "same.npz"), 0.1)["method"]
+
+
+class Summed(nn.Module):
+    """Takes rows in a row, and of which sample each of them is; or sequences, time first."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, rows, starts=None):
+        if starts is None:
+            return self.last(rows.mean(0))
+        return self.last(torch.stack([part.mean(0) for part in rows.tensor_split(starts[1:])]))
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_rows_that_are_no_samples_do_not_pass_for_them(in_a_row):
+    def data():
+        sizes = [(9, 5), (8, 5), (7, 5), (6, 3)]  # how long the samples are, and how many
+        batches = [(torch.rand(*each, 4), torch.zeros(each[1]).long()) for each in sizes]
+        return [(rows.flatten(0, 1), labels) for rows, labels in batches] if in_a_row else batches
+
+    def metric(model, batches):
+        found = []
+        for rows, labels in batches:
+            starts = [torch.arange(0, len(rows), len(rows) // len(labels))] if in_a_row else []
+            found += (model(rows, *starts).argmax(1) == labels).tolist()
+        return sum(found) / len(found)
+
+    told = r"the shapes \[45, 4\] and \[5\] at once" if in_a_row else r"\[9, 5, 4\], and .* has 5 rows"
+    with pytest.raises(Refused, match=told):
+        Calls.of(recorded(metric, Summed, validation=data))

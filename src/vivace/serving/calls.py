@@ -303,7 +303,7 @@ class Calls:
     @classmethod
     def of(cls, recording: Recording) -> Calls:
         """The calls of a recording. Raises Refused where one call has other arguments than another, tensors
-        apart, or has numbers that no other runtime takes.
+        apart, or has numbers that no other runtime takes, or samples do not lie first.
         """
         rows = [batch_size(batch) for batch in recording.batches]
         per_batch = [len(calls) for calls in recording.calls]
@@ -325,6 +325,7 @@ class Calls:
         if not any(0 in dims for dims in dynamic):
             raise Refused("no input of the model has a row for each sample of the batch")
         arrays = [[array_of(tensor, "is called with") for tensor in inputs] for inputs in flat]
+        _require_samples_first(recording, [place for place, dims in enumerate(dynamic) if 0 in dims])
         return cls(arrays, tuple(dynamic), tuple(per_batch), tuple(rows))
 
     def save(self, folder: Path) -> None:
@@ -416,6 +417,40 @@ class Calls:
             found.append(self.cut(inputs, 0, left))
             left -= self.rows_of(inputs)
         return found
+
+
+def _require_samples_first(recording: Recording, places: Sequence[int]) -> None:
+    """Raises Refused where the rows of the inputs at these places are not those of samples: time steps, or
+    all nodes of several graphs in a row, would count as samples.
+
+    What else is in the batch, such as labels, tells how many samples there are.
+    """
+    across, packed = [], []  # do samples lie along the second dimension; are there several rows for each?
+    differs: tuple[list[int], int] | None = None
+    for batch, calls in zip(recording.batches, recording.calls, strict=True):
+        for one in calls:
+            inputs = [one.inputs[place] for place in places]
+            shapes = [list(tensor.shape) for tensor in inputs]
+            rows = shapes[0][0]
+            if any(shape[0] != rows for shape in shapes):
+                told = " and ".join(map(str, shapes))
+                raise Refused(
+                    f"the model is called with tensors of the shapes {told} at once, in which no row is that "
+                    "of one sample: let each of them have a row for each sample"
+                )
+            given = {tensor.shape for tensor in one.inputs}
+            others = (part for part in tensors(batch) if part.dim() and not part.is_nested)
+            beside = {len(part) for part in others if part.shape not in given}
+            samples = beside.pop() if len(beside) == 1 else batch_size(batch)
+            across.append(samples in {shape[1] for shape in shapes if len(shape) > 1})
+            packed.append(samples <= rows and any(part.shape[:1] == (samples,) for part in one.outputs))
+            if samples != rows > 1:
+                differs = differs or (shapes[0], samples)
+    if differs and (all(across) or all(packed)):
+        raise Refused(
+            f"the model is called with a tensor of the shape {differs[0]}, and what else is in the batch has "
+            f"{differs[1]} rows: let forward take a row for each sample first, as with batch_first=True"
+        )
 
 
 def _rows(arrays: Sequence[numpy.ndarray[Any, Any]], taken: Sequence[int]) -> numpy.ndarray[Any, Any]:
