@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from vivace.exporting.answering import answer
 from vivace.exporting.page import render
 from vivace.exporting.source import subject_of
 from vivace.files import take_lock
+from vivace.serving.calls import Calls
 from vivace.serving.envelope import Check
 
 
@@ -66,6 +68,19 @@ def test_what_a_model_keeps_for_its_largest_batch_is_no_constant_unseen(trained,
     with pytest.raises(ChildFailed, match="cannot serve"):
         vivace.export(run, to="onnx", out=tmp_path)
     assert not list(tmp_path.glob("model*"))
+
+
+def test_texts_of_several_lengths_come_in_a_larger_batch_too(tmp_path):
+    """A file that takes no more than the largest batch it has seen would pass for the model."""
+
+    class Answering:
+        def ask(self, *_, **__): ...
+
+    texts = [[numpy.arange(rows * length).reshape(rows, length)] for rows, length in ((4, 7), (3, 9))]
+    calls = Calls(texts, ((0, 1),), (1, 1), (4, 3))
+    ((larger,),) = proving._larger(calls, Answering(), tmp_path)
+    assert numpy.array_equal(larger, numpy.concatenate([texts[0][0], texts[0][0][:1]]))
+    assert {len(array) for (array,) in proving.pieces(calls)} == {1, 2, 3, 4}
 
 
 def test_a_model_of_a_mapping_and_a_keyword(trained, tmp_path):

@@ -198,11 +198,9 @@ def _larger(calls: Calls, maker: Child, scratch: Path) -> list[list[Any]]:
     """A call on one sample more than the metric has ever put together: what a model keeps for the batches
     that it has seen, such as numbers of rows, may stand in the file as a constant.
 
-    None where samples differ in length, or the model itself takes no more.
+    None where the model itself takes no more.
     """
-    if calls.ragged:
-        return []
-    asked = [calls.sample(max(calls.rows) + 1)]
+    asked = [calls.larger()]
     try:
         larger = {"calls": _written(asked, scratch, "larger.npz"), "path": str(scratch / "of_larger.npz")}
         maker.ask("answer", TIMEOUT, **larger)

@@ -408,6 +408,15 @@ class Calls:
         both = zip(inputs, self.dynamic, strict=True)
         return [array[start : start + rows] if 0 in dims else array for array, dims in both]
 
+    def larger(self) -> list[numpy.ndarray[Any, Any]]:
+        """A call on one sample more than any; where they differ in length, one of the largest twice."""
+        largest = max(self.inputs, key=self.rows_of)
+        rows = self.rows_of(largest) + 1
+        if not self.ragged:
+            return self.sample(rows)
+        both = zip(largest, self.dynamic, strict=True)
+        return [a.take(range(rows), 0, mode="wrap") if 0 in dims else a for a, dims in both]
+
     def first(self, samples: int) -> list[list[numpy.ndarray[Any, Any]]]:
         """The calls on the first so many samples, the last one cut."""
         found, left = list[list[numpy.ndarray[Any, Any]]](), samples

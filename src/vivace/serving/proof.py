@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -28,11 +29,12 @@ Arrays = list[numpy.ndarray[Any, Any]]
 def pieces(calls: Calls) -> list[Arrays]:
     """Calls on the samples of the proof, in batches of many sizes.
 
-    Where samples differ in length, they stay as they were put together, and their first rows come alone too.
+    Where samples differ in length, they stay as they were put together, and their first few come alone too.
     """
     if calls.ragged:
         whole = calls.first(PROOF_SAMPLES)
-        return [*whole, *(calls.cut(arrays, 0, 1) for arrays in whole[:4])]
+        some = zip(itertools.cycle(whole), BATCHES[:-1], strict=False)
+        return [*whole, *(calls.cut(arrays, 0, size) for arrays, size in some)]
     found, start, turn = list[Arrays](), 0, 0
     total = min(PROOF_SAMPLES, sum(calls.rows))
     while start < total:
