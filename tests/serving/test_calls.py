@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vivace.compressing import worker as worker_module
 from vivace.compressing.worker import Worker
@@ -17,7 +17,7 @@ from vivace.serving import calls, judge
 from vivace.serving.calls import Calls, first_call, outputs_file, read_arrays, record
 from vivace.serving.forms import BY_NAME, REFERENCE
 from vivace.serving.serve import in_torch
-from vivace.serving.trained import Trained
+from vivace.serving.trained import Trained, damaged_of
 
 SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "served.py"))
 made, small, pictures = SCENE["made"], SCENE["small"], SCENE["pictures"]
@@ -678,3 +678,34 @@ def test_rows_that_are_no_samples_do_not_pass_for_them(in_a_row):
     told = r"the shapes \[45, 4\] and \[5\] at once" if in_a_row else r"\[9, 5, 4\], and .* has 5 rows"
     with pytest.raises(Refused, match=told):
         Calls.of(recorded(metric, Summed, validation=data))
+
+
+class Lost(Dataset):
+    """Pictures of which every so many cannot be read."""
+
+    def __init__(self, every):
+        self.every, self.pictures = every, pictures(70, 1)
+
+    def __len__(self):
+        return len(self.pictures)
+
+    def __getitem__(self, number):
+        if number % self.every == 1:
+            raise OSError(5, "Input/output error")
+        return self.pictures[number]
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_damaged_validation_samples_are_told_and_must_be_few(judged, policy):
+    def lacking(every):
+        return made(validation=lambda: DataLoader(Lost(every), batch_size=10), damaged=policy)
+
+    assert damaged_of(judged(made())[1]) == ""
+    _, facts = judged(lacking(20))
+    assert facts["samples"] == (66 if policy == "skip" else 70)
+    done = "skipped" if policy == "skip" else "replaced"
+    assert damaged_of(facts).startswith(
+        f"in the validation data 4 damaged samples were {done}: 1 (''): OSErr"
+    )
+    with pytest.raises(JobError, match=f"more than damaged='{policy}' may hide"):
+        judged(lacking(2))

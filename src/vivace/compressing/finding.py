@@ -33,7 +33,7 @@ from vivace.processes.launch import Source
 from vivace.serving.files import digest
 from vivace.serving.forms import FORMS, form_named, versions_of
 from vivace.serving.margin import parse_margin
-from vivace.serving.trained import moved_since, run_of
+from vivace.serving.trained import damaged_of, moved_since, run_of
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.words import SECONDS, amount, count, duration, number, percent
 
@@ -310,6 +310,8 @@ def _of_metric(bench: Bench, margin: str | float) -> Iterator[str]:
     facts, now, name = bench.facts, bench.facts["metric"], metric_title(bench.facts)
     if moved := moved_since(facts):
         yield moved
+    if damaged := damaged_of(facts):
+        yield damaged
     if "%" not in str(margin) and bench.margin > LARGE * abs(now):
         share = percent(bench.margin / abs(now)) if now else "all"
         yield f"the margin of {number(bench.margin)} is {share} of the {name}: a share is written as 0.5%"

@@ -139,13 +139,18 @@ class Damage:
 
     def sentence(self) -> str:
         """How many were damaged, the first few of them, and where the others stand; empty where none was."""
+        few = self.few()
+        return few and f"{few}; all are listed in '{self.path}'"
+
+    def few(self) -> str:
+        """How many were damaged, and the first few of them; empty where none was."""
         found = self.listed()
         if not found:
             return ""
         few = "; ".join(f"{entry['index']} ('{entry['path']}'): {entry['error']}" for entry in found[:3])
         done = "skipped" if self.policy == "skip" else "replaced"
         were = f"{words.count(len(found), 'damaged sample')} {'was' if len(found) == 1 else 'were'}"
-        return f"{were} {done}: {few}; all are listed in '{self.path}'"
+        return f"{were} {done}: {few}"
 
     def require_few(self, num_read: int) -> None:
         """Raises JobError where, beside `num_read` others, more than a tenth of the samples were damaged."""

@@ -31,7 +31,7 @@ from vivace.serving.forms import EXTRA
 from vivace.serving.layers import few_calls
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.proof import answers, pieces
-from vivace.serving.trained import is_of_the_same, moved_since
+from vivace.serving.trained import damaged_of, is_of_the_same, moved_since
 from vivace.serving.use import astray
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
@@ -187,6 +187,8 @@ def _proven(
 def _notes(facts: dict[str, Any], left_out: Sequence[str]) -> Iterator[str]:
     if moved := moved_since(facts):
         yield moved
+    if damaged := damaged_of(facts):
+        yield damaged
     if facts["double"]:
         yield "the model has weights in fp64, and its file is compared with it to rounding in fp32 alone"
     if left_out:

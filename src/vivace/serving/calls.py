@@ -64,13 +64,15 @@ class Call:
 class Recording:
     """The validation batches, the metric on them, and the calls that it made on each.
 
-    `whole` is false where more batches are there than are kept.
+    `whole` is false where more batches are there than are kept. `damaged` tells of samples that could not be
+    read.
     """
 
     batches: list[Any]
     calls: list[list[Call]]
     metric: float
     whole: bool
+    damaged: str = ""
 
     @property
     def flat(self) -> list[list[torch.Tensor]]:
@@ -96,16 +98,23 @@ class Recording:
         return sum(map(batch_size, self.batches))
 
 
-def record(job: Job, model: nn.Module, samples: int | None = None, seed: int = 0) -> Recording:
+def record(
+    job: Job, model: nn.Module, samples: int | None = None, seed: int = 0, listed: Path | None = None
+) -> Recording:
     """Run the job's metric on its validation data, batch by batch, and keep what it calls the model with.
 
     A metric that ends before its data do is taken at its word. With `samples`, no batch is taken once there
     are so many. `seed` is the run's: data that are split at random are split as they were in its training.
+    `listed` is a file for the samples that cannot be read; with it, they must be few.
 
-    Raises JobError where the job has no metric, it fails or is no finite number, or there is no sample;
-    Refused where the metric does not call the model for each batch that it takes, before the next one.
+    Raises JobError where the job has no metric, it fails or is no finite number, there is no sample, or more
+    than a tenth is damaged; Refused where the metric does not call the model for each batch that it takes,
+    before the next one.
     """
-    batches, whole = _batches(job, samples, seed)
+    damage = Damage.of(job, listed)
+    batches, whole = _batches(job, samples, seed, damage)
+    if listed is not None:
+        damage.require_few(sum(map(batch_size, batches)))
     calls: list[list[Call]] = []
     value = finite(job, _asked(job, model, _fitting(batches, calls), calls, seed))
     if not any(calls):
@@ -119,7 +128,7 @@ def record(job: Job, model: nn.Module, samples: int | None = None, seed: int = 0
         )
     returned = sum(bytes_of(tensors(one.returned)) for each in calls for one in each)
     cut = len(calls) < len(batches) and returned > MOST_BYTES
-    return Recording(batches[: len(calls)], calls, value, whole and not cut)
+    return Recording(batches[: len(calls)], calls, value, whole and not cut, damage.few())
 
 
 def first_call(job: Job, model: nn.Module) -> Call:
@@ -128,7 +137,7 @@ def first_call(job: Job, model: nn.Module) -> Call:
     """
     calls: list[list[Call]] = []
     try:
-        _asked(job, model, _batches(job, 1, 0)[0], calls, 0)
+        _asked(job, model, _batches(job, 1, 0, Damage.of(job))[0], calls, 0)
     except JobError:
         if not any(calls):
             raise
@@ -171,13 +180,13 @@ def _fitting(batches: Sequence[Any], calls: Sequence[Sequence[Call]]) -> Iterato
         left -= sum(bytes_of(tensors(one.returned)) for one in calls[-1])
 
 
-def _batches(job: Job, samples: int | None, seed: int) -> tuple[list[Any], bool]:
+def _batches(job: Job, samples: int | None, seed: int, damage: Damage) -> tuple[list[Any], bool]:
     """Validation batches in the order of `train`, as many as `MOST_BYTES` hold, and `samples` need."""
     field = "validation" if job.validation is not None else "data"
     with Streams(derive(seed, "data")):
         loader = call(job, field)
     found, num_bytes, count = list[Any](), 0, 0
-    source = ordered(loader, seed=derive(seed, "validation"), epoch=0, damage=Damage.of(job))
+    source = ordered(loader, seed=derive(seed, "validation"), epoch=0, damage=damage)
     for batch in source:
         if batch is None:
             continue

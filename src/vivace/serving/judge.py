@@ -41,6 +41,7 @@ from vivace.tensors.trees import batch_size, map_tensors, split, tensors
 from vivace.training.evaluation import finite
 
 GROUPS = 20  # of the jackknife
+DAMAGED = "damaged.jsonl"
 ADDITIVE = 1e-6  # of a metric: so near must it be to the mean over samples, or to itself when asked again
 ALONE_SECONDS = 20.0  # for the metric of each sample alone
 FIRST = 20  # samples, which foretell how long all take
@@ -66,7 +67,7 @@ class Judge:
         another form cannot.
         """
         _require_fp32(self.model)
-        self.recording = record(self.job, self.model, seed=self.trained.seed)
+        self.recording = record(self.job, self.model, seed=self.trained.seed, listed=self.folder / DAMAGED)
         require_tensors([one.returned for each in self.recording.calls for one in each])
         calls = Calls.of(self.recording)
         calls.save(self.folder)
@@ -88,6 +89,7 @@ class Judge:
             "metric_data": self.job.metric_data,
             "samples": self.recording.samples,
             "whole": self.recording.whole,
+            "damaged": self.recording.damaged,
             "inputs": names_of_inputs(self.model, first.given),
             "outputs": names_of(first.returned),
             "calibrated_on": calibrated_on,

@@ -74,6 +74,12 @@ def moved_since(facts: dict[str, Any]) -> str:
     )
 
 
+def damaged_of(facts: dict[str, Any]) -> str:
+    """Which samples of the metric could not be read, in a sentence; empty where all were."""
+    damaged: str = facts.get("damaged", "")
+    return damaged and f"in the {facts['metric_data']} data {damaged}"
+
+
 def is_of_the_same(facts: dict[str, Any]) -> bool:
     """Is the metric that was found of the same data as that of the run?"""
     return bool(facts["whole"]) and facts["trained"]["metric_data"] == facts["metric_data"]
