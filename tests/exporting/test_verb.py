@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -298,6 +299,27 @@ def test_an_export_that_fails_leaves_the_one_before(run_folder, tmp_path):
     with pytest.raises(ChildFailed, match="cannot serve"):
         vivace.export(run_folder, to="onnx", out=tmp_path / "out")
     assert {name: (tmp_path / "out" / name).read_text() for name in before} == before
+
+
+def test_sigterm_leaves_no_file_and_no_samples(run_folder, tmp_path, monkeypatch):
+    seen = []
+
+    def told_to_end(subject, source, judge, facts, folder, scratch):
+        (scratch / "inputs.npz").write_text("a person's samples")
+        (folder / "model.onnx").write_text("not proven")
+        seen.append(scratch)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(proving, "_recorded", lambda *_: {})
+    monkeypatch.setattr(proving, "_proven", told_to_end)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            vivace.export(run_folder, to="onnx", out=tmp_path / "out")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not seen[0].exists()
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"export.log", "lock"}
 
 
 def test_an_export_takes_the_place_of_the_one_before(trained, tmp_path):

@@ -33,6 +33,7 @@ from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.proof import answers, pieces
 from vivace.serving.trained import damaged_of, is_of_the_same, moved_since
 from vivace.serving.use import astray
+from vivace.training.stopping import ends_like_ctrl_c
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
@@ -65,6 +66,8 @@ def export(
         out: folder for ``model.*``, ``weights.safetensors`` and the model card; an earlier export in it stays
             until this one's file has answered.
 
+    SIGTERM ends it as Ctrl-C does.
+
     Raises InputError, JobError, CheckpointError, FolderError; AnswerIsNo where no form for the runtime may be
     deployed; Refused where the metric's calls of the model cannot be recorded; ChildFailed where the file
     cannot be made or served. Then nothing is left of it, and an earlier export stays.
@@ -89,6 +92,7 @@ def export(
         take_lock(folder, "export"),
         full_disk_told(folder),
         tempfile.TemporaryDirectory(prefix="vivace-") as scratch,
+        ends_like_ctrl_c(),
     ):
         (folder / LOG).unlink(missing_ok=True)
         origin, own = Source(wanted), {"run": str(subject.run), "folder": scratch}

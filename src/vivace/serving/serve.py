@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
+
+from vivace.processes.zygote import die_with_parent
 
 Arrays = list[numpy.ndarray[Any, Any]]
 Run = Callable[[Sequence[numpy.ndarray[Any, Any]]], Arrays]
@@ -189,6 +192,7 @@ def in_torch(model: Any) -> Opened:
 
 def main() -> None:
     """Serve the calls of a file."""
+    die_with_parent(os.getppid())
     runtime, path, numbers, threads, inputs, outputs, wanted = sys.argv[1:]
     choices = json.loads(wanted)
     there = names_in(runtime, path) if choices else set()
