@@ -1,13 +1,14 @@
+import contextlib
 import multiprocessing
 import os
 import random
 import signal
 import time
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
+import psutil
 import pytest
 import torch
 from torch.utils.data import (
@@ -202,14 +203,19 @@ def test_a_worker_that_starts_after_its_parent_died_ends(method, tmp_path):
     there, go = tmp_path / "there", tmp_path / "go"
     parent = multiprocessing.get_context("fork").Process(target=read_slowly, args=(method, there, go))
     parent.start()
-    while not there.exists():
+    while not there.exists() and parent.is_alive():
         time.sleep(0.01)
+    worker = psutil.Process(int(there.read_text()))
     parent.kill()
     parent.join()
     go.touch()
-    worker = Path("/proc") / there.read_text()
-    while worker.exists() and "\nState:\tZ" not in (worker / "status").read_text():
-        time.sleep(0.01)
+    end = time.monotonic() + 300.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while worker.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > end:
+                worker.kill()
+                pytest.fail("a worker without a parent goes on")
+            time.sleep(0.01)
 
 
 def read_slowly(method, there, go):
