@@ -92,6 +92,9 @@ def test_an_imagenet_folder(data):
     assert classification.images("training", "imagenet")[0][0].shape == (3, 128, 128)
     job = load("classification,data=imagenet,width=8")
     assert job.model()(torch.zeros(1, 3, 128, 128)).shape == (1, 3)
+    assert classification.classes("imagenet") == ("n01", "n02", "n03")
+    with pytest.raises(InputError, match="9 samples are there to train, and a batch has 64: put more there"):
+        job.data()
 
 
 def test_classes_of_an_imagenet_folder_have_the_numbers_that_train(data):

@@ -19,7 +19,7 @@ from vivace.recipes import showing
 from vivace.recipes.digits import Residual
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import warm_cosine
-from vivace.recipes.sources import check_choice, check_least, cutouts, scenes
+from vivace.recipes.sources import check_batch, check_choice, check_least, cutouts, scenes
 
 SIZE = 48  # pixels of a scene's side
 BATCH = 64
@@ -44,13 +44,20 @@ def images(split: str, data: str) -> Any:
     return folders.cifar10(split) if data == "cifar10" else folders.imagenet(split)
 
 
-def num_classes(data: str) -> int:
-    """Of a data set; of an ImageNet folder, as many as it has."""
-    if data == "imagenet":
-        from vivace.recipes.sources import folders
+def classes(data: str) -> tuple[str, ...]:
+    """The names of a data set's classes; of an ImageNet folder, those of its folders."""
+    if data == "scenes":
+        return tuple(cutouts.NAMES)
+    from vivace.recipes.sources import folders
 
-        return len(folders.imagenet_classes())
-    return {"scenes": len(cutouts.NAMES), "cifar10": 10}[data]
+    return folders.CIFAR_CLASSES if data == "cifar10" else tuple(folders.imagenet_classes())
+
+
+def training(data: str) -> DataLoader[Any]:
+    """Shuffled batches. Raises InputError where there are too few samples for one."""
+    samples = images("training", data)
+    check_batch(len(samples), BATCH)
+    return DataLoader(samples, batch_size=BATCH, shuffle=True, drop_last=True)
 
 
 def model(num_outputs: int, width: int, depth: int) -> nn.Module:
@@ -74,8 +81,7 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
 
 def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
     """The confusion of classes, and samples."""
-    names = cutouts.NAMES if data == "scenes" else tuple(map(str, range(num_classes(data))))
-    return showing.classified(model, batches, names)
+    return showing.classified(model, batches, classes(data))
 
 
 def job(*, width: int = 16, depth: int = 1, epochs: int = 6, data: str = "scenes") -> Job:
@@ -86,8 +92,8 @@ def job(*, width: int = 16, depth: int = 1, epochs: int = 6, data: str = "scenes
     check_least("width", width, 1)
     check_least("depth", depth, 0)
     return Job(
-        model=lambda: model(num_classes(data), width, depth),
-        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        model=lambda: model(len(classes(data)), width, depth),
+        data=lambda: training(data),
         loss=loss,
         optimizer=lambda model: torch.optim.SGD(
             model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True

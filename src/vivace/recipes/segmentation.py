@@ -27,7 +27,6 @@ BATCH = 16
 SCENES = 1600  # of an epoch
 VALIDATED, TESTED = 320, 1000
 DATA = ("scenes", "voc")
-NUM_CLASSES = {"scenes": 1 + len(cutouts.NAMES), "voc": 21}
 
 
 def row(scene: scenes.Scene) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +44,15 @@ def images(split: str, data: str) -> Any:
     return scenes.Scenes(split, length, SIZE, row)
 
 
+def classes(data: str) -> tuple[str, ...]:
+    """The names of a data set's classes; the first is what is none of the others."""
+    if data == "voc":
+        from vivace.recipes.sources.folders import VOC_CLASSES
+
+        return VOC_CLASSES
+    return ("photograph", *cutouts.NAMES)
+
+
 def unseen(data: str = "scenes") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return DataLoader(images("test", data), batch_size=2 * BATCH)
@@ -52,8 +60,7 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
 
 def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
     """The confusion of pixels, and images under the colours of their classes."""
-    names = ("photograph", *cutouts.NAMES) if data == "scenes" else tuple(map(str, range(NUM_CLASSES[data])))
-    return showing.segmented(model, batches, names)
+    return showing.segmented(model, batches, classes(data))
 
 
 def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes") -> Job:
@@ -68,7 +75,7 @@ def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes
         raise InputError(f"depth must be at most 6, so that {SIZE} pixels can be halved, not {depth}")
 
     def model() -> nn.Module:
-        return UNet(3, NUM_CLASSES[data], width, depth)
+        return UNet(3, len(classes(data)), width, depth)
 
     return Job(
         model=model,

@@ -70,6 +70,12 @@ def check_choice(name: str, value: str, known: Sequence[str]) -> None:
         raise InputError(f"{name} must be {' or '.join(known)}, not '{value}'{nearest(value, known)}")
 
 
+def check_batch(found: int, least: int) -> None:
+    """Raises InputError where fewer samples train than one batch has."""
+    if found < least:
+        raise InputError(f"{found} samples are there to train, and a batch has {least}: put more there")
+
+
 def check_least(name: str, value: int, least: int) -> None:
     """Raises InputError where `value` is smaller than `least`."""
     if value < least:

@@ -18,6 +18,15 @@ from vivace.recipes.sources import demanded, needing
 
 MEAN, SPREAD = 0.45, 0.25  # of a pixel's values
 CIFAR_VALIDATED = 5000  # of its 50,000 that train
+CIFAR_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+VOC_CLASSES = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus"),
+    *("car", "cat", "chair", "cow", "diningtable", "dog", "horse"),
+    *("motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
 MNIST_VALIDATED = 5000  # of its 60,000 that train
 IMAGENET_SIZE, VOC_SIZE, PENN_FUDAN_SIZE = 128, 128, 128  # pixels of a side
 PENN_FUDAN_MOST = 8  # people of an image
