@@ -44,6 +44,7 @@ OWN = (*WRITTEN, LOG, LOCK, UNPROVEN)
 DIFFERS = "differs from the model's by more than rounding explains"
 
 
+@ends_like_ctrl_c()
 def export(
     source: str | os.PathLike[str],
     *,
@@ -66,11 +67,9 @@ def export(
         out: folder for ``model.*``, ``weights.safetensors`` and the model card; an earlier export in it stays
             until this one's file has answered.
 
-    SIGTERM ends it as Ctrl-C does.
-
     Raises InputError, JobError, CheckpointError, FolderError; AnswerIsNo where no form for the runtime may be
     deployed; Refused where the metric's calls of the model cannot be recorded; ChildFailed where the file
-    cannot be made or served. Then nothing is left of it, and an earlier export stays.
+    cannot be made or served. Then, or after SIGTERM, nothing is left of it, and an earlier export stays.
     """
     require_torch()
     subject = subject_of(Path(source).absolute(), to)
@@ -92,7 +91,6 @@ def export(
         take_lock(folder, "export"),
         full_disk_told(folder),
         tempfile.TemporaryDirectory(prefix="vivace-") as scratch,
-        ends_like_ctrl_c(),
     ):
         (folder / LOG).unlink(missing_ok=True)
         origin, own = Source(wanted), {"run": str(subject.run), "folder": scratch}
