@@ -125,6 +125,30 @@ def test_a_model_that_changes_its_own_buffer_is_refused():
     session.close()
 
 
+def test_statistics_of_a_batch_norm_of_ones_own_are_not_lost():
+    """Kernels of batch normalisation do not raise a tensor's version; here it trains from the second step."""
+
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("variance", torch.ones(3))
+
+        def forward(self, x):
+            return nn.functional.batch_norm(x, self.mean, self.variance, training=self.training)
+
+    model = nn.Sequential(nn.Linear(3, 3), Norm())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan, batch = vivace.Plan.from_dict(PLAN), torch.randn(8, 3)
+    attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).square().mean())
+    with attached as session:
+        model[1].eval()
+        session.step(batch)
+        model[1].train()
+        with pytest.raises(vivace.Refused, match=r"writes to \['1.mean', '1.variance'\] as it runs: use bf16_a"):
+            session.step(batch)
+
+
 def test_batch_norm_keeps_its_statistics_in_fp32(tiny):
     job = tiny("cnn")
     _, weights = job.train(PLAN)

@@ -110,6 +110,7 @@ class _Half:
 
         self.model, self.original, self.device = model, model.forward, device
         self.shell = Shell(model, self.call)
+        self.compared: set[tuple[bool, ...]] = set()  # modes of the modules
         self.look()
 
     def look(self) -> None:
@@ -150,12 +151,23 @@ class _Half:
         self.written: list[str] = []
         self.own = {name: getattr(*place) for name, place in self.buffers.items()}
         self.constants = {name: buffer.bfloat16() for name, buffer in self.own.items()}
+        # Kernels of batch normalisation do not raise a tensor's version, so values are compared; a GPU would
+        # wait for that in every step.
+        modes = tuple(module.training for module in self.modules)
+        compares = self.device == "cpu" or modes not in self.compared
+        self.before = {name: copy.clone() for name, copy in self.constants.items()} if compares else {}
+        self.compared.add(modes)
 
     def changed(self) -> list[str]:
         """The weights and buffers whose copies the model wrote to, or put another tensor in the place of."""
+        from vivace.mechanisms.blocks import is_fake
+        from vivace.tensors.trees import same_numbers
         from vivace.torch_internals.tensors import version_of
 
         found = self.written + [name for name, copy in self.constants.items() if version_of(copy)]
+        known = [(name, then) for name, then in self.before.items() if not is_fake(then)]
+        found += [name for name, then in known if not same_numbers(self.constants[name], then)]
+        self.before = {}
         return [name.removeprefix("model.") for name in dict.fromkeys(found)]
 
     def call(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
