@@ -49,6 +49,9 @@ class Keeping(torch.nn.Module):
         self.linear, self.kind = torch.nn.Linear(2, 1), kind
         self.register_buffer("steps", torch.zeros(()))
         self.register_buffer("table", None)
+        if kind == "by a kernel":
+            self.register_buffer("mean", torch.zeros(1))
+            self.register_buffer("variance", torch.ones(1))
 
     def forward(self, x):
         if self.kind == "in place":
@@ -57,12 +60,20 @@ class Keeping(torch.nn.Module):
             self.steps = self.steps + 1
         elif self.kind == "once" and self.table is None:
             self.table = torch.ones(2)
+        elif self.kind == "by a kernel":  # which does not raise the buffer's version
+            torch.nn.functional.batch_norm(x[:, :1], self.mean, self.variance, training=True)
         return self.linear(x)
 
 
 @pytest.mark.parametrize(
     ("kind", "promise"),
-    [("in place", "SEMANTICS"), ("anew", "SEMANTICS"), ("once", "ROUNDING"), ("never", "ROUNDING")],
+    [
+        ("in place", "SEMANTICS"),
+        ("anew", "SEMANTICS"),
+        ("by a kernel", "SEMANTICS"),
+        ("once", "ROUNDING"),
+        ("never", "ROUNDING"),
+    ],
 )
 def test_buffers_that_the_model_moves_raise_the_promise(kind, promise):
     model = Keeping(kind)
@@ -71,7 +82,8 @@ def test_buffers_that_the_model_moves_raise_the_promise(kind, promise):
     with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
         session.step(torch.ones(4, 2))
         assert session.promise == vivace.Numerics[promise]
-        told = ["micro_batches: the model moves 'steps' once a piece, not once a batch"]
+        buffer = "mean" if kind == "by a kernel" else "steps"
+        told = [f"micro_batches: the model moves '{buffer}' once a piece, not once a batch"]
         assert session.build.declared == told * (promise == "SEMANTICS")
 
 

@@ -143,18 +143,20 @@ def _only_a_piece_fails(build: Build, batch: Batch, error: Exception) -> str:
 
 @contextlib.contextmanager
 def _watching(build: Build) -> Iterator[None]:
-    """Where buffers of the model move inside, the promise is raised."""
-    from vivace.torch_internals.tensors import version_of
+    """Where buffers of the model move inside, the promise is raised.
 
-    def versions() -> list[tuple[str, int, int]]:
-        return [(n, id(b), -1 if b.is_inference() else version_of(b)) for n, b in held()]
+    Kernels of batch normalisation do not raise a tensor's version, so values are compared.
+    """
+    from vivace.mechanisms.blocks import is_fake
+    from vivace.tensors.trees import same_numbers
 
-    def held() -> list[tuple[str, torch.Tensor]]:
-        return list(build.model.named_buffers())
-
-    kept, before = held(), versions()
+    before = {name: (buffer, buffer.clone()) for name, buffer in build.model.named_buffers()}
     yield
-    moved = next((mark[0] for mark in versions() if mark not in before), "")
-    if moved and build.numerics < Numerics.SEMANTICS:
-        build.declare(Numerics.SEMANTICS, f"the model moves '{moved}' once a piece, not once a batch")
-    del kept  # until here no other tensor has the identity of one of these
+
+    def moved(name: str, now: torch.Tensor) -> bool:
+        buffer, then = before.get(name, (None, now))
+        return now is not buffer or not (is_fake(now) or same_numbers(now, then))
+
+    found = next((name for name, buffer in build.model.named_buffers() if moved(name, buffer)), "")
+    if found and build.numerics < Numerics.SEMANTICS:
+        build.declare(Numerics.SEMANTICS, f"the model moves '{found}' once a piece, not once a batch")
