@@ -145,7 +145,7 @@ def test_statistics_of_a_batch_norm_of_ones_own_are_not_lost():
         model[1].eval()
         session.step(batch)
         model[1].train()
-        with pytest.raises(vivace.Refused, match=r"writes to \['1.mean', '1.variance'\] as it runs: use bf16_a"):
+        with pytest.raises(vivace.Refused, match=r"writes to \['1.mean', '1.variance'\] as it"):
             session.step(batch)
 
 
