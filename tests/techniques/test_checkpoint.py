@@ -204,6 +204,32 @@ def test_plain_gradients_inside_of_the_loss_are_right():
     assert blocky.differing(seen, wanted) == []
 
 
+class OwnNorm(nn.Module):
+    """By a kernel that does not raise the version of the buffers that it writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("variance", torch.ones(8))
+
+    def forward(self, x):
+        return nn.functional.batch_norm(x, self.mean, self.variance, training=self.training)
+
+
+def test_a_batch_norm_of_ones_own_whose_first_pass_was_in_evaluation_mode_moves_once():
+    def attacked(model, batch):
+        images = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(blocky.loss(model.eval(), (images, batch[1])), images)
+        return blocky.loss(model.train(), (batch[0] + 0.1 * slope.sign(), batch[1]))
+
+    model = copy.deepcopy(blocky.PLAIN)
+    for block in model.blocks:
+        block.body[1] = OwnNorm()
+    seen, _ = blocky.course({"checkpoint": {}}, copy.deepcopy(model), loss=attacked)
+    wanted, _ = blocky.course({}, model, loss=attacked)
+    assert blocky.differing(seen, wanted) == []
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_an_own_step_may_not_update_weights_before_the_backward_pass(early):
     model = copy.deepcopy(blocky.ORIGINAL)

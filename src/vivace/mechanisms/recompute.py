@@ -52,6 +52,7 @@ EXPENSIVE = [  # operators whose results a cheap second pass keeps: what multipl
     *(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
     *attention_operators(),
 ]
+SMALL = 2**14  # numbers of a buffer that is always copied, as statistics are
 _Buffers = set[tuple[int, str]]  # index in the block's tree, and name
 
 
@@ -215,7 +216,7 @@ class _Frame:
             self.python, self.sums = _python_streams(), self._sums()
         still = self._buffers() - self.changing if self.changing is not None else set()
         self.still = _versions(self.held[i][1][name] for i, name in still)
-        for index, name in self._buffers() - still:
+        for index, name in self._buffers() - (still - self._copied()):
             buffers = self.held[index][1]
             if buffers[name].layout == torch.strided:  # a sparse one is compared by what it is
                 buffers[name] = buffers[name].clone()
@@ -351,8 +352,10 @@ class _Frame:
         writes is lost.
         """
         own = [(parameters, dict(buffers)) for parameters, buffers in self.held]
-        for index, name in self.changing or ():
-            own[index][1][name] = own[index][1][name].clone()  # there may be a third pass
+        for index, name in self._copied():
+            copy = own[index][1][name] = own[index][1][name].clone()  # there may be a third pass
+            if (index, name) not in (self.changing or ()):
+                self.fixed += _versions([copy])
         now = self._streams() if self.streams else []
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
@@ -388,12 +391,22 @@ class _Frame:
             (i, n) for i, (_, buffers) in enumerate(self.held) for n, b in buffers.items() if b is not None
         }
 
+    def _copied(self) -> _Buffers:
+        """The buffers that a second pass gets copies of: those that the first one writes, and small ones.
+
+        Kernels of batch normalisation do not raise a tensor's version, and write in training mode alone, in
+        which the block's first pass may not have been.
+        """
+        dense = {at for at in self._buffers() if self.held[at[0]][1][at[1]].layout == torch.strided}
+        small = {(i, name) for i, name in dense if self.held[i][1][name].numel() <= SMALL}
+        return small | (self.changing or set())
+
     def _changed(self) -> _Buffers:
-        """The buffers that the first pass has written; the clones of all others are let go.
+        """The buffers that the first pass has written; the clones of all others but small ones are let go.
 
         Kernels of batch normalisation do not raise a tensor's version, so values are compared.
         """
-        changed: _Buffers = set()
+        changed, copied = set[tuple[int, str]](), self._copied()
         for index, name in self._buffers():
             module, buffers = self.modules[index], self.held[index][1]
             now = own_tensors(module)[1][name]
@@ -402,7 +415,7 @@ class _Frame:
             )
             if isinstance(module, RunningNorm) or not same:
                 changed.add((index, name))
-            else:
+            elif (index, name) not in copied:
                 buffers[name] = now
         return changed
 
