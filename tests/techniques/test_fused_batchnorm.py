@@ -321,9 +321,42 @@ def write_a_tensor(self, x):
     return self.relu(self.norm(x))
 
 
+CALLS = {"of a forward": 0}
+
+
+def count_outside(self, x):
+    CALLS["of a forward"] += 1
+    return self.relu(self.norm(x))
+
+
+def count_in_a_part(self, x):
+    self.norm.calls = getattr(self.norm, "calls", 0) + 1
+    return self.relu(self.norm(x))
+
+
+def replace_weights_of_a_part(self, x):
+    for weight in self.norm.parameters():
+        weight.data = weight.data + 1
+    return self.relu(self.norm(x))
+
+
+def replace_a_weight_of_a_part(self, x):
+    self.norm.weight.data = self.norm.weight.data + 1
+    return self.relu(self.norm(x))
+
+
+def write_weights_of_a_part(self, x):
+    with torch.no_grad():
+        for weight in self.norm.parameters():
+            weight.add_(1)
+    return self.relu(self.norm(x))
+
+
 BODIES = [
     *(read, keep, collect, draw, noise, constant),
     *(without_gradients, in_other_precision, with_an_own_backward, count, ask_a_buffer, write_a_tensor),
+    *(count_outside, count_in_a_part),
+    *(replace_weights_of_a_part, replace_a_weight_of_a_part, write_weights_of_a_part),
 ]
 
 
@@ -339,6 +372,9 @@ def test_forwards_that_a_trace_would_change_are_left_alone(body):
     assert vars(owner) == before
     assert owner.seen == []
     assert (float(owner.steps), owner.tensor.tolist()) == (0.0, [0.0] * 3)
+    assert (owner.norm.weight.tolist(), owner.norm.bias.tolist()) == ([1.0] * 3, [0.0] * 3)
+    assert not hasattr(owner.norm, "calls")
+    assert CALLS == {"of a forward": 0}
     assert StraightThrough.apply(torch.tensor(0.7)) == 1.0
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert random.getstate() == streams[1]

@@ -24,11 +24,23 @@ from typing import Any
 import numpy
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
+from vivace.mechanisms.beside import OF_MODULES
+from vivace.mechanisms.blocks import is_fake
 from vivace.tensors.modules import patched
-from vivace.tensors.trees import same_numbers
+from vivace.tensors.outside import Outside
+from vivace.tensors.trees import tensors
 from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
-from vivace.torch_internals.tensors import outside_modes, tree_leaves, tree_unflatten
+from vivace.torch_internals.tensors import (
+    Operator,
+    OperatorMode,
+    outside_modes,
+    schema_of,
+    storage_ids,
+    tree_leaves,
+    tree_unflatten,
+)
 
 AGAIN = "again"  # the name of the placeholder by which an edit says that its graph runs twice
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
@@ -305,6 +317,11 @@ class _Proxy(fx.Proxy):
             self.tracer.asked = True  # type: ignore[attr-defined]
         return _Proxy
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in ("tracer", "node"):  # such as ``weight.data = ...``, which no trace holds
+            raise Untraceable("its forward sets an attribute of a tensor")
+        super().__setattr__(name, value)
+
 
 def _in_place(name: str) -> Callable[..., Any]:
     function = getattr(operator, name)
@@ -412,14 +429,72 @@ def _concrete(owner: nn.Module, signature: Signature) -> dict[str, Any] | None:
     return concrete or None
 
 
+class _NoWrites(OperatorMode):  # type: ignore[misc]
+    """Inside, no operator writes to a tensor that was made outside: one that would raises Untraceable.
+
+    What a forward does with tensors that it is not given, such as weights of a part, fx runs, and does not
+    record.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wanted = False  # even if the person's code catches the exception
+        self.made: set[int] = set()  # storages
+        self.alive: list[torch.Tensor] = []  # so that each keeps its own
+
+    def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run the operator, unless it would write."""
+        expected = schema_of(function).arguments
+        given = dict(zip((one.name for one in expected), arguments, strict=False)) | keywords
+        written = [given.get(a.name) for a in expected if a.alias_info is not None and a.alias_info.is_write]
+        if storage_ids(tensors(written)) - self.made:
+            self.wanted = True
+            raise Untraceable("its forward writes to a tensor that it is not given")
+        result = function(*arguments, **keywords)
+        self.alive += (found := list(tensors(result)))
+        self.made |= storage_ids(found) - storage_ids(tensors((arguments, keywords)))
+        return result
+
+
+class _Kept:
+    """What a forward may change of a module, of its parts, and of what its code reaches, as it is now."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        spaces = [vars(part) for part in owner.modules()]
+        self.spaces = [(space, dict(space)) for space in spaces]
+        values = [value for space in spaces for value in space.values()]
+        self.contents = [(v, v.copy()) for v in values if type(v) in (list, dict)]  # parameters, too
+        kept = [v for space in spaces for k, v in space.items() if k not in OF_MODULES]
+        held = [*owner.parameters(), *owner.buffers(), *(v for v in kept if isinstance(v, torch.Tensor))]
+        self.data = [(tensor, tensor.data) for tensor in held if not is_lazy(tensor)]
+        self.outside: Outside | None = None
+        if not any(map(is_fake, held)):  # which have no numbers
+            with outside_modes():
+                self.outside = Outside(kept, [owner])
+
+    def put_back(self) -> bool:
+        """Let all be as it was; was it otherwise?"""
+        others = [(space, then) for space, then in self.spaces if not _same(space, then)]
+        contents = [(items, then) for items, then in self.contents if not _same(items, then)]
+        moved = [pair for pair in self.data if storage_ids(pair[:1]) != storage_ids(pair[1:])]
+        for items, then in (*others, *contents):
+            items.clear()
+            getattr(items, "update" if isinstance(items, dict) else "extend")(then)
+        for tensor, then in moved:
+            tensor.data = then
+        with outside_modes():
+            outside = self.outside is not None and self.outside.moved()
+            if self.outside is not None and outside:
+                self.outside.put_back()
+        return bool(others or contents or moved or outside)
+
+
 def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph:
-    """A trace that drew no random numbers and changed no attribute of the module; both are put back."""
+    """A trace that drew no random numbers and changed nothing else either; all is put back."""
     streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
-    before = dict(vars(owner))
-    contents = {k: v.copy() for k, v in before.items() if type(v) in (list, dict)}  # buffers, too
-    numbers = {k: (v, v.clone()) for k, v in before.items() if isinstance(v, torch.Tensor)}
+    kept, writes = _Kept(owner), _NoWrites()
     try:
-        with warnings.catch_warnings(), _without_own_functions():
+        with warnings.catch_warnings(), _without_own_functions(), writes:
             warnings.simplefilter("ignore")
             graph = trace()
     except Untraceable:
@@ -435,22 +510,11 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
         torch.set_rng_state(streams[0])
         random.setstate(streams[1])
         numpy.random.set_state(streams[2])
-        kept = before.keys() == vars(owner).keys() and all(vars(owner)[k] is v for k, v in before.items())
-        contents = {name: items for name, items in contents.items() if not _same(before[name], items)}
-        kept = kept and not contents
-        for tensor, was in numbers.values():
-            if not same_numbers(tensor, was):
-                tensor.copy_(was)
-                kept = False
-        vars(owner).clear()
-        vars(owner).update(before)
-        for name, items in contents.items():
-            before[name].clear()
-            getattr(before[name], "update" if isinstance(items, dict) else "extend")(items)
+        changed = kept.put_back()
     if drew:
         raise Untraceable("its forward draws random numbers")
-    if not kept:
-        raise Untraceable("its forward changes its attributes")
+    if changed or writes.wanted:
+        raise Untraceable("its forward changes what it, or its code elsewhere, keeps")
     return graph
 
 
