@@ -208,3 +208,29 @@ def test_patterns_that_match_nothing_and_blocks_claimed_twice_are_refused(plan, 
             vivace.Plan.from_dict(plan), model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()
         )
     assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint", "compress_activations", "bf16_weights", "optimizer_in_backward"]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_transforms_of_torch_func_are_refused_by_name(name, whole):
+    """Around the model, and inside of one of its blocks."""
+
+    class Part(nn.Linear):
+        def forward(self, x):
+            jacobian = () if whole else torch.func.vmap(torch.func.jacrev(super().forward))(x)
+            return super().forward(x) + sum(jacobian).mean()
+
+    def loss(model, x):
+        return torch.func.vmap(torch.func.jacrev(model))(x).square().mean() if whole else model(x).mean()
+
+    model = nn.Sequential(*((Part if not whole else nn.Linear)(4, 4) for _ in range(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({name: {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        if whole or name != "bf16_weights":
+            with pytest.raises(vivace.Refused, match=f"{name}: the job uses a transform of torch.func"):
+                session.step(torch.ones(3, 4))
+        else:
+            session.step(torch.ones(3, 4))

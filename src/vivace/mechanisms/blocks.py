@@ -5,13 +5,15 @@ A technique claims blocks by name patterns and is called in place of each; no tw
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import math
 import sys
+import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from vivace.job import Batch
 from vivace.technique import Build, Seam
 from vivace.tensors.modules import Lent, patched
 from vivace.torch_internals.modules import all_hooks, forward_hooks, own_tensors
+from vivace.torch_internals.tensors import in_transform
 
 FEW = 6  # fewer blocks than this are cut into the repeated parts inside of them
 
@@ -337,6 +340,26 @@ def foreign_hook(block: Block) -> str:
         if any(not type(hook).__module__.startswith("torch.nn.utils") for hook in forward_hooks(module)):
             return f"the {type(module).__name__} inside of '{block.name}' has a forward hook"
     return ""
+
+
+@contextlib.contextmanager
+def without_transforms(technique: str) -> Iterator[None]:
+    """Raise Refused where what runs inside meets a transform of torch.func, such as vmap or jacrev.
+
+    They forbid hooks of saved tensors, or hide the memory of tensors.
+    """
+    reason = "the job uses a transform of torch.func, such as vmap or jacrev, under which it cannot act"
+    refused = Refused(f"{reason}: leave it out of the plan").by(technique)
+    if not torch.compiler.is_compiling() and in_transform():
+        raise refused
+    try:
+        yield
+    except RuntimeError as error:
+        frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+        own = str(frame.f_globals.get("__name__")).startswith("vivace.")
+        if "saved tensor hooks" in str(error) or ("Cannot access storage" in str(error) and own):
+            raise refused from error
+        raise
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from vivace.errors import Refused
 from vivace.mechanisms.beside import OF_MODULES, Beside, objects
-from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
+from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake, without_transforms
 from vivace.operators import class_of
 from vivace.tensors.outside import as_it_is, is_persons
 from vivace.tensors.trees import map_tensors, same_numbers, tensors
@@ -80,10 +80,11 @@ class Recomputer:
             selective = partial(create_selective_checkpoint_contexts, EXPENSIVE)
             more: dict[str, Any] = {"context_fn": selective} if block.name in self.cheap else {}
             return checkpoint(call, *arguments, use_reentrant=False, **more, **keywords)
-        frame = _Frame(self, block, call, arguments, keywords)
-        with saved_tensors_hooks(frame.pack, frame.unpack), frame.products or contextlib.nullcontext():
-            result = call(*arguments, **keywords)
-        frame.close(result)
+        with without_transforms(self.technique):
+            frame = _Frame(self, block, call, arguments, keywords)
+            with saved_tensors_hooks(frame.pack, frame.unpack), frame.products or contextlib.nullcontext():
+                result = call(*arguments, **keywords)
+            frame.close(result)
         return result
 
 

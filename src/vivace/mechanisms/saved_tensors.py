@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vivace.errors import Refused
-from vivace.mechanisms.blocks import Block, held, running_batch
+from vivace.mechanisms.blocks import Block, held, running_batch, without_transforms
 from vivace.technique import Build
 from vivace.tensors.page_locked import page_locking
 from vivace.tensors.trees import tensors
@@ -71,13 +71,15 @@ class Store:
         """The block's result; what it saves for the backward pass is in this store."""
         if not torch.is_grad_enabled():
             return call(*arguments, **keywords)
-        own = [t for pair in held(block.tree()) for group in pair for t in group.values() if t is not None]
-        dense = (t for t in tensors((arguments, keywords)) if t.layout == torch.strided)
-        largest = max((t.untyped_storage().nbytes() for t in dense), default=0)
-        visit = Visit(self, storage_ids([*own, *tensors(running_batch(self.build))]), largest // LARGE)
-        self.latest = weakref.ref(visit)
-        with saved_tensors_hooks(visit.pack, visit.unpack):
-            result = call(*arguments, **keywords)
+        with without_transforms(self.technique):
+            own = [t for pair in held(block.tree()) for group in pair for t in group.values()]
+            own = [t for t in own if t is not None]
+            dense = (t for t in tensors((arguments, keywords)) if t.layout == torch.strided)
+            largest = max((t.untyped_storage().nbytes() for t in dense), default=0)
+            visit = Visit(self, storage_ids([*own, *tensors(running_batch(self.build))]), largest // LARGE)
+            self.latest = weakref.ref(visit)
+            with saved_tensors_hooks(visit.pack, visit.unpack):
+                result = call(*arguments, **keywords)
         self.spared[block.name] = visit.spared
         return result
 

@@ -47,6 +47,7 @@ class Bf16Weights(Technique):
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
         from torch import nn
 
+        from vivace.mechanisms.blocks import without_transforms
         from vivace.tensors.modules import Lent, modules_of, patched
         from vivace.tensors.precision import sum_in_float32
 
@@ -63,7 +64,7 @@ class Bf16Weights(Technique):
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             for half in halves:
                 half.refresh()
-            with patched(build.models, "forward", lent), _once(build):
+            with patched(build.models, "forward", lent), _once(build), without_transforms(self.name):
                 result = following(batch)
             changed = [name for half in halves for name in half.changed()]
             build.require(not changed, f"the model writes to {changed} as it runs: use bf16_autocast")

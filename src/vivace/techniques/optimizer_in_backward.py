@@ -51,7 +51,7 @@ class OptimizerInBackward(Technique):
         updated: set[int] = set()  # in this backward pass
         facts: Any = build.facts
         facts.updates_in_backward = 0
-        late = _NeededLate(parameters)
+        late = _NeededLate(parameters, self.name)
 
         def update(parameter: torch.Tensor) -> None:
             if keeping or late.waits(parameter):
@@ -125,9 +125,10 @@ class _NeededLate:
     were needed late.
     """
 
-    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+    def __init__(self, weights: Iterable[torch.Tensor], technique: str) -> None:
         from vivace.torch_internals.tensors import storage_ids
 
+        self.technique = technique
         self.looking = True  # in the first step
         self._weights: dict[int, list[torch.Tensor]] = {}  # by their storage
         for weight in weights:
@@ -148,7 +149,11 @@ class _NeededLate:
         """The seam `forward`; in the first step what it saves for the backward pass is looked at."""
         from torch.autograd.graph import saved_tensors_hooks
 
-        with saved_tensors_hooks(self._pack, self._unpack) if self.looking else contextlib.nullcontext():
+        from vivace.mechanisms.blocks import without_transforms
+
+        if not self.looking:
+            return following(batch)
+        with without_transforms(self.technique), saved_tensors_hooks(self._pack, self._unpack):
             return following(batch)
 
     def _pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

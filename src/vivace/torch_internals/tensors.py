@@ -120,10 +120,12 @@ schema_of: Callable[[Operator], torch.FunctionSchema] = attribute(
 )
 """The schema of an operator that reaches a dispatch mode: its name, arguments, returns and what it writes."""
 
-_transforms: Callable[[], bool] = named(
+in_transform: Callable[[], bool] = named(
     "torch._C._are_functorch_transforms_active",
     lost="operators of one's own do not give way to transforms of torch.func",
 )
+"""Is a transform of torch.func entered, such as vmap or jacrev?"""
+
 named(
     "torch.autograd.forward_ad._current_level",
     lost="operators of one's own do not give way to differentiation forwards",
@@ -238,7 +240,7 @@ def is_transformed() -> bool:
     """Is a transform of torch.func entered, or differentiation forwards? Gradients that are written out by an
     autograd.Function know neither.
     """
-    return _transforms() or forward_ad._current_level >= 0
+    return in_transform() or forward_ad._current_level >= 0
 
 
 def in_backward() -> bool:
