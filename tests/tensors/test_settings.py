@@ -68,3 +68,27 @@ def test_sessions_that_close_in_another_order_leave_no_trace(first):
     assert torch.get_num_threads() == (before[1] if first else more)
     sessions.pop().close()
     assert (process_flags(), torch.get_num_threads()) == before
+
+
+@pytest.mark.parametrize("leaving", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("name", ["padded_stem", "bf16_autocast"])
+def test_forwards_of_shared_modules_come_back_in_whatever_order_sessions_close(name, leaving):
+    shared = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(6, 6))
+    sessions, placed = [], []
+
+    def forwards():
+        return [vars(module).get("forward") for module in shared]
+
+    for _ in leaving:
+        model = torch.nn.Sequential(shared, torch.nn.Linear(6, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = Plan.from_dict({name: {}})
+        sessions.append(vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).sum()))
+        placed.append(forwards())
+        assert any(placed[-1])
+    sessions[leaving[0]].close()
+    assert forwards() == placed[leaving[1]]
+    pairs = zip(forwards(), placed[leaving[0]], strict=True)
+    assert not any(gone is not None and getattr(stays, "own", None) is gone for stays, gone in pairs)
+    sessions[leaving[1]].close()
+    assert not any("forward" in vars(module) or "__getstate__" in vars(module) for module in shared)

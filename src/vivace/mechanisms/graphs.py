@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from vivace.mechanisms.beside import OF_MODULES
 from vivace.mechanisms.blocks import is_fake
-from vivace.tensors.modules import patched
+from vivace.tensors.modules import placed
 from vivace.tensors.outside import Outside
 from vivace.tensors.trees import tensors
 from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
@@ -302,9 +302,19 @@ def put_in_place(
     """Let ``function(module, own forward, *settings, *arguments)`` be each module's forward; returns what
     undoes it.
     """
-    undo = contextlib.ExitStack()
-    undo.enter_context(patched(modules, "forward", [InPlace(m, function, settings) for m in modules]))
-    return undo.close
+    forwards = [InPlace(module, function, settings) for module in modules]
+    give_back = placed(modules, "forward", forwards)
+
+    def undo() -> None:
+        give_back()
+        for own in forwards:  # of another session, which came later and stays, one may be the own
+            above = vars(own.module).get("forward")
+            while isinstance(above, Replacement):
+                if above.own is own:
+                    above.own = own.own
+                above = above.own
+
+    return undo
 
 
 class _Proxy(fx.Proxy):

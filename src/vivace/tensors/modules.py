@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,6 +176,36 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
+
+
+def placed(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> Callable[[], None]:
+    """Give each module its own instance attribute `name` until what is returned is called.
+
+    In whatever order several give theirs back, the one that came last and is still there acts.
+    """
+    undo = contextlib.ExitStack()
+    for module, value in zip(modules, values, strict=True):
+        before = [vars(module).get(name)]
+        vars(module)[name] = value
+        _PLACED.setdefault(module, {}).setdefault(name, []).append(before)
+        undo.callback(_give_back, module, name, before)
+    return undo.close
+
+
+# What each found, in the order in which they came. A model that goes with its sessions open is not held here.
+_PLACED: weakref.WeakKeyDictionary[nn.Module, dict[str, list[list[Any]]]] = weakref.WeakKeyDictionary()
+
+
+def _give_back(module: nn.Module, name: str, before: list[Any]) -> None:
+    found = _PLACED[module][name]
+    place = next(number for number, other in enumerate(found) if other is before)
+    del found[place]
+    if place < len(found):
+        found[place][0] = before[0]
+    elif before[0] is None:
+        vars(module).pop(name, None)
+    else:
+        vars(module)[name] = before[0]
 
 
 class Lent:

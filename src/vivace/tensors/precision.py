@@ -19,7 +19,7 @@ from torch.overrides import (
     has_torch_function_variadic,
 )
 
-from vivace.tensors.modules import modules_of, patched
+from vivace.tensors.modules import modules_of, placed
 from vivace.tensors.settings import hold
 from vivace.tensors.trees import cast
 
@@ -76,10 +76,12 @@ def sum_in_float32(build: Workbench, *, under_autocast: bool = False) -> None:
     summing = {nn.Linear: _of_contiguous} | (ON_CPUS if build.device.type == "cpu" else {})
     undo = contextlib.ExitStack()
     for kind, method in summing.items():
-        found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
-        undo.enter_context(patched(found, "forward", [MethodType(method, module) for module in found]))
+        found = [m for model in build.models for m in modules_of(model, kind)]
+        # In its place may stand what another session has put there, and takes away earlier.
+        found = [m for m in found if vars(m).get("forward") in (None, MethodType(method, m))]
+        undo.callback(placed(found, "forward", [MethodType(method, module) for module in found]))
         states = [partial(_own_state, module) for module in found]
-        undo.enter_context(patched(found, "__getstate__", states))  # of copies and pickles
+        undo.callback(placed(found, "__getstate__", states))  # of copies and pickles
     build.on_close(undo.close)
     within = build.device.type if under_autocast else ""
     replaced: dict[str, Callable[..., Any]] = {"log_softmax": _log_softmax(within)}

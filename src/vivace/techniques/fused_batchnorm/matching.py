@@ -33,7 +33,7 @@ from vivace.mechanisms.graphs import (
 from vivace.techniques.fused_batchnorm.kernels.batch_norm import Norm, apply_activation, fused_twice
 from vivace.techniques.fused_batchnorm.kernels.product import product
 from vivace.techniques.fused_batchnorm.kernels.splits import split_rows
-from vivace.tensors.modules import is_product, modules_of, patched
+from vivace.tensors.modules import is_product, modules_of, placed
 
 NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
@@ -78,12 +78,10 @@ def install(
     """
     norms = [m for m in model.modules() if _may_be_fused(m) and not is_touched(m)]
     undone = contextlib.ExitStack()
-    for norm in norms:
-        norm.forward = FusedNorm(norm)
-        undone.callback(vars(norm).pop, "forward", None)
+    undone.callback(placed(norms, "forward", [FusedNorm(norm) for norm in norms]))
     convolutions = [m for m in modules_of(model, nn.Conv2d) if products and _may_leave_statistics(m)]
     replaced = [Product(convolution) for convolution in convolutions]
-    undone.enter_context(patched(convolutions, "forward", replaced))
+    undone.callback(placed(convolutions, "forward", replaced))
     held = {id(norm) for norm in norms}
     waiting = False
 
