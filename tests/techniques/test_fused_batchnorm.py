@@ -321,7 +321,11 @@ def write_a_tensor(self, x):
     return self.relu(self.norm(x))
 
 
-CALLS = {"of a forward": 0}
+CALLS, GENERATOR = {"of a forward": 0}, torch.Generator()
+
+
+def draw_from_an_own_generator(self, x):
+    return self.relu(self.norm(x)) * float(torch.rand(1, generator=GENERATOR) < 2)
 
 
 def count_outside(self, x):
@@ -355,7 +359,7 @@ def write_weights_of_a_part(self, x):
 BODIES = [
     *(read, keep, collect, draw, noise, constant),
     *(without_gradients, in_other_precision, with_an_own_backward, count, ask_a_buffer, write_a_tensor),
-    *(count_outside, count_in_a_part),
+    *(draw_from_an_own_generator, count_outside, count_in_a_part),
     *(replace_weights_of_a_part, replace_a_weight_of_a_part, write_weights_of_a_part),
 ]
 
@@ -367,6 +371,7 @@ def test_forwards_that_a_trace_would_change_are_left_alone(body):
     owner.tensor = torch.zeros(3)
     before = dict(vars(owner))
     streams = torch.get_rng_state(), random.getstate()
+    own = GENERATOR.get_state()
     with pytest.raises(Untraceable):
         chains_of(owner)
     assert vars(owner) == before
@@ -375,6 +380,7 @@ def test_forwards_that_a_trace_would_change_are_left_alone(body):
     assert (owner.norm.weight.tolist(), owner.norm.bias.tolist()) == ([1.0] * 3, [0.0] * 3)
     assert not hasattr(owner.norm, "calls")
     assert CALLS == {"of a forward": 0}
+    assert torch.equal(GENERATOR.get_state(), own)
     assert StraightThrough.apply(torch.tensor(0.7)) == 1.0
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert random.getstate() == streams[1]

@@ -493,7 +493,7 @@ class _Kept:
         for tensor, then in moved:
             tensor.data = then
         with outside_modes():
-            outside = self.outside is not None and self.outside.moved()
+            outside = self.outside is not None and (self.outside.moved() or self.outside.drew())
             if self.outside is not None and outside:
                 self.outside.put_back()
         return bool(others or contents or moved or outside)
