@@ -524,7 +524,7 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
     if drew:
         raise Untraceable("its forward draws random numbers")
     if changed or writes.wanted:
-        raise Untraceable("its forward changes what it, or its code elsewhere, keeps")
+        raise Untraceable("its forward changes something that stays")
     return graph
 
 
