@@ -291,3 +291,13 @@ def is_full_disk(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _DISK_IS_FULL
     return isinstance(error, RuntimeError) and "unexpected pos" in str(error)
+
+
+def forbids_hooks(error: BaseException) -> bool:
+    """Does a transform of torch.func find hooks of saved tensors, which it does not serve?"""
+    return isinstance(error, RuntimeError) and "saved tensor hooks" in str(error)
+
+
+def hides_memory(error: BaseException) -> bool:
+    """Was a tensor asked for its memory that has none of its own, as inside of a transform of torch.func?"""
+    return isinstance(error, NotImplementedError) and "Cannot access storage" in str(error)

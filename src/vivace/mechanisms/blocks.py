@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.errors import Refused
+from vivace.errors import Refused, forbids_hooks, hides_memory
 from vivace.job import Batch
 from vivace.technique import Build, Seam
 from vivace.tensors.modules import Lent, patched
@@ -357,7 +357,7 @@ def without_transforms(technique: str) -> Iterator[None]:
     except RuntimeError as error:
         frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
         own = str(frame.f_globals.get("__name__")).startswith("vivace.")
-        if "saved tensor hooks" in str(error) or ("Cannot access storage" in str(error) and own):
+        if forbids_hooks(error) or (hides_memory(error) and own):
             raise refused from error
         raise
 
