@@ -27,7 +27,7 @@ from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
 from vivace.live.kept import CannotKeep, Kept, KeptCall
 from vivace.live.loop import Loop
-from vivace.live.pairs import Comparison, compared
+from vivace.live.pairs import Comparison, Pair, Timing, compared
 from vivace.live.proof import FEW_SHADOWS, SHADOWS
 from vivace.live.spending import Clock, Spending, search_seconds
 from vivace.plan import Plan
@@ -813,6 +813,18 @@ def test_a_small_gain_is_timed_again_soon(timed, gain, soon):
     watching = timed(plain(3000), 0.01, lambda step: gain)
     adopted, again = (watching.conductor.course.ledger.read(kind)[0]["step"] for kind in ("adopted", "timed"))
     assert (again - adopted < course.WATCH_STEPS) is soon
+
+
+def test_pairs_that_share_a_segment_are_no_pairs_of_their_own():
+    """Ratios that rise and fall together tell less than as many that do not."""
+    ratios = [1.03, 1.04, 1.05, 1.03, 1.0, 0.99, 1.0, 1.02]
+    together, mixed = (
+        compared([Pair(Timing(one, one), Timing(1.0, 1.0)) for one in order], by_processor=True)
+        for order in (ratios, [ratios[index] for index in (2, 5, 0, 4, 1, 6, 3, 7)])
+    )
+    for clock in ("wall", "cpu"):
+        wide, narrow = getattr(together, clock), getattr(mixed, clock)
+        assert wide.high / wide.low > narrow.high / narrow.low
 
 
 def test_a_plan_whose_later_steps_are_not_faster_is_taken_back(timed, monkeypatch):

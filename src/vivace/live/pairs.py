@@ -116,10 +116,10 @@ def middle(before: Timing, after: Timing) -> Timing:
 
 
 def compared(pairs: Sequence[Pair], *, by_processor: bool) -> Comparison:
-    """The ratios of at least three pairs."""
-    wall = speed_ratio([(p.reference.wall, p.plan.wall) for p in pairs])
+    """The ratios of at least three pairs, of which each shares a segment of the reference with the next."""
+    wall = speed_ratio([(p.reference.wall, p.plan.wall) for p in pairs], neighbours=True)
     least = 1e-9  # a processor's clock may stand still in a segment
-    cpu = speed_ratio([(max(p.reference.cpu, least), max(p.plan.cpu, least)) for p in pairs])
+    cpu = speed_ratio([(max(p.reference.cpu, least), max(p.plan.cpu, least)) for p in pairs], neighbours=True)
     return Comparison(wall, cpu, tuple(pairs), by_processor)
 
 
