@@ -185,6 +185,17 @@ def test_a_wrong_candidate_never_acts(watched, only, register, tmp_path):
     assert not (tmp_path / "plan.toml").exists()
 
 
+def test_a_plan_that_promises_equal_bits_and_changes_some_never_acts(watched, only, register, tmp_path):
+    promised = dataclasses.replace(Hurry.card, numerics=Numerics.EXACT, unit_roundoff=0.0)
+    technique = dataclasses.dataclass(frozen=True)(type("Promised", (Hurry,), {"card": promised}))
+    register(technique)
+    only(technique(wrong=2e-6))
+    mine, loop = watched(lambda: train(30))
+    (tried,) = loop.conductor.course.tried
+    assert tried["verdict"]["reason"] == "it promises the same bits, and its step has others"
+    assert same_weights(mine, train(30))
+
+
 @pytest.mark.parametrize(
     ("off", "times", "kept"), [(1, 1.5, True), (2, 1.5, False), (3, 1.5, False), (1, math.nan, False)]
 )

@@ -414,8 +414,12 @@ class Proof:
     def _held(self, plan: Plan, found: Replay) -> Verdict:
         """Raises Refused where a step that only rounds otherwise fails."""
         reference = self._unordered if plan.compiles else self.reference
-        if plan.promise == Numerics.EXACT and not _apart(found, reference):
-            return Verdict(True)
+        if plan.promise == Numerics.EXACT:
+            if not _apart(found, reference):
+                return Verdict(True)
+            again = self.replay(Plan(), ordered=reference is self.reference)
+            if not _apart(again, reference):  # but for the plan, every bit is as it was
+                return Verdict(False, "it promises the same bits, and its step has others")
         if reason := otherwise(found.left, reference.left):
             return Verdict(False, reason)
         if not torch.equal(found.outcome.random_state, reference.outcome.random_state):
