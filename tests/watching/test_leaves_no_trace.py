@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import signal
 from collections import deque
 
 import numpy
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 import vivace
 from vivace import Numerics, Seam
-from vivace.errors import InputError
+from vivace.errors import InputError, JobError
 from vivace.inspection import inspect
 from vivace.tensors.outside import MOST_NUMBERS
 from vivace.watching.sentinel import Sentinel
@@ -310,8 +311,6 @@ def test_an_interrupt_and_a_resumed_run(watched, dropping, digest, tmp_path):
 
     def interrupt(event):
         if event.kind == "watch" and event.payload["step"] == 7:
-            import signal
-
             signal.raise_signal(signal.SIGINT)
 
     stopped = watched(job, BFLOAT16, on_event=interrupt)
@@ -375,3 +374,114 @@ def test_generators_of_the_job_are_put_back(both, dropping, make):
 
     run = both(job)
     assert run.watched["kept"] is True, run.watched["sentence"]
+
+
+def from_an_iterator(folder):
+    scales = itertools.cycle([0.5, 1.0, 1.5])
+    return lambda: next(scales)
+
+
+def into_a_file(folder):
+    def write():
+        with open(folder / "log.csv", "a") as file:
+            file.write("step\n")
+        return 1.0
+
+    return write
+
+
+def into_an_open_file(folder):
+    OPENED.append(open(folder / "log.csv", "a", buffering=1))  # noqa: SIM115
+    file = OPENED[-1]
+    return lambda: file.write("step\n") / 5.0
+
+
+OPENED = []
+
+
+@pytest.mark.parametrize(
+    ("make_scale", "told"),
+    [
+        (from_an_iterator, "a step may take from an iterator"),
+        (into_a_file, "the job writes a file while it trains"),
+        (into_an_open_file, "the job writes a file while it trains"),
+    ],
+)
+def test_what_a_repetition_would_do_once_more_is_not_watched(both, dropping, tmp_path, make_scale, told):
+    runs = []
+
+    def make():
+        runs.append(tmp_path / f"files-{len(runs)}")
+        runs[-1].mkdir()
+        scale = make_scale(runs[-1])
+
+        def loss(model, batch):
+            return scale() * functional.cross_entropy(model(batch[0]), batch[1])
+
+        return dropping(loss=loss, epochs=2)
+
+    run = both(make)
+    while OPENED:
+        OPENED.pop().close()
+    assert run.watched["sentence"].startswith(f"not watched: {told}")
+    lines = [len(file.read_text().splitlines()) for file in tmp_path.glob("files-*/log.csv")]
+    assert all(count == run.steps for count in lines)
+
+
+def test_nobody_hears_a_step_twice(watched, dropping, capsys):
+    def loss(model, batch):
+        print("one more step")
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    run = watched(dropping(loss=loss, epochs=2), BFLOAT16)
+    assert run.watched["steps"] >= 2
+    assert capsys.readouterr().out.count("one more step") == run.steps
+
+
+def test_what_building_the_model_takes_is_there_for_the_training(both, dropping):
+    called = []
+
+    def make():
+        own = torch.Generator().manual_seed(5)
+
+        def model():
+            called.append(1)
+            print("a model")
+            found = nn.Linear(8, 4)
+            with torch.no_grad():
+                found.weight.normal_(generator=own)
+            return found
+
+        return dropping(model=model, epochs=2)
+
+    run = both(make)
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert len(called) == 2  # once for each of the two runs, as far as the job can know
+
+
+def test_a_model_that_the_job_compiles_is_not_looked_at(watched, dropping):
+    def model():
+        found = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.3))
+        found.compile(backend="eager")
+        return found
+
+    run = watched(dropping(model=model, metric=None), BFLOAT16, max_steps=1)
+    assert run.watched["sentence"].startswith(
+        "not watched: the job compiles its model, or a function, itself"
+    )
+
+
+def test_an_alarm_of_the_persons_ends_the_run(watched, dropping, monkeypatch):
+    def ring(*_):
+        raise TimeoutError("the hour is over")
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(Twin, "run", interrupted)
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(JobError, match="the hour is over"):
+            watched(dropping(), BFLOAT16)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -413,3 +413,26 @@ def test_a_run_that_ends_before_a_suspicion_is_confirmed_is_not_decided(plant, w
     seen = watched(dropping(epochs=5), plant(scale), max_steps=3).watched
     assert (seen["steps"], seen["kept"]) == (3, None)
     assert "watched 3 steps: not decided: step 3 was off" in seen["sentence"]
+
+
+def test_steps_of_which_every_second_is_off_are_no_rare_event(plant, watched, dropping):
+    taken = []
+
+    def shorter(build, count):
+        def update(following):
+            taken.append(1)
+            factor = 1.0 if len(taken) % 2 else 0.95
+            for group in build.optimizer.param_groups:
+                group["lr"] *= factor
+            following()
+            for group in build.optimizer.param_groups:
+                group["lr"] /= factor
+
+        build.wrap(Seam.UPDATE, update)
+
+    def model():
+        return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    with pytest.raises(PromiseBroken, match="was suspect already"):
+        watched(dropping(model=model, metric=None, epochs=5), plant(shorter))
+    assert len(taken) > 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import csv
 import io
 import random
 import sys
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from vivace.torch_internals.modules import is_compiled, is_compiled_function
 from vivace.torch_internals.tensors import dense_parts, storage_ids
 
 MOST_ENTRIES = 1000  # of a container that is looked into
@@ -39,6 +41,7 @@ _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", *torch.optim.Op
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, deque, set)
 _STREAMS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader)
+_ONE_WAY = (Iterator, csv.DictWriter, type(csv.writer(io.StringIO())))
 _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _STANDARD = sys.stdlib_module_names - {"__main__"}
 INSTALLED = ("site-packages", "dist-packages")  # folders, also a user's own and a distribution's
@@ -68,6 +71,8 @@ class Outside:
         self._classes: list[tuple[type, str, Any]] = []
         self._slots: list[tuple[object, str, Any]] = []
         self.files: list[Any] = []  # that are open, or were
+        self.one_way: list[Any] = []  # iterators and writers, which nothing puts back
+        self.compiled = False  # by the person: a function, or a module that is no part of the models?
         self.large: list[torch.Tensor] = []  # that are not put back
         self.shares = False  # a tensor the memory of the models' own, which is not this one's to put back?
         self._storages = _storages_of(models)
@@ -76,6 +81,8 @@ class Outside:
         self._look_at_all(functions)
         for kind in {type(module): None for module in parts}:
             self._look_at_class(kind)
+        held = chain.from_iterable(vars(module).values() for module in parts)
+        self.one_way += [value for value in held if isinstance(value, _ONE_WAY) and not is_persons(value)]
 
     def put_back(self) -> None:
         """Let all be as it was when this was made. What cannot be written leaves the rest put back, and is
@@ -170,6 +177,8 @@ class Outside:
             self._look_at_class(value)
         elif isinstance(value, io.IOBase):
             self.files.append(value)
+        elif isinstance(value, _ONE_WAY) and not is_persons(value):
+            self.one_way.append(value)
         elif is_persons(value):
             space = _space_of(value)
             self._spaces.append((space, dict(space)))
@@ -201,6 +210,7 @@ class Outside:
             if id(part) not in self._parts and len(self._seen) < MOST_LOOKED_AT:
                 self._parts.add(id(part))
                 self._seen.add(id(part))
+                self.compiled |= is_compiled(part)
                 for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                     self._look_at_tensor(tensor)
                 own = vars(part)
@@ -220,6 +230,7 @@ class Outside:
     def _look_at_function(self, function: types.FunctionType) -> None:
         if of_library(function.__module__ or ""):
             return
+        self.compiled |= is_compiled_function(function)
         for cell in function.__closure__ or ():
             try:
                 value = cell.cell_contents

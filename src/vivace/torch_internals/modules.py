@@ -63,6 +63,7 @@ COMPILED_CALL = "_compiled_call_impl"
 """The attribute of a module that is called in the place of all that a call of it does."""
 _compiled_call = attribute(nn.Module, COMPILED_CALL, lost="a model cannot be compiled for training alone")
 _WRAPPED = "_orig_mod"  # what torch.compile(model) returns has it
+_COMPILES, _NEVER_COMPILES = "_torchdynamo_orig_callable", "_torchdynamo_disable"  # of functions
 plain_call: Callable[[nn.Module], Callable[..., Any]] = attribute(
     nn.Module, "_call_impl", lost="a model cannot be compiled together with its hooks"
 )
@@ -165,6 +166,11 @@ def convolves_as(module: Convolution, kind: type[Convolution]) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Did the person compile it, in place or around it?"""
     return bool(_compiled_call(module)) or hasattr(module, _WRAPPED)
+
+
+def is_compiled_function(function: Callable[..., Any]) -> bool:
+    """Did the person compile a function, or a method?"""
+    return hasattr(function, _COMPILES) and not hasattr(function, _NEVER_COMPILES)
 
 
 def form_of_output(graph: fx.Graph) -> Any:

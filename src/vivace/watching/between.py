@@ -16,6 +16,7 @@ from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.optimizers import align_state
 from vivace.tensors.trees import map_tensors
 from vivace.torch_internals.tensors import dense_parts
+from vivace.verifying.displacement import State
 from vivace.verifying.states import kept_states, parameter_names
 
 Digests = dict[str, str]
@@ -37,6 +38,14 @@ class Rest:
             for parameter, state in optimizer.state.items()
         ]
         self._kept = kept_states(session)
+
+    @property
+    def state(self) -> State:
+        """The weights and buffers, by name."""
+        kinds = ("weight ", "buffer ")
+        return State(
+            *({n.removeprefix(k): t for n, t in self._tensors.items() if n.startswith(k)} for k in kinds)
+        )
 
     def put_back(self) -> None:
         """Let the session hold it again, in the same memory where that is still there."""

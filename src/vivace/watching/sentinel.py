@@ -22,28 +22,40 @@ from vivace.inspection.limits import free_memory, peak_memory
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.session.opening import schedulers_of
+from vivace.profiling.record.signals import raised_by_handler
 from vivace.session.session import Session
 from vivace.technique import Numerics
 from vivace.tensors import randomness
 from vivace.tensors.outside import assign
 from vivace.tensors.trees import same_numbers, tensors
 from vivace.training.checkpoints import Position
-from vivace.training.evaluation import Evaluation
 from vivace.training.progress import Progress
 from vivace.training.watch import Broken
 from vivace.verifying.displacement import Outcome, State, Tensors, different_states, distances, resolution
-from vivace.verifying.facts import Facts, difference, facts_of_session
+from vivace.verifying.facts import difference
 from vivace.verifying.figures import Measure
 from vivace.verifying.halves import Place
 from vivace.verifying.masks import Handed, Kept, Unlike
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import load_state
 from vivace.watching.between import Digests, Rest, changed, digests, told
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
+from vivace.watching.own_metric import OwnMetric
 from vivace.watching.schedule import Schedule
+from vivace.watching.settings import Settings, untouched
 from vivace.watching.tally import Tally
-from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, outside_of, placing, seen
+from vivace.watching.twin import (
+    Before,
+    LeavesATrace,
+    Seen,
+    Twin,
+    free,
+    named,
+    outcome_of,
+    outside_of,
+    placing,
+    seen,
+    versions_of,
+)
 
 NO_PLAN = "the run has no plan"
 NO_ROOM = "the memory does not hold the model a second time"
@@ -54,8 +66,7 @@ NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout o
 OTHER_BATCH = "the plan gives the loss another batch than the job's data gave"
 WROTE_LARGE = "a step changes a tensor outside of the model that is too large to be put back"
 SHARES = "a tensor outside of the model shares memory with the model's own"
-CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
-BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
+CONFIRMED_BY, AMONG = 5, 10  # so many of the last watched steps, where none proves a fault alone
 
 
 class Sentinel:
@@ -87,14 +98,13 @@ class Sentinel:
         self.why_not, self.unseen = "", "no step was left to take"
         self.tally = self.tally_before = Tally()  # with and without the last watched step
         self.shadow_seed = 0
-        self.suspected: list[int] = []  # the last steps, one after the other
+        self.suspected: dict[int, int] = {}  # steps off lately, and how many were watched until then
         self.envelopes = Envelopes()
         self.halves: dict[Place, list[bool]] | None = None
         self.places_alike: bool | None = None  # does the plan place a batch as the job does?
-        self.settings: Facts | None = None
         self.rest: Rest | None = None  # since the last step, where it is looked at what follows that
         self.just_watched = False
-        self.by_metric: set[str] | None = None  # what the job's own metric changes, once that was asked
+        self.metric, self.settings = OwnMetric(job, seed), Settings()
         _import_what_optimizers_need()
         began = time.monotonic()
         if plan is not None and not plan.techniques:
@@ -175,9 +185,11 @@ class Sentinel:
         begin = time.perf_counter()
         now = self._attempt(lambda: digests(session))
         names = [] if now is None else changed(rest.digests, now)
-        if names and self.by_metric is None:
-            self._attempt(lambda: self._ask_the_metric(session))
-        names = [name for name in names if name not in (self.by_metric or ())]
+        names = self.metric.unexplained(names)
+        if names and self.metric.may_be_asked:
+            twin = self.twin
+            self._attempt(lambda: self.metric.ask(session, twin, rest))
+            names = self.metric.unexplained(names)
         self.tally.between_steps += 1
         self.schedule.rested(time.perf_counter() - begin)
         if self.twin is None or now is None:
@@ -187,7 +199,7 @@ class Sentinel:
             self.rest = None
             self._changed(f"what step {rest.step} left was changed before the next: {what}", rest.step, rest)
             self._lie_down(session, position)
-        if not _is_of_torch(self.twin.scheduler):
+        if self.twin.schedules_freely:
             self.rest = None  # a schedule of the person's own comes next, and may change anything
 
     def holds(self, session: Session, position: Position) -> dict[str, Any]:
@@ -275,23 +287,6 @@ class Sentinel:
         self.progress.log("watch", record | {"watch_why": "the next step begins", "watch_kept": False})
         self._break(fault, step, rest.put_back if rest is not None else lambda: None)
 
-    def _ask_the_metric(self, session: Session) -> None:
-        """Learn what the job's own metric changes, by the reference's evaluation of the same weights."""
-        self.by_metric = set()
-        if self.job.metric is None or self.twin is None:
-            return
-        device = session.build.device
-        now, streams = Rest(session, 0), randomness.capture(device)
-        try:
-            with self.twin.entered() as again:
-                load_state(again, State(*named(session)))
-                before = digests(again)
-                Evaluation(self.job, again, self.seed).metric()
-                self.by_metric.update(changed(before, digests(again)))
-        finally:
-            now.put_back()  # a metric may reach by a name of its file what is trained
-            randomness.restore(streams, device)
-
     def _has_room(self, session: Session) -> bool:
         """Is as much of the host's memory free as the process took at most? A repetition takes such a step
         again. Where that is not so, nothing is watched any more: the system would end the process unasked.
@@ -307,6 +302,8 @@ class Sentinel:
         except Unlike as unlike:
             self._end(str(unlike))
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if ran_out_of_memory(error):
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
                 self._end(NO_ROOM)
@@ -323,7 +320,9 @@ class Sentinel:
         assert twin is not None
         begin = clock()
         before = self._attempt(lambda: Before.of(session, twin, position.step))
-        if before is None:
+        if before is not None:
+            self._attempt(lambda: before.require_repeatable(twin))
+        if before is None or self.twin is None:
             return take(batch)
         skipped = session.build.facts.skipped_steps
         skipped_before = None if skipped is None else int(skipped)
@@ -374,23 +373,39 @@ class Sentinel:
         self._require_comparable(kept, before, after)
         if any(p.grad is not None for model in session.build.models for p in model.parameters()):
             raise Unlike("gradients stay from step to step, of weights that its optimizer does not update")
-        if self.halves is None:
-            self.halves = twin.halves(session.plan, before, found.batch)
         mine = outcome_of(loss, State(*named(session)), found.gradients)
+        with untouched(session.optimizers):
+            if self.halves is None:
+                self.halves = twin.halves(session.plan, before, found.batch)
+            return self._repeated(session, batch, before, found, kept, mine, after)
+
+    def _repeated(
+        self,
+        session: Session,
+        batch: Batch,
+        before: Before,
+        found: Seen,
+        kept: Kept | None,
+        mine: Outcome,
+        after: dict[str, Any],
+    ) -> Finding:
+        """Repeat the step under the reference, and compare with what the plan's step left."""
+        twin = self.twin
+        assert twin is not None
         with twin.entered() as again:
-            if not self._places_alike(again.place(batch), found):
+            if not self._places_alike(again.place(batch), batch, found):
                 return Finding(False, math.inf, "batch", OTHER_BATCH)
             silent = kept is not None and not any(kept.pieces)
             try:
                 theirs = self._repeat(before, found, kept)
-            except Unlike:
-                if not silent:
+            except Unlike as unlike:
+                if not silent or isinstance(unlike, LeavesATrace):
                     raise
                 fault = difference(found.modules or {}, twin.modules or {}, only_shared=True)
                 return Finding(False, math.inf, "random numbers", fault or NO_DRAWS)
             self._require_alone(session, after)
             fault = difference(found.modules or {}, twin.modules or {}, only_shared=True)
-            if fault := fault or self._settings_fault(session, before):
+            if fault := fault or self.settings.fault(session, twin, before):
                 return Finding(False, math.inf, "settings", fault)
             if mine.losses == theirs.losses and not different_states(mine.after, theirs.after):
                 return Finding(True, 0.0, "equal bits")
@@ -446,24 +461,26 @@ class Sentinel:
             raise Unlike("the plan draws more random numbers than the job")
         return outcome
 
-    def _places_alike(self, theirs: Batch, found: Seen) -> bool:
+    def _places_alike(self, theirs: Batch, batch: Batch, found: Seen) -> bool:
         """False where a plan that put a batch on the device as the job does, on the run's first watched step,
         gives the loss less of this one, or other numbers in the same shapes.
         """
         mine, own = list(tensors(found.batch)), list(tensors(theirs))
         pairs = list(zip(mine, own, strict=False))
         less = any(len(a) < len(b) for a, b in pairs if a.dim() and b.dim())
+        edited = versions_of(batch) != found.versions  # by the loss: then its numbers tell nothing
         other = any(a.shape == b.shape and not same_numbers(a, b.to(a.device, a.dtype)) for a, b in pairs)
         if self.places_alike is None:
             same = len(mine) == len(own) and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
             self.places_alike = same and not other and not found.placing_drew
-        return not self.places_alike or not (less or other)
+        return not self.places_alike or not (less or (other and not edited))
 
     def _require_comparable(self, kept: Kept | None, before: Before, after: dict[str, Any]) -> None:
         if before.outside.shares:
             raise Unlike(SHARES)
         if before.wrote_large():
             raise Unlike(WROTE_LARGE)
+        before.require_unwritten()
         if kept is not None and kept.hidden:
             raise Unlike(f"the job draws random numbers by {kept.hidden}")
         if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):
@@ -482,25 +499,6 @@ class Sentinel:
                 parameter.grad = None
             raise Unlike("the loss uses a model of its own, and not the one that it is given")
 
-    def _settings_fault(self, session: Session, before: Before) -> str:
-        """What differs in which weights train, and in how the optimizer updates them.
-
-        What schedulers change is left out, and what the job's own optimizer changes in a step.
-        """
-        twin = self.twin
-        assert twin is not None
-        now, repeated = facts_of_session(session), facts_of_session(twin.session)
-        trained = {name: value for name, value in repeated.items() if name.startswith("requires_grad")}
-        if fault := difference(now, trained, only_shared=True):
-            return fault
-        if self.settings is None:
-            own = {name for name, value in repeated.items() if value != before.settings.get(name)}
-            first = before.settings if before.snapshot.position else twin.settings
-            left_out = (*BY_SCHEDULERS, "requires_grad") if twin.scheduler is not None else ("requires_grad",)
-            self.settings = {k: v for k, v in first.items() if k not in own and not k.startswith(left_out)}
-        of_torch = _is_of_torch(twin.scheduler)
-        return difference(before.settings, self.settings, only_shared=True) if of_torch else ""
-
     def _note(self, session: Session, position: Position, before: Before, finding: Finding, why: str) -> None:
         """Write down what was found; raises Broken where the run must not go on so."""
         step = position.step + 1
@@ -513,10 +511,11 @@ class Sentinel:
         score = finding.score if math.isfinite(finding.score) else None
         record = {"step": step, "watch_score": score, "watch_figure": finding.figure, "watch_why": why}
         self.progress.log("watch", record | {"watch_kept": finding.kept})
+        watched = self.tally.steps
+        self.suspected = {off: count for off, count in self.suspected.items() if watched - count < AMONG}
         if finding.kept:
-            self.suspected = []
             return
-        self.suspected.append(step)
+        self.suspected[step] = watched
         if not finding.outright and len(self.suspected) < CONFIRMED_BY:
             self.schedule.again()  # rounding may do that once, but not at every step
             return
@@ -544,7 +543,9 @@ class Sentinel:
 
     def _since(self) -> str:
         """What is known of the steps before a broken one."""
-        earlier = f"step {self.suspected[0]} was suspect already; " if len(self.suspected) > 1 else ""
+        earlier = (
+            f"step {next(iter(self.suspected))} was suspect already; " if len(self.suspected) > 1 else ""
+        )
         if self.tally.last_kept is None:
             return f"{earlier}no step before it was watched" if not earlier else earlier.rstrip("; ")
         return f"{earlier}the last watched step that trained the same model is {self.tally.last_kept}"
@@ -555,11 +556,6 @@ def _import_what_optimizers_need() -> None:
     would do that without a twin, so it is no cost of watching.
     """
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-
-
-def _is_of_torch(scheduler: object) -> bool:
-    """Are all of a job's schedulers torch's own, which change nothing but settings of the optimizer?"""
-    return all(type(one).__module__.startswith("torch.optim") for one in schedulers_of(scheduler))
 
 
 def _same_streams(mine: dict[str, Any], theirs: dict[str, Any], names: tuple[str, ...]) -> bool:

@@ -26,6 +26,7 @@ class Tally:
     worst_step: int = 0
     last_kept: int | None = None
     last_step: int = 0
+    off: int = 0  # steps beyond the limit
     broken_steps: list[int] = dataclasses.field(default_factory=list)
     between_steps: int = 0
     seconds: float = 0.0
@@ -50,6 +51,8 @@ class Tally:
             self.worst, self.worst_figure, self.worst_step = finding.score, finding.figure, step
         if finding.kept:
             self.last_kept = step
+        else:
+            self.off += 1
 
     def with_process(self, schedule: Schedule) -> Tally:
         """The same with what watching and the run have taken in this process."""
@@ -100,6 +103,6 @@ class Tally:
             found = f"not decided: {off}; worst {self.worst:.1f} of {STEP_LIMIT:.0f}"
         else:
             found = f"same model; worst {self.worst:.1f} of {STEP_LIMIT:.0f}"
-            found += ", in single steps" if self.worst > STEP_LIMIT else ""
+            found += f", as {self.off} of them were off" if self.off else ""
         ended = f"; then no more, because {why_no_more}" if why_no_more else ""
         return f"watched {words.count(self.steps, 'step')}: {found}; watching cost {cost}{ended}"

@@ -6,39 +6,57 @@ to the model that is trained. Between watched steps it waits on the host and hol
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy
 import torch
+from torch import nn
 
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
+from vivace.profiling.record.signals import raised_by_handler
+from vivace.profiling.record.silence import nothing_written, silence
 from vivace.session.opening import call, reopened, start
 from vivace.session.session import Session
 from vivace.tensors import randomness
-from vivace.tensors.modules import named_buffers, named_parameters
-from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed
-from vivace.tensors.trees import map_tensors
+from vivace.tensors.modules import named_buffers, named_modules, named_parameters
+from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed, is_persons
+from vivace.tensors.trees import fields_of, is_object, map_tensors, tensors
+from vivace.torch_internals.modules import is_compiled
+from vivace.torch_internals.tensors import version_of
 from vivace.verifying.displacement import Outcome, State, Tensors
 from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
 from vivace.verifying.halves import Halves, Place
-from vivace.verifying.states import Snapshot, clone, decay_of, kept_states, restore
+from vivace.verifying.masks import Unlike
+from vivace.verifying.states import Snapshot, decay_of, kept_states, restore
 from vivace.verifying.tap import random_state
 from vivace.watching.between import sums_of
+from vivace.watching.written import Code, code_of_schedules, may_change_anything
 
 SETTLING_STEPS = 8  # a loss scale halves until it fits
 NO_OUTPUTS = torch.zeros(1)
+WRITES = "the job writes a file while it trains, and a repetition would write into it, too"
+TAKES = "{} may take from an iterator or write through a writer, and neither can be put back"
+COMPILES = "the job compiles its model, or a function, itself: looked at, that computes otherwise"
+
+
+class LeavesATrace(Unlike):
+    """A step of the job changes what cannot be put back."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Before:
     """What a step begins with, on the host: states of model, optimizers and techniques, random streams, the
     settings of the optimizers, and what the job keeps in Python; of tensors outside of the model that are too
-    large to be copied, sums.
+    large to be copied, sums, of open files how far they are written, and of modules whether they are in
+    training mode.
     """
 
     snapshot: Snapshot
@@ -48,6 +66,8 @@ class Before:
     attributes: Attributes
     outside: Outside
     large: list[torch.Tensor]
+    places: list[int | None]
+    modes: dict[str, bool]
 
     @classmethod
     def of(cls, session: Session, twin: Twin, step: int) -> Before:
@@ -59,7 +79,22 @@ class Before:
         found = attributes(session.build.models)
         settings, outside = facts_of_session(session), outside_of(session, twin)
         large = [sums_of(tensor) for tensor in outside.large]
-        return cls(snapshot, kept_states(session), streams, settings, found, outside, large)
+        places = places_in(outside.files)
+        modes = {name: module.training for name, module in named_modules(session.build.models)}
+        kept = kept_states(session)
+        return cls(snapshot, kept, streams, settings, found, outside, large, places, modes)
+
+    def require_repeatable(self, twin: Twin) -> None:
+        """Raises LeavesATrace where to look at the step, or to repeat it, would change the training."""
+        if self.outside.one_way:
+            raise LeavesATrace(TAKES.format("a step"))
+        if self.outside.compiled or any(is_compiled(m) for m in modules_of(twin.session)):
+            raise LeavesATrace(COMPILES)
+
+    def require_unwritten(self) -> None:
+        """Raises LeavesATrace where the step wrote, or read, an open file."""
+        if places_in(self.outside.files) != self.places:
+            raise LeavesATrace(WRITES)
 
     def wrote_large(self) -> bool:
         """Has a tensor that is too large to be put back other numbers by now? Its version does not tell:
@@ -83,6 +118,7 @@ class Seen:
     """
 
     batch: Any = None
+    versions: tuple[int, ...] = ()  # of the data's own batch, when it was placed
     placing_drew = False  # did torch draw random numbers when the batch was placed?
     gradients: Tensors = dataclasses.field(default_factory=dict)
     modules: Facts | None = None
@@ -94,9 +130,20 @@ class Twin:
 
     def __init__(self, job: Job, machine: Machine, seed: int) -> None:
         self.job = job
-        self.session = start(job, Plan(), machine, seed=seed)
+        outside = Outside((job.model, job.optimizer, job.scheduler), [])
+        if outside.one_way:
+            raise LeavesATrace(TAKES.format("the Job's model(), optimizer() or scheduler()"))
+        try:
+            with silence():  # the training's own will say it
+                self.session = start(job, Plan(), machine, seed=seed)
+                self.scheduler = call(job, "scheduler", self.session.optimizer) if job.scheduler else None
+        finally:
+            outside.put_back()
         self.device = self.session.build.device
-        self.scheduler = call(job, "scheduler", self.session.optimizer) if job.scheduler else None
+        self.schedule_code = code_of_schedules(self.scheduler)
+        functions = (job.loss, job.on_gradients, job.metric, job.data, job.validation)
+        self.code = Code((*functions, *self.schedule_code.things), self.session.build.models)
+        self.schedules_freely = may_change_anything(self.scheduler)
         self.settings = facts_of_session(self.session)
         self.modules: Facts | None = None
         self.moving: set[tuple[int, str, str]] = set()  # attributes that a step changes
@@ -144,17 +191,39 @@ class Twin:
         restore(session, before.snapshot)
         before.outside.put_back()
         models = session.build.models
-        assign(models, {key: before.attributes[key] for key in self.moving if key in before.attributes})
+        self._take_over(before)
         attributes_before = attributes(models)
         randomness.restore(before.streams, self.device)
-        with noise or nullcontext(), draws or nullcontext(), seen(session) as found:
+        with unheard(), noise or nullcontext(), draws or nullcontext(), seen(session) as found:
             try:
-                loss = session.step(clone(batch))
+                loss = session.step(_copied(batch, torch.Tensor.clone))
             finally:
                 self.modules = found.modules
         self.moving |= set(changed(attributes(models), attributes_before))
         after = State(*(_mapped(part, torch.Tensor.clone) for part in named(session)))
         return outcome_of(loss, after, found.gradients)
+
+    def _take_over(self, before: Before) -> None:
+        """What a step changes, and what the job's own code may have changed since the last one repeated here,
+        such as a schedule that thaws weights.
+        """
+        models = self.session.build.models
+        taken = {
+            key: before.attributes[key]
+            for key in changed(attributes(models), before.attributes)
+            if key in before.attributes and (key in self.moving or self._may_assign(key, before))
+        }
+        assign(models, taken)
+        if self.code.may_thaw:
+            for name, parameter in named_parameters(models):
+                trains = before.settings.get(f"requires_grad of {name}", parameter.requires_grad)
+                parameter.requires_grad_(trains)
+        if self.schedule_code.may_turn_modes:
+            for name, module in named_modules(models):
+                module.training = before.modes.get(name, module.training)
+
+    def _may_assign(self, key: tuple[int, str, str], before: Before) -> bool:
+        return self.code.may_assign(key[2].rpartition(".")[2], before.attributes[key])
 
     def halves(self, plan: Plan, before: Before, batch: Batch) -> dict[Place, list[bool]]:
         """Which results the plan's precision part stores in 16 bits; see `Halves`."""
@@ -170,6 +239,26 @@ class Twin:
 
 
 @contextmanager
+def unheard() -> Iterator[None]:
+    """Inside, nobody hears what the job prints, warns of and logs. Raises LeavesATrace where it opens a file
+    to write, before anything is written.
+    """
+    with silence(), nothing_written(lambda _: LeavesATrace(WRITES)):
+        yield
+
+
+def places_in(files: list[Any]) -> list[int | None]:
+    """How far each file is read or written; None where that is not known."""
+    found: list[int | None] = []
+    for file in files:
+        try:
+            found.append(file.tell())
+        except (OSError, ValueError):  # a pipe, or closed
+            found.append(None)
+    return found
+
+
+@contextmanager
 def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> Iterator[Seen]:
     """Look at the step that `session` takes inside. `begin_piece` is called before each forward pass."""
     found = Seen()
@@ -178,6 +267,8 @@ def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> It
         try:
             function()
         except Exception as error:  # the step itself must not fail because somebody looks
+            if raised_by_handler(error):
+                raise
             found.fault = error
 
     def see_modules() -> None:
@@ -208,10 +299,13 @@ def placing(session: Session, found: Seen) -> Iterator[None]:
     def place(following: Callable[[Any], Any], batch: Batch) -> Any:
         state = random_state()
         placed = following(batch)
+        found.versions = versions_of(batch)
         found.placing_drew = not torch.equal(state, random_state())
         try:
-            found.batch = map_tensors(placed, _plain_copy)
+            found.batch = _copied(placed, _plain_copy)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             found.fault = error
         return placed
 
@@ -233,6 +327,12 @@ def outside_of(session: Session, twin: Twin) -> Outside:
     return Outside((twin.job.loss, twin.job.on_gradients), models, store="cpu")
 
 
+def modules_of(session: Session) -> Iterator[nn.Module]:
+    """All parts of its models."""
+    for model in session.build.models:
+        yield from model.modules()
+
+
 def named(session: Session) -> tuple[Tensors, Tensors]:
     """The session's own parameters and buffers, by name, as they are."""
     models = session.build.models
@@ -252,6 +352,28 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def versions_of(batch: Batch) -> tuple[int, ...]:
+    """How often each tensor was written; always 0 of those that do not count it."""
+    return tuple(0 if tensor.is_inference() else version_of(tensor) for tensor in tensors(batch))
+
+
+def _copied(batch: Batch, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of a batch that a step may edit: of its tensors, its arrays, and objects of a person's class."""
+
+    def copied(part: Any) -> Any:
+        return of_tensor(part) if isinstance(part, torch.Tensor) else copy.deepcopy(part)
+
+    return map_tensors(batch, copied, _is_opaque)
+
+
+def _is_opaque(part: object) -> bool:
+    """Does nobody look into it for tensors, though a step may write into it?"""
+    looked_into = (tuple, list, dict, UserDict)
+    if isinstance(part, numpy.ndarray):
+        return True
+    return is_persons(part) and not (isinstance(part, looked_into) or is_object(part) or fields_of(part))
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
