@@ -199,7 +199,7 @@ class Sentinel:
             self.rest = None
             self._changed(f"what step {rest.step} left was changed before the next: {what}", rest.step, rest)
             self._lie_down(session, position)
-        if self.twin.schedules_freely:
+        if self.twin is not None and self.twin.schedules_freely:
             self.rest = None  # a schedule of the person's own comes next, and may change anything
 
     def holds(self, session: Session, position: Position) -> dict[str, Any]:
