@@ -87,6 +87,33 @@ def test_a_model_is_put_into_evaluation_as_its_own_eval_does_and_is_afterwards_a
     assert [part.training for part in model.modules()] == modes
 
 
+class Freezing(nn.Module):
+    """Freezes a part whenever it is put into training, and begins the norm's statistics anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode:
+            self.stem.requires_grad_(False)
+            self.norm.reset_running_stats()
+        return self
+
+
+def test_what_putting_a_model_back_into_training_changes_is_as_it_was_too():
+    model = Freezing().train()
+    model.stem.requires_grad_(True)
+    model.norm.running_mean.fill_(3.0)
+    with in_evaluation([model]):
+        model.norm.running_var.fill_(2.0)  # by the metric, whose it is
+    assert model.training
+    assert model.stem.weight.requires_grad
+    assert (model.norm.running_mean == 3.0).all()
+    assert (model.norm.running_var == 2.0).all()
+
+
 def test_a_model_itself_has_a_name_too():
     one, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
     assert [name for name, _ in named_modules([one])] == ["the model", "0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 from vivace import words
 from vivace.advising.source import Subject
@@ -98,7 +99,7 @@ def dollars(value: float | None) -> float | None:
 
 
 def _require_number(option: str, value: float | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise InputError(f"{option} must be a number, not {value!r}")
 
 

@@ -314,6 +314,8 @@ class Runs:
             return
         farthest = max(len(trial.intermediate_values) for trial in failed)
         last_of_first = failed[MOST_FAILURES - 1].number
+        if others and self.study.costs:  # of which nothing is noted before they end
+            return
         if any(t.number < last_of_first or len(t.intermediate_values) > farthest for t in others):
             return
         raise AnswerIsNo(f"the first {len(failed)} trials failed; the last with {self._failure}")

@@ -45,13 +45,14 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
     models = [model for model in models if any(module.training for module in model.modules())]
     modules = [module for model in models for module in model.modules()]
     modes = [module.training for module in modules]
-    held = _Held([model for model in models if any(map(_has_a_persons_modes, model.modules()))])
+    held = _Held(models)
     try:
         for model in models:
             model.eval()
         held.keep_what_changed()
         yield
     finally:
+        before = _Held(models)  # the metric may have changed more
         try:
             for module, mode in zip(modules, modes, strict=True):
                 if _has_own_modes(module) and module.training is not mode:
@@ -59,6 +60,7 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+            before.put_back()
             held.put_back()
 
 
@@ -70,26 +72,37 @@ def _has_own_modes(module: nn.Module) -> bool:
 
 
 def _has_a_persons_modes(module: nn.Module) -> bool:
-    """Is what it does where it is put into a mode a person's code? A library's means to undo it."""
+    """Is what it does where it is put into a mode a person's code, which may reach any part of a model?"""
     kind = type(module)
     own = [named for named in (kind.train, kind.eval) if not of_library(named.__module__)]
     return bool(own) or not {"train", "eval"}.isdisjoint(vars(module))
 
 
 class _Held:
-    """Weights, buffers and plain attributes of models; first all, in main memory, then what had changed."""
+    """What putting models into another mode may change: weights, buffers and plain attributes, in main
+    memory, and which weights are trained. Of a library's modules their own alone, of all that have no modes
+    of their own nothing.
+    """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.models, self.attributes = models, attributes(models)
-        tensors = (t for model in models for t in (*model.parameters(), *model.buffers()))
-        plain = (t for t in tensors if type(t) in (torch.Tensor, nn.Parameter) and is_storable(t))
+        self.models = [model for model in models if any(map(_has_a_persons_modes, model.modules()))]
+        owners: list[tuple[nn.Module, bool]] = [(model, True) for model in self.models]
+        whole = set(map(id, self.models))
+        parts = (module for model in models if id(model) not in whole for module in model.modules())
+        owners += [(module, False) for module in parts if _has_own_modes(module)]
+        weights = [p for module, all_of_it in owners for p in module.parameters(recurse=all_of_it)]
+        tensors = [*weights, *(b for module, all_of_it in owners for b in module.buffers(recurse=all_of_it))]
+        plain = [t for t in tensors if type(t) in (torch.Tensor, nn.Parameter) and is_storable(t)]
+        self.attributes = attributes(self.models)
         self.tensors = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in plain]
+        self.trained = [(weight, weight.requires_grad) for weight in weights]
 
     def keep_what_changed(self) -> None:
         """Forget all that is as it was."""
         changes = changed(attributes(self.models), self.attributes)
         self.attributes = {key: self.attributes[key] for key in changes if key in self.attributes}
         self.tensors = [(tensor, then) for tensor, then in self.tensors if not alike(tensor.data, then)]
+        self.trained = [(weight, then) for weight, then in self.trained if weight.requires_grad is not then]
 
     def put_back(self) -> None:
         """Write the rest where it is not yet as it was."""
@@ -100,6 +113,9 @@ class _Held:
             for tensor, then in self.tensors:
                 if not alike(tensor.data, then):
                     tensor.copy_(then)
+        for weight, trained in self.trained:
+            if weight.requires_grad is not trained:
+                weight.requires_grad_(trained)
 
 
 def has_batch_norm(model: nn.Module, over_ranks: bool = False) -> bool:

@@ -35,6 +35,7 @@ MOST_LOOKED_AT = 2000  # objects
 MOST_OBJECTS = 100  # of a model's modules
 MOST_DEPTH = 100  # of containers in containers
 TRACE = 2**14  # numbers, by which it is seen that a larger tensor has changed
+_UNKNOWN = object()  # whether it has changed
 PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_MODULES = frozenset(vars(nn.Module()))  # weights, buffers, parts, hooks and the mode
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", *torch.optim.Optimizer.__annotations__})
@@ -369,18 +370,18 @@ def traces(owners: Owners) -> Attributes:
                 leaves = islice(_leaves(value), MOST_ENTRIES)
                 size = len(value) if type(value) in _CONTAINERS else 1
                 traced = [_trace(leaf, own) for leaf in leaves]
-                if all(one is not None for one in traced):
+                if all(one is not _UNKNOWN for one in traced):
                     found[index, name, path + key] = [size, *traced]
     return found
 
 
 def _trace(leaf: Any, own: set[int]) -> Any:
-    """What tells that a part of an attribute has changed; None where nothing does. What has a gradient is of
-    one step.
+    """What tells that a part of an attribute has changed; `_UNKNOWN` where nothing does. What has a gradient
+    is of one step.
     """
     if isinstance(leaf, torch.Tensor):
         if leaf.requires_grad or not is_storable(leaf) or _storages(leaf) & own:
-            return None
+            return _UNKNOWN
         parts = (part.detach().reshape(-1) for part in dense_parts(leaf))
         return [part[:: 1 + part.numel() // TRACE].to("cpu", copy=True) for part in parts]
     if isinstance(leaf, numpy.ndarray):
@@ -391,7 +392,7 @@ def _trace(leaf: Any, own: set[int]) -> Any:
         return leaf.getstate()
     if isinstance(leaf, numpy.random.Generator):
         return leaf.bit_generator.state
-    return leaf if isinstance(leaf, PLAIN) else None
+    return leaf if isinstance(leaf, PLAIN) else _UNKNOWN
 
 
 def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str]]:

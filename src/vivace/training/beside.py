@@ -69,7 +69,9 @@ class Beside:
             return []
         kept, others = attributes(self._owners), traces(self._owners)
         found = [key for key in changed(kept, self._attributes) if unstorable(_kept(kept.get(key)))]
-        found += changed(others, {key: self._traced.get(key, self._attributes.get(key)) for key in others})
+        built = {**self._attributes, **self._traced}  # others are made when they are first needed
+        known = {key: built[key] for key in others if built.get(key) is not None}
+        found += changed({key: others[key] for key in known}, known)
         return sorted(".".join(filter(None, (self._owner(index), name, key))) for index, name, key in found)
 
     def _owner(self, index: int) -> str:

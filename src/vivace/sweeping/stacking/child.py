@@ -165,6 +165,9 @@ class StackedTrials:
         wrong = {number: reason for number, reason in found.items() if isinstance(reason, Refused)}
         self.refused |= {number: str(reason) for number, reason in wrong.items()}
         self._leave(stack, wrong)
+        for row in stack.rows:
+            if row.number in found:
+                row.note_modes()
 
     def _leave(self, stack: Stack, numbers: Any) -> None:
         slots = [slot for slot, row in enumerate(stack.rows) if row.number in numbers]

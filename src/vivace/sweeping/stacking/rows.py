@@ -25,6 +25,7 @@ from vivace.torch_internals.modules import all_hooks, has_step_hooks, is_compile
 from vivace.training.evaluation import Evaluation
 from vivace.training.resuming import schedule_of
 
+_MODES = "the mode of its modules"
 _PLAIN = (int, float, str, bool, type(None), torch.dtype)
 
 
@@ -96,6 +97,10 @@ class Row:
             else:
                 scheduler.step()
 
+    def note_modes(self) -> None:
+        """Take the modes as they are for those of the beginning: the person's own step has been run."""
+        self._begun[_MODES] = self._given()[_MODES]
+
     def require_as_begun(self) -> None:
         """Raises Refused where the job has since changed what a stack looks at only at the beginning."""
         now = self._given()
@@ -109,7 +114,7 @@ class Row:
             "which weights are trained": [p.requires_grad for p in self.model.parameters()],
             "which weights its optimizer has": [[id(p) for p in group["params"]] for group in groups],
             "how its optimizer updates": [[v for v in g.values() if isinstance(v, bool)] for g in groups],
-            "the mode of its modules": [module.training for module in modules],
+            _MODES: [module.training for module in modules],
             "the rate of its dropout": [module.p for module in modules if type(module) is nn.Dropout],
         }
 
