@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import vivace
+from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.errors import JobError, OutOfMemory
 from vivace.tensors import randomness
 from vivace.tensors.randomness import capture
@@ -143,6 +144,25 @@ def test_what_keeps_fewer_activations_goes_again_where_it_refuses(crowded, tmp_p
     told = ("fewer activations are kept", "cannot be one block", "runs in 2 pieces")
     assert all(part in notice for part, notice in zip(told, run.notices, strict=True)), run.notices
     assert run.plan == {"micro_batches": {}}
+
+
+def test_a_run_ends_where_its_plan_lets_no_batch_be_cut(crowded, tmp_path, monkeypatch):
+    def apply(self, build):
+        def gradients(batch):
+            loss = build.seams.forward(batch)
+            build.seams.backward(loss)
+            return loss.detach()
+
+        build.replace(Seam.GRADIENTS, gradients)
+
+    card = Card(Stage.MEMORY, Numerics.ROUNDING, "gradients of one's own", "tests", unit_roundoff=2.0**-20)
+    cls = dataclasses.dataclass(frozen=True)(
+        type("Gradients", (Technique,), {"card": card, "name": "own_gradients", "apply": apply})
+    )
+    monkeypatch.setenv("FAILS", "backward")
+    with pytest.raises(OutOfMemory, match=r"in 2 pieces .*, which is refused: own_gradients"):
+        vivace.train(crowded.job, vivace.Plan([cls()]), out=tmp_path / "run", watch=0)
+    assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir()]  # nothing is lost
 
 
 @pytest.mark.fault(21)

@@ -307,7 +307,14 @@ class Loop(Keeping):
             refusal = other.refusal if isinstance(other, Smaller) else ""
             self._go_on_under(other.plan, str(other), inexact, refusal=refusal)
         except Refused as refused:
-            self._go_on_under(self.session.plan, f"the run goes on as it is: {refused}", inexact)
+            more = set(other.plan.names) - set(self.session.plan.names)
+            goes_on = isinstance(other, Better) or (more and more <= set(self.survival.savers))
+            why = f"the run goes on as it is: {refused}"
+            if not goes_on:
+                why = f"{other}, which is refused: {refused}"
+            self._go_on_under(self.session.plan, why, inexact)
+            if not goes_on:
+                raise OutOfMemory(why) from None
 
     def _stopped_before(self, broken: Broken) -> PromiseBroken:
         """Keep the state before a broken step, marked as such, and say so."""
