@@ -709,3 +709,16 @@ def test_damaged_validation_samples_are_told_and_must_be_few(judged, policy):
     )
     with pytest.raises(JobError, match=f"more than damaged='{policy}' may hide"):
         judged(lacking(2))
+
+
+def test_what_else_is_in_a_batch_may_be_as_long_as_a_sample(judged):
+    """Weights of features, say: the model answers with a row for each sample, so these lie first."""
+
+    def data():
+        return [(torch.ones(4, 6), torch.ones(6)) for _ in range(3)]
+
+    def metric(model, batches):
+        return -sum(float((weights * model(rows)).square().mean()) for rows, weights in batches)
+
+    found, _ = judged(made(model=lambda: nn.Linear(6, 6), metric=metric, validation=data))
+    assert Calls.of(found.recording).rows == (4, 4, 4)

@@ -460,7 +460,8 @@ def _require_samples_first(recording: Recording, places: Sequence[int]) -> None:
             others = (part for part in tensors(batch) if part.dim() and not part.is_nested)
             beside = {len(part) for part in others if part.shape not in given}
             samples = beside.pop() if len(beside) == 1 else batch_size(batch)
-            across.append(samples in {shape[1] for shape in shapes if len(shape) > 1})
+            answered = any(part.shape[:1] == (rows,) for part in one.outputs)
+            across.append(not answered and samples in {shape[1] for shape in shapes if len(shape) > 1})
             packed.append(samples <= rows and any(part.shape[:1] == (samples,) for part in one.outputs))
             if samples != rows > 1:
                 differs = differs or (shapes[0], samples)

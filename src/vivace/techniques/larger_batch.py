@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 RULES = {  # by the name of an optimizer's class, or of one that it extends
     "SGD": "linear",
-    **dict.fromkeys(("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor"), "root"),
+    **dict.fromkeys(("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "LAMB", "Lamb"), "root"),
+    **dict.fromkeys(("AdaBelief", "Adahessian", "Adan", "Adopt", "ADOPT", "LaProp", "NovoGrad"), "root"),
+    **dict.fromkeys(("MADGRAD", "Yogi"), "root"),
 }
 FILLS_BETTER = 1.5  # what larger kernels may bring beside the cost of a step that is paid less often
 

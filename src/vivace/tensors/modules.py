@@ -48,7 +48,11 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
     held = _Held(models)
     try:
         for model in models:
-            model.eval()
+            try:
+                model.eval()
+            except NotImplementedError:  # of a program that torch.export has made
+                for module in model.modules():
+                    module.training = False
         held.keep_what_changed()
         yield
     finally:
@@ -56,7 +60,8 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
         try:
             for module, mode in zip(modules, modes, strict=True):
                 if _has_own_modes(module) and module.training is not mode:
-                    module.train(mode)
+                    with contextlib.suppress(NotImplementedError):
+                        module.train(mode)
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode

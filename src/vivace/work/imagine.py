@@ -193,12 +193,13 @@ def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter], larg
 
 def main() -> None:
     """Write the document; errors are one JSON document too, and exit code 2."""
-    name, out, real = sys.argv[1], Path(sys.argv[2]), "real" in sys.argv[3:]
+    name, out, real, here = sys.argv[1], Path(sys.argv[2]), "real" in sys.argv[3:], os.getcwd()
     try:
         document: dict[str, Any] = {"work": imagine(load(name), name, real=real)}
         code = 0
     except NeedsNumbers:
         sys.stdout.flush()
+        os.chdir(here)  # which the job may have left
         os.execv(sys.executable, [sys.executable, "-m", "vivace.work.imagine", name, str(out), "real"])
     except VivaceError as error:
         document, code = {"error": error.to_dict()}, 2
