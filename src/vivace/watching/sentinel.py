@@ -481,6 +481,8 @@ class Sentinel:
         if before.wrote_large():
             raise Unlike(WROTE_LARGE)
         before.require_unwritten()
+        if self.twin is not None:
+            self.twin.require_known_freezing(before)
         if kept is not None and kept.hidden:
             raise Unlike(f"the job draws random numbers by {kept.hidden}")
         if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):

@@ -13,6 +13,7 @@ from vivace.torch_internals.tensors import version_of
 from vivace.verifying.facts import Facts, difference, facts_of_session
 from vivace.verifying.masks import Unlike
 from vivace.watching.twin import Before, Twin
+from vivace.watching.written import code_of_optimizers
 
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 OWN_OPTIMIZER = "a step sets what its optimizer does by a name of its own, and not in the one of its model"
@@ -29,7 +30,8 @@ class Settings:
         """What differs from the job's; empty where nothing does.
 
         What schedulers change is left out, and what the job's own optimizer changes in a step. One of a class
-        that is not torch's may do so in any step, and a schedule that is not torch's between any two.
+        that is not torch's may do so in any step, by the names in its code, and a schedule that is not
+        torch's between any two.
         """
         now, repeated = facts_of_session(session), facts_of_session(twin.session)
         trained = {name: value for name, value in repeated.items() if name.startswith("requires_grad")}
@@ -39,10 +41,13 @@ class Settings:
         if self._first is None:
             first = before.settings if before.snapshot.position else twin.settings
             left_out = (*BY_SCHEDULERS, "requires_grad") if twin.scheduler is not None else ("requires_grad",)
-            self._first = {k: v for k, v in first.items() if not k.startswith(left_out)}
-        optimizers = twin.session.optimizers
-        own = any(not type(one).__module__.startswith("torch.optim") for one in optimizers)
-        if own or twin.schedules_freely:
+            written = code_of_optimizers(twin.session.optimizers).items
+            self._first = {
+                name: value
+                for name, value in first.items()
+                if not name.startswith(left_out) and name.partition(" of ")[0] not in written
+            }
+        if twin.schedules_freely:
             return ""
         known = {name: value for name, value in self._first.items() if name not in self._own}
         return difference(before.settings, known, only_shared=True)

@@ -44,6 +44,7 @@ SETTLING_STEPS = 8  # a loss scale halves until it fits
 NO_OUTPUTS = torch.zeros(1)
 WRITES = "the job writes a file while it trains, and a repetition would write into it, too"
 TAKES = "{} may take from an iterator or write through a writer, and neither can be put back"
+FREEZES = "{} trains no more, and the job's own code may freeze weights in a step that was not repeated"
 COMPILES = "the job compiles its model, or a function, itself: looked at, that computes otherwise"
 
 
@@ -147,6 +148,7 @@ class Twin:
         self.settings = facts_of_session(self.session)
         self.modules: Facts | None = None
         self.moving: set[tuple[int, str, str]] = set()  # attributes that a step changes
+        self.turning: set[str] = set()  # weights that a step freezes, or lets train again
         self._leave()
 
     def is_part_of(self, session: Session) -> bool:
@@ -193,6 +195,7 @@ class Twin:
         models = session.build.models
         self._take_over(before)
         attributes_before = attributes(models)
+        trained = {name: parameter.requires_grad for name, parameter in named_parameters(models)}
         randomness.restore(before.streams, self.device)
         with unheard(), noise or nullcontext(), draws or nullcontext(), seen(session) as found:
             try:
@@ -200,6 +203,7 @@ class Twin:
             finally:
                 self.modules = found.modules
         self.moving |= set(changed(attributes(models), attributes_before))
+        self.turning |= {name for name, p in named_parameters(models) if p.requires_grad != trained[name]}
         after = State(*(_mapped(part, torch.Tensor.clone) for part in named(session)))
         return outcome_of(loss, after, found.gradients)
 
@@ -214,16 +218,41 @@ class Twin:
             if key in before.attributes and (key in self.moving or self._may_assign(key, before))
         }
         assign(models, taken)
-        if self.code.may_thaw:
-            for name, parameter in named_parameters(models):
-                trains = before.settings.get(f"requires_grad of {name}", parameter.requires_grad)
-                parameter.requires_grad_(trains)
+        for name, parameter in self._turned(before):
+            if name in self.turning or self._may_turn(parameter, before):
+                parameter.requires_grad_(not parameter.requires_grad)
         if self.schedule_code.may_turn_modes:
             for name, module in named_modules(models):
                 module.training = before.modes.get(name, module.training)
 
+    def require_known_freezing(self, before: Before) -> None:
+        """Raises Unlike where weights train no more, and the job's own code may have frozen them in a step
+        that was not repeated: nobody knows whether it did, or the plan.
+        """
+        for name, parameter in self._turned(before):
+            known = name in self.turning or self._may_turn(parameter, before)
+            if parameter.requires_grad and self.code.may_freeze and not known:
+                raise Unlike(FREEZES.format(name))
+
+    def _turned(self, before: Before) -> list[tuple[str, nn.Parameter]]:
+        """The twin's weights that do not train as the real step's did, or train and those did not."""
+        return [
+            (name, parameter)
+            for name, parameter in named_parameters(self.session.build.models)
+            if before.settings.get(f"requires_grad of {name}", parameter.requires_grad)
+            != parameter.requires_grad
+        ]
+
+    def _may_turn(self, parameter: nn.Parameter, before: Before) -> bool:
+        """May the job have frozen this weight between two steps, or let it train again in an earlier one?"""
+        if parameter.requires_grad:
+            return self.schedule_code.may_freeze
+        return self.schedule_code.may_thaw or (self.code.may_thaw and before.snapshot.position > 0)
+
     def _may_assign(self, key: tuple[int, str, str], before: Before) -> bool:
-        return self.code.may_assign(key[2].rpartition(".")[2], before.attributes[key])
+        part = dict(self.session.build.models[key[0]].named_modules()).get(key[1])
+        of_torch = type(part).__module__.startswith("torch.nn.")
+        return self.code.may_assign(key[2].rpartition(".")[2], before.attributes[key], of_torch)
 
     def halves(self, plan: Plan, before: Before, batch: Batch) -> dict[Place, list[bool]]:
         """Which results the plan's precision part stores in 16 bits; see `Halves`."""
