@@ -14,6 +14,7 @@ import torch
 
 from vivace.session.opening import schedulers_of
 from vivace.sweeping.stacking.rows import Row
+from vivace.torch_internals.modules import inner_schedules
 
 
 class Rule(abc.ABC):
@@ -157,8 +158,8 @@ _OFF = ("amsgrad", "maximize", "capturable", "differentiable", "dampening")
 
 def _does_more(schedule: Any) -> bool:
     """Does a schedule do more than to compute the learning rate, by a `step` of a person's own?"""
-    inside = getattr(schedule, "_schedulers", ())
-    return not type(schedule).step.__module__.startswith("torch.") or any(map(_does_more, inside))
+    own = not type(schedule).step.__module__.startswith("torch.")
+    return own or any(map(_does_more, inner_schedules(schedule)))
 
 
 def rule_of(rows: Sequence[Row]) -> type[Rule]:
