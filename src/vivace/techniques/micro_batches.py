@@ -75,7 +75,7 @@ class MicroBatches(Technique):
                         try:
                             loss = build.seams.forward(piece) * share
                         except (LookupError, RuntimeError, TypeError, ValueError) as error:
-                            if why := _only_a_piece_fails(build, batch, error):
+                            if why := _only_a_piece_fails(build, batch, piece, error):
                                 raise Refused(why).by(self.name) from error
                             raise
                     build.seams.backward(loss)
@@ -121,9 +121,9 @@ class MicroBatches(Technique):
         return (0.5, 1.3 if machine.device.kind == "cpu" else 1.0)
 
 
-def _only_a_piece_fails(build: Build, batch: Batch, error: Exception) -> str:
-    """Why a batch cannot be cut whose piece failed by `error`; empty where pieces are not to blame, and where
-    other ranks wait, which do not run the whole batch.
+def _only_a_piece_fails(build: Build, batch: Batch, piece: Batch, error: Exception) -> str:
+    """Why a batch cannot be cut whose `piece` failed by `error`; empty where pieces are not to blame, as what
+    failed once does not again, and where other ranks wait, which do not run the whole batch.
     """
     import torch
 
@@ -133,6 +133,9 @@ def _only_a_piece_fails(build: Build, batch: Batch, error: Exception) -> str:
         try:
             build.seams.forward(batch)
         except Exception:
+            return ""
+        with contextlib.suppress(Exception):
+            build.seams.forward(piece)
             return ""
     reason = next(iter(str(error).strip().splitlines()), "")
     return (

@@ -42,9 +42,10 @@ def in_evaluation(models: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, all modules are in evaluation mode, as ``model.eval()`` puts them into it; afterwards each is
     in its own mode again, and what a class's own ``eval()`` or ``train(mode)`` had changed is as it was.
     """
-    models = [model for model in models if any(module.training for module in model.modules())]
-    modules = [module for model in models for module in model.modules()]
+    every = list(models)
+    modules = [module for model in every for module in model.modules()]
     modes = [module.training for module in modules]
+    models = [model for model in every if any(module.training for module in model.modules())]
     held = _Held(models)
     try:
         for model in models:
