@@ -69,6 +69,16 @@ def test_what_goes_in_comes_out(checkpoints):
     assert torch.load(found.path / "model.pt", weights_only=True).keys() == {"weight"}
 
 
+def test_what_lacks_memory_only_to_be_read_back_is_kept(checkpoints, monkeypatch):
+    def lacking(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lacking)
+        save(checkpoints, 1)
+    assert checkpoints.newest().position.step == 1
+
+
 def test_two_are_kept(checkpoints, tmp_path):
     (tmp_path / "step_1.tmp.dead").mkdir()
     for step in (1, 2, 10):

@@ -577,7 +577,7 @@ def test_the_hosts_memory_runs_out_on_one_rank(ranks):
 @pytest.mark.fault(23)
 def test_a_host_with_too_little_memory_for_one_sample_is_an_answer(launch, tmp_path):
     child = launch("hungry", {"out": str(tmp_path / "run")}, CROWDED, address_space_mib=6)
-    assert child.wait() == 1
+    assert child.wait() == 1, child.answer
     assert child.answer["error"]["kind"] == "OutOfMemory"
     assert "what may fit is a plan with checkpoint" in child.answer["error"]["message"]
 

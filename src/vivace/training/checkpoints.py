@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from vivace import words
-from vivace.errors import CheckpointError, FolderError, is_full_disk
+from vivace.errors import CheckpointError, FolderError, is_full_disk, ran_out_of_memory
 from vivace.files import open_own, read_own
 from vivace.plan import Plan
 from vivace.tensors.trees import map_tensors, tensors
@@ -416,12 +416,16 @@ def _load(file: Path, *, mmap: bool = False) -> Any:
 
 def _require_readable(file: Path) -> None:
     """Raises CheckpointError where a file cannot be read back. Its numbers are not read, whose hash was
-    taken when they were written, but on disks that map no files.
+    taken when they were written, but on disks that map no files, and where there is memory for that.
     """
     try:
         _load(file, mmap=True)
     except CheckpointError:
-        _load(file)
+        try:
+            _load(file)
+        except CheckpointError as error:
+            if error.__context__ is None or not ran_out_of_memory(error.__context__):
+                raise
 
 
 def unstorable(state: object, where: str = "it") -> str:
