@@ -255,8 +255,8 @@ def positions(length):
 
 
 def loss(model, batch):
-    os.write(1, b"caf\\xe9")
-    os.write(2, b"caf\\xe9")
+    os.write(1, b"\\xe9t\\xe9")
+    os.write(2, b"\\xe9t\\xe9")
     found = (model(batch) + positions(batch.shape[1])).square().mean()
     if found.item() > 1000:
         raise ValueError("diverged")
