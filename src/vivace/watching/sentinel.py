@@ -6,6 +6,7 @@ or waits for an evaluation, another epoch or a resumed run.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -365,7 +366,7 @@ class Sentinel:
         loss: object,
         after: dict[str, Any],
     ) -> Finding | None:
-        """Repeat the step and compare."""
+        """Repeat the step under the reference, and compare with what the plan's step left."""
         twin = self.twin
         assert twin is not None
         if found.fault is not None:
@@ -374,25 +375,11 @@ class Sentinel:
         if any(p.grad is not None for model in session.build.models for p in model.parameters()):
             raise Unlike("gradients stay from step to step, of weights that its optimizer does not update")
         mine = outcome_of(loss, State(*named(session)), found.gradients)
-        with untouched(session.optimizers):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched(session.optimizers))
             if self.halves is None:
                 self.halves = twin.halves(session.plan, before, found.batch)
-            return self._repeated(session, batch, before, found, kept, mine, after)
-
-    def _repeated(
-        self,
-        session: Session,
-        batch: Batch,
-        before: Before,
-        found: Seen,
-        kept: Kept | None,
-        mine: Outcome,
-        after: dict[str, Any],
-    ) -> Finding:
-        """Repeat the step under the reference, and compare with what the plan's step left."""
-        twin = self.twin
-        assert twin is not None
-        with twin.entered() as again:
+            again = stack.enter_context(twin.entered())
             if not self._places_alike(again.place(batch), batch, found):
                 return Finding(False, math.inf, "batch", OTHER_BATCH)
             silent = kept is not None and not any(kept.pieces)
