@@ -509,3 +509,25 @@ def test_workers_that_are_not_forked_know_the_jobs_file(tmp_path, method):
 def test_only_what_could_not_be_held_is_named():
     assert unstorable({"a": torch.ones(2), "b": [1, {"c": numpy.float32(1)}]}).startswith("'c' is a float32")
     assert unstorable({"a": torch.ones(2), "b": (1, "text", None)}) == ""
+
+
+def test_an_optimizer_inside_of_another_one_begins_anew_and_is_named(tmp_path):
+    """As that of sharpness-aware minimization, whose own state_dict leaves the inner one's momentum out."""
+
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+            self.inner = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+        def step(self, closure=None):
+            self.inner.step()
+
+    job = vivace.Job(
+        model=lambda: torch.nn.Linear(3, 2),
+        data=lambda: [torch.ones(2, 3)] * 8,
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: Outer(model.parameters()),
+    )
+    vivace.train(job, out=tmp_path / "run", max_steps=4)
+    run = vivace.train(job, out=tmp_path / "run", resume=True)
+    assert any("begin anew ('optimizer.inner')" in notice for notice in run.notices), run.notices

@@ -72,7 +72,19 @@ class Beside:
         built = {**self._attributes, **self._traced}  # others are made when they are first needed
         known = {key: built[key] for key in others if built.get(key) is not None}
         found += changed({key: others[key] for key in known}, known)
-        return sorted(".".join(filter(None, (self._owner(index), name, key))) for index, name, key in found)
+        named = [".".join(filter(None, (self._owner(index), name, key))) for index, name, key in found]
+        return sorted([*named, *self._inner()])
+
+    def _inner(self) -> Iterator[str]:
+        """Optimizers inside of others, as sharpness-aware ones have them, whose state these leave out."""
+        known = set(map(id, self._owners))
+        for outer in self._owners:
+            if getattr(type(outer), "state_dict", None) is not torch.optim.Optimizer.state_dict:
+                continue
+            for name, inner in vars(outer).items():
+                other = isinstance(inner, torch.optim.Optimizer) and id(inner) not in known
+                if other and inner.state and inner.state is not outer.state:
+                    yield f"optimizer.{name}"
 
     def _owner(self, index: int) -> str:
         """What the name of an attribute begins with: of several models with the number."""
