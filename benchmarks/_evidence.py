@@ -458,9 +458,12 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
 # Commands that records name without what they were given.
 AS_TYPED = {
     "scripts/bench advise --fit": "scripts/bench advise --data FILE.csv --fit",
-    "scripts/bench real_loops": "scripts/bench real_loops FOLDER",
+    "scripts/bench profile_cost": "scripts/bench profile_cost --record",
+    "scripts/bench real_loops": "scripts/bench real_loops FOLDER --record",
+    "scripts/bench real_loops FOLDER": "scripts/bench real_loops FOLDER --record",
     "scripts/bench sweep engines": "scripts/bench sweep engines --minutes 1 --heats 1",
     "scripts/bench totals": "scripts/bench totals --budget fast",
+    "scripts/bench verdicts": "scripts/bench verdicts --record",
 }
 
 # In records/README.md only.

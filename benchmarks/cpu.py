@@ -103,8 +103,11 @@ def limit_of(name: str, plan: vivace.Plan, folder: Path) -> dict:
             return {"share": None, "missing": [absent[measuring.STEADY]]}
     document = vivace.profile(f"{HERE / 'jobs.py'}:{name}", plan, out=folder).document
     known = {key: document[key] for key in ("step_seconds", "bound_seconds", "shares", "missing")}
-    kept = ("operator", "seconds", "bound_seconds")
-    rows = [{key: row[key] for key in kept} for row in document["roofline"] if row["seconds"]]
+    rows = [
+        {key: row[key] for key in ("operator", "seconds")} | {"bound_seconds": row["least_seconds"]}
+        for row in document["roofline"]
+        if row["seconds"]
+    ]
     return {"share": document["share_of_limit"], **known, "operators": rows}
 
 

@@ -65,15 +65,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(loops), default=list(loops), metavar="NAME")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has what they import")
     parser.add_argument("--keep", type=Path, help="read and write the rows here")
-    parser.add_argument("--record", action="store_true", help="write what --keep holds to records/")
+    parser.add_argument("--record", action="store_true", help="write the rows of all loops to records/")
     chosen = parser.parse_args()
     if chosen.folder is not None and not chosen.folder.is_dir():
         parser.error(f"there is no folder '{chosen.folder}'")
     rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
-    left = sorted(set(loops) - {row.loop for row in rows})
-    if chosen.record and left:
-        parser.error(f"--record writes what --keep holds of all loops, and '{left[0]}' is missing")
-    for name in [] if chosen.record else chosen.only:
+    for name in list(loops) if chosen.record else chosen.only:
         folder = place_of(loops[name], chosen.folder)
         if folder is None:
             print(f"-  {name:20} not there: {loops[name]['repository']}", flush=True)
@@ -82,6 +79,9 @@ def main() -> None:
             show(rows[-1])
             _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows])
     print(f"{sum(row.right for row in rows)} of {len(rows)} right")
+    left = sorted(set(loops) - {row.loop for row in rows})
+    if chosen.record and left:
+        parser.error(f"--record writes the rows of all loops, and '{left[0]}' is missing")
     if chosen.record:
         record = _record.opened("real_loops", "scripts/bench real_loops FOLDER", vivace.inspect())
         record["machine"]["cores"] = len(os.sched_getaffinity(0))

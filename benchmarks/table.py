@@ -241,8 +241,19 @@ def figure(record: dict, words: dict) -> str:
 
 def reached(record: dict) -> str:
     """``38 %`` of what the machine reaches in the plan's precision; a dash where that is not known."""
-    share = record.get("limit", {}).get("share")
-    return UNKNOWN if share is None else f"{share:.0%}"
+    limit = record.get("limit", {})
+    return UNKNOWN if limit.get("share") is None else f"{_least(limit) / limit['step_seconds']:.0%}"
+
+
+def _least(limit: dict) -> float:
+    """Seconds of the limit; older records count what beat its ceiling with the ceiling's time."""
+    beaten = ((row["bound_seconds"] or 0.0) - (_own(row) or 0.0) for row in limit["operators"])
+    return limit["bound_seconds"] - sum(beaten)
+
+
+def _own(row: dict) -> float | None:
+    """Seconds of an operator's own limit, which it did not beat; None where it is not known."""
+    return None if row["bound_seconds"] is None else min(row["bound_seconds"], row["seconds"])
 
 
 def split(records: list[dict]) -> list[str]:
@@ -253,10 +264,11 @@ def split(records: list[dict]) -> list[str]:
     rows = []
     for record in known:
         limit, step = record["limit"], 1e3 * record["limit"]["step_seconds"]
-        cells = [f"`{record['job']}`", record["date"], f"{step:.0f} of {1e3 * limit['bound_seconds']:.0f}"]
+        cells = [f"`{record['job']}`", record["date"], f"{step:.0f} of {1e3 * _least(limit):.0f}"]
         for row in limit["operators"]:
             if row["seconds"] >= NOTABLE * limit["step_seconds"]:
-                least = "" if row["bound_seconds"] is None else f" of {1e3 * row['bound_seconds']:.0f}"
+                own = _own(row)
+                least = "" if own is None else f" of {1e3 * own:.0f}"
                 cells.append(f"{row['operator']} {1e3 * row['seconds']:.0f}{least}")
         rows.append((*cells[:3], ", ".join(cells[3:])))
     columns = ("job", "date", "ms of a step, of the limit's", "of which, each beside its own limit")

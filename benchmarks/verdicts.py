@@ -11,7 +11,7 @@ at what the rules would say of them. Those in ``on_cuda/`` need a GPU, where ``b
 runs them.
 
 --keep holds the rows between runs: what stands there is not run again, and rows of another machine or of
-other versions are refused. --record writes them to records/.
+other versions are refused. --record writes the rows of all scripts to records/.
 """
 
 from __future__ import annotations
@@ -86,19 +86,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="length of the timed window")
     parser.add_argument("--no-gain", action="store_true", help="leave the mended runs out")
     parser.add_argument("--keep", type=Path, help="read and write the rows here")
-    parser.add_argument("--record", action="store_true", help="write what --keep holds to records/")
+    parser.add_argument("--record", action="store_true", help="write the rows of all scripts to records/")
     chosen = parser.parse_args()
     unknown = sorted(set(chosen.scripts) - set(known))
     if unknown:
         parser.error(f"there is no script '{unknown[0]}'; there are: {', '.join(known)}")
     options = {"seconds": chosen.seconds, "gain": not chosen.no_gain}
     rows = [Row(**row) for row in _record.kept(chosen.keep, **options) or ()]
-    if chosen.record:
-        left = sorted({name for name in known if not lacks(name)} - {row.script for row in rows})
-        if left or options != {"seconds": parser.get_default("seconds"), "gain": True}:
-            what = f"'{left[0]}' is missing" if left else "these were tried with other options"
-            parser.error(f"--record writes what --keep holds of all scripts, and {what}")
-    for name in [] if chosen.record else chosen.scripts or known:
+    if chosen.record and (
+        chosen.scripts or options != {"seconds": parser.get_default("seconds"), "gain": True}
+    ):
+        parser.error("--record writes the rows of all scripts, tried without other options")
+    for name in chosen.scripts or known:
         if needed := lacks(name):
             print(f"-   {name:22} needs {needed}", flush=True)
         elif name not in [row.script for row in rows]:

@@ -158,12 +158,13 @@ def test_the_share_of_the_limit_and_where_a_step_goes_are_said_where_they_are_kn
         {"operator": "convolution", "seconds": 0.181, "bound_seconds": 0.063},
         {"operator": "index", "seconds": 0.02, "bound_seconds": None},
         {"operator": "loss", "seconds": 0.001, "bound_seconds": 0.0},
+        {"operator": "copy", "seconds": 0.1, "bound_seconds": 0.2},  # counted so until December 2026
     ]
-    limit = {"share": 0.383, "step_seconds": 0.4, "bound_seconds": 0.153, "operators": operators}
+    limit = {"share": 0.633, "step_seconds": 0.4, "bound_seconds": 0.253, "operators": operators}
     record = {"job": "resnet", "date": "2026-01-02", "limit": limit}
     assert table.reached(record) == "38%"
     (line,) = [line for line in "\n".join(table.split([record, {}])).splitlines() if "resnet" in line]
-    assert line == "| `resnet` | 2026-01-02 | 400 of 153 | convolution 181 of 63, index 20 |"
+    assert line == "| `resnet` | 2026-01-02 | 400 of 153 | convolution 181 of 63, index 20, copy 100 of 100 |"
     for unknown in ({}, {"limit": {"share": None, "missing": ["the machine was busy"]}}):
         assert table.reached(unknown) == "-"
         assert table.split([unknown]) == []
@@ -177,7 +178,8 @@ def test_a_table_in_which_no_limit_is_known_has_no_column_for_it(name):
     words, found = table.WORDS[name], table.table([record], name)
     assert words["columns"][table.LIMITED] not in found
     assert words["limited"] not in found
-    found = table.table([{**record, "limit": {"share": 0.383}}], name)
+    limit = {"share": 0.383, "step_seconds": 1.0, "bound_seconds": 0.383, "operators": []}
+    found = table.table([{**record, "limit": limit}], name)
     assert words["columns"][table.LIMITED] in found
     assert words["limited"] in found
     assert "| 38% |" in found

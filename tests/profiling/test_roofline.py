@@ -20,10 +20,11 @@ def test_each_class_is_bounded_by_the_slower_of_its_operations_and_bytes():
     assert bound_of(list(rows.values())) == 25.0
 
 
-def test_what_is_faster_than_its_ceiling_has_no_share():
+def test_what_is_faster_than_its_ceiling_has_no_share_and_makes_the_limit_no_slower():
     rows = {row.operator: row for row in roofline(WORK, {**SECONDS, "elementwise": 4.0}, SIZES, CEILINGS)}
     assert rows["elementwise"].share is None
     assert rows["convolution"].share == 1.0
+    assert bound_of(list(rows.values())) == 24.0
 
 
 def test_sixteen_bit_numbers_have_their_own_ceiling():

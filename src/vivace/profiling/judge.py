@@ -37,9 +37,8 @@ def judge(
         seen.flags.get("tf32") or (),
     )
     bound = roofline.bound_of(rows) if record.get("work") else None
-    share = bound / seen.step_seconds if bound is not None else None
-    if share is not None and share > 1:
-        share = None  # `missing` says why
+    beyond = sum(row.bound_seconds or 0.0 for row in rows) > seen.step_seconds  # `missing` says why
+    share = None if bound is None or beyond else bound / seen.step_seconds
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
@@ -63,7 +62,7 @@ def judge(
         "idle_gpu": seen.machine.idle_gpu if seen.device == "cpu" and epochs is None else "",
         "missing": _passed_over(seen, epochs)
         + _missing(record, facts, bound, _precision(seen)[0])
-        + _beyond(rows, bound, seen.step_seconds),
+        + _beyond(rows, bound is not None and beyond),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
         "bounds": [to_dict(bound) for bound in bounds],
         "roofline": [roofline.to_dict(row) for row in rows],
@@ -167,7 +166,7 @@ def _bound_by(rows: list[roofline.Roof], bound: float | None, launching: float) 
         return "launch"
     sums: dict[str, float] = {}
     for row in rows:
-        sums[row.bound_by] = sums.get(row.bound_by, 0.0) + (row.bound_seconds or 0.0)
+        sums[row.bound_by] = sums.get(row.bound_by, 0.0) + (row.least_seconds or 0.0)
     return max(sums, key=lambda name: sums[name])
 
 
@@ -219,7 +218,7 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None,
     return found
 
 
-def _beyond(rows: list[roofline.Roof], bound: float | None, step_seconds: float) -> list[str]:
+def _beyond(rows: list[roofline.Roof], whole: bool) -> list[str]:
     """Why a share of the limit is left out: what is faster than a ceiling is not limited by it."""
     why = (
         "faster than the measured ceilings: the data stay in the processor's caches, or the machine was busy"
@@ -228,7 +227,7 @@ def _beyond(rows: list[roofline.Roof], bound: float | None, step_seconds: float)
     names = [
         row.operator for row in rows if row.seconds and row.bound_seconds and row.seconds < row.bound_seconds
     ]
-    found = [f"the share of the limit: the step is {why}"] if bound and step_seconds < bound else []
+    found = [f"the share of the limit: the step is {why}"] if whole else []
     return found or ([f"the share of {', '.join(names)}: {why}"] if names else [])
 
 
