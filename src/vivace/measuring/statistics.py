@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations_with_replacement
-from statistics import mean, median, stdev
+from statistics import fmean, median, stdev
 
 from vivace.ledger import Ratio
 
@@ -30,7 +30,7 @@ def speed_ratio(pairs: Sequence[tuple[float, float]], *, neighbours: bool = Fals
     logs = [math.log(reference / candidate) for reference, candidate in pairs]
     if len(logs) in _STUDENT:
         half = _STUDENT[len(logs)] * stdev(logs) / math.sqrt(len(logs))
-        middle, low, high = mean(logs), mean(logs) - half, mean(logs) + half
+        middle, low, high = fmean(logs), fmean(logs) - half, fmean(logs) + half
     else:
         averages = sorted((a + b) / 2 for a, b in combinations_with_replacement(logs, 2))
         cut = _signed_rank_cut(len(logs))
@@ -41,7 +41,8 @@ def speed_ratio(pairs: Sequence[tuple[float, float]], *, neighbours: bool = Fals
 
 def _correlation(logs: Sequence[float]) -> float:
     """Of each number with the next one, between 0 and a half; its estimate is low by one part in so many."""
-    apart = [one - mean(logs) for one in logs]
+    middle = fmean(logs)
+    apart = [one - middle for one in logs]
     square = sum(one * one for one in apart)
     found = sum(map(operator.mul, apart, apart[1:])) / square + 1 / len(logs) if square else 0.0
     return min(0.5, max(0.0, found))
