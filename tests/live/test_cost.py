@@ -835,8 +835,8 @@ def test_a_plan_whose_later_steps_are_not_faster_is_taken_back(timed, monkeypatc
         adopted.append(plan)
         adopt(self, plan, comparison)
 
-    def noisy(pairs, *, by_processor):
-        found = compared(pairs, by_processor=by_processor)
+    def noisy(pairs, **how):
+        found = compared(pairs, **how)
         if not adopted:
             return found
         seen.append(len(pairs))

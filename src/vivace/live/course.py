@@ -36,6 +36,7 @@ from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, compared,
 from vivace.live.proof import Proof, Verdict, left_to_the_original
 from vivace.live.refusals import device_of
 from vivace.live.spending import SHARE
+from vivace.measuring.statistics import EARLY, LAST
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.tensors.modules import untouched
@@ -358,7 +359,8 @@ class Course:
             if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
                 return None
             if len(pairs) in LOOKS:
-                found = compared(pairs, by_processor=self.device.type == "cpu")
+                wider = LAST if len(pairs) == LOOKS[-1] else EARLY
+                found = compared(pairs, by_processor=self.device.type == "cpu", wider=wider)
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
             if len(pairs) > 2 and not self.spending.affords(0.0, self.loop.copy_seconds):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from vivace.ledger import Ratio
-from vivace.measuring.statistics import speed_ratio
+from vivace.measuring.statistics import speed_ratio, stretched
 from vivace.plan import Plan
 
 LOOKS = (4, 6, 8, 12)  # pairs after which it is looked whether the answer is clear
@@ -115,12 +115,14 @@ def middle(before: Timing, after: Timing) -> Timing:
     return Timing((before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2)
 
 
-def compared(pairs: Sequence[Pair], *, by_processor: bool) -> Comparison:
-    """The ratios of at least three pairs, of which each shares a segment of the reference with the next."""
+def compared(pairs: Sequence[Pair], *, by_processor: bool, wider: float = 1.0) -> Comparison:
+    """The ratios of at least three pairs, of which each shares a segment of the reference with the next; with
+    intervals so many times `wider`.
+    """
     wall = speed_ratio([(p.reference.wall, p.plan.wall) for p in pairs], neighbours=True)
     least = 1e-9  # a processor's clock may stand still in a segment
     cpu = speed_ratio([(max(p.reference.cpu, least), max(p.plan.cpu, least)) for p in pairs], neighbours=True)
-    return Comparison(wall, cpu, tuple(pairs), by_processor)
+    return Comparison(stretched(wall, wider), stretched(cpu, wider), tuple(pairs), by_processor)
 
 
 def length(step_seconds: float, seconds: float) -> int:

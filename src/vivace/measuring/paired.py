@@ -17,7 +17,7 @@ from vivace.inspection.energy import Meter
 from vivace.inspection.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.ledger import WIDE, Ratio
 from vivace.machine import Machine
-from vivace.measuring.statistics import speed_ratio
+from vivace.measuring.statistics import EARLY, LAST, speed_ratio, stretched
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.training.crew import Company, Crew
@@ -221,6 +221,7 @@ def compare(
     target: float | None = None,
 ) -> Comparison:
     """Time both in turn until the interval is tighter than `tolerance`, or above the `target`, or far below.
+    With a `target` each pair is another look, so that the interval is told `EARLY` or `LAST` times as wide.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
@@ -237,8 +238,7 @@ def compare(
     deadline = time.monotonic() + seconds
     steps = [_steps_of_a_block(reference), _steps_of_a_block(candidate)]
     others = ForeignLoad([*reference.processes, *candidate.processes])
-    quiet: list[_Pair] = []
-    disturbed: list[_Pair] = []
+    quiet, disturbed = list[_Pair](), list[_Pair]()
     for pair in _paired(reference, candidate, steps):
         busy = others.disturb()
         starved = busy if pair.starved is None else pair.starved > TOLERATED_SHARE
@@ -255,16 +255,17 @@ def compare(
             worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
                 return Comparison(worked, _walls(pairs), others.largest, _working(pairs))
-        better = target is not None and ratio.low > target
-        hopeless = target is not None and ratio.high < 0.97 * target
-        wanted = UNSTEADY_WIDTH if better else tolerance
-        if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
+        sure = stretched(ratio, EARLY)
+        better = target is not None and sure.low > target
+        hopeless = target is not None and sure.high < 0.97 * target
+        enough = ratio.width < tolerance or (better and sure.width < UNSTEADY_WIDTH)
+        if (len(pairs) >= 6 and enough) or hopeless or len(pairs) >= 60 or late:
             break
+    ratio = sure if better or hopeless else stretched(ratio, 1.0 if target is None else LAST)
     if told and (loud or ratio.wide):
         working = speed_ratio(_working(pairs), neighbours=True)
         ratio = by_both_clocks(ratio, working, others, target, sound=alone or not loud)
-    undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
-    if ratio.width > UNSTEADY_WIDTH and undecided:
+    if ratio.width > UNSTEADY_WIDTH and ratio.low <= 1.0 <= ratio.high and not hopeless:
         raise Unsteady(
             f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}",
