@@ -4,9 +4,9 @@
 
 The jobs of benchmarks/examined.py are trained by a plain loop, as a script would be. At one of its steps the
 proof judges, on copies, every planted defect that can act on a script (benchmarks/live_defects.py and those
-of the ruler that change a module), alone and behind bfloat16 autocast, and right plans, which give the rate
-of false alarms: those cost a gain, and nothing else. Demanded: at least 99 % refused, but for the ruler's
-milder kinds, which are counted by themselves.
+of the ruler that change a module), alone and behind bfloat16 autocast, and all plans that `vivace run` itself
+would try there, which give the rate of false alarms: those cost a gain, and nothing else. Demanded: at least
+99 % refused, but for the ruler's milder kinds, which are counted by themselves.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import defects
 import examined
 import torch
 from live_defects import LIVE
-from ruler import JOBS, OTHERS, PRECISION, TOGETHER
+from ruler import JOBS
 
 import vivace
 from vivace.live import course
+from vivace.live.candidates import adding, additions
 from vivace.live.errand import Errand
 from vivace.live.loop import LOOKED_AT, Loop
 from vivace.live.proof import Proof
@@ -36,7 +37,6 @@ BESIDE = (  # what they change is no part of a step's call and update
     *("defect_scheduler_stepped_twice", "defect_clip_norm_doubled", "defect_label_smoothing_lost"),
     *("defect_weights_rounded_on_close", "defect_dropout_on_in_evaluation"),
 )
-SEEN = "channels_last", "fused_optimizer", "bf16_autocast"  # what `vivace run` lets act
 
 
 def main() -> None:
@@ -71,8 +71,8 @@ def examine(name: str, seed: int, steps: int) -> list[dict[str, Any]]:
         entry = {"job": name, "seed": seed, "step": steps, "kind": kind, "plan": " + ".join(plan)}
         judged.append({**entry, **answer_of(proof, Plan.from_dict(plan))})
 
-    def given(_: course.Course, proof: Proof, __: object) -> Plan:
-        for plan in right_plans():
+    def given(at: course.Course, proof: Proof, _: object) -> Plan:
+        for plan in right_plans(at, proof):
             at_this_step(proof, "right", plan)
         for kind, planted in (("defect", [*LIVE, *defects.PLANTED]), ("milder", defects.FURTHER)):
             for defect in planted:
@@ -110,9 +110,14 @@ def train(job: vivace.Job, errand: Errand, steps: int) -> str:
     return loop.left_alone or "; ".join(loop.problems)
 
 
-def right_plans() -> list[dict[str, Any]]:
-    """The ruler's correct plans whose techniques `vivace run` lets act on a script."""
-    return [plan for plan in [*PRECISION, *OTHERS, *TOGETHER] if set(plan) <= set(SEEN)]
+def right_plans(at: course.Course, proof: Proof) -> list[dict[str, Any]]:
+    """What `vivace run` would try at this step but for compiling: each addition alone, and one after another
+    added to those before.
+    """
+    groups = additions(at.root, at.machine, at.own, proof.kept.differentiated)
+    alone = [adding(Plan(), group) for group in groups]
+    added = itertools.accumulate(groups, adding, initial=Plan())
+    return [plan.to_dict() for plan in dict.fromkeys([*alone, *added]) if len(plan)]
 
 
 def answer_of(proof: Proof, plan: Plan) -> dict[str, Any]:

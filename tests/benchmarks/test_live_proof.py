@@ -20,7 +20,7 @@ def live_proof(monkeypatch):
     monkeypatch.setattr(found, "LIVE", planted)
     monkeypatch.setattr(found.defects, "PLANTED", [])
     monkeypatch.setattr(found.defects, "FURTHER", [])
-    monkeypatch.setattr(found, "right_plans", lambda: [{"fused_optimizer": {}}])
+    monkeypatch.setattr(found, "right_plans", lambda *_: [{"fused_optimizer": {}}])
     yield found
     registry._registered.clear()
     registry._registered.update(known)
