@@ -70,6 +70,13 @@ def main() -> None:
     if chosen.folder is not None and not chosen.folder.is_dir():
         parser.error(f"there is no folder '{chosen.folder}'")
     rows = [Row(**row) for row in _record.kept(chosen.keep) or ()]
+    missing = sorted(
+        name
+        for name in set(loops) - {row.loop for row in rows}
+        if place_of(loops[name], chosen.folder) is None
+    )
+    if chosen.record and missing:
+        parser.error(f"--record writes the rows of all loops, and '{missing[0]}' is not there")
     for name in list(loops) if chosen.record else chosen.only:
         folder = place_of(loops[name], chosen.folder)
         if folder is None:
@@ -79,9 +86,6 @@ def main() -> None:
             show(rows[-1])
             _record.keep(chosen.keep, [dataclasses.asdict(row) for row in rows])
     print(f"{sum(row.right for row in rows)} of {len(rows)} right")
-    left = sorted(set(loops) - {row.loop for row in rows})
-    if chosen.record and left:
-        parser.error(f"--record writes the rows of all loops, and '{left[0]}' is missing")
     if chosen.record:
         record = _record.opened("real_loops", "scripts/bench real_loops FOLDER", vivace.inspect())
         record["machine"]["cores"] = len(os.sched_getaffinity(0))
