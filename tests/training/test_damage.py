@@ -52,6 +52,14 @@ class AtOnce(Numbers):
         return [self[index] for index in indices]
 
 
+class Pathless(Numbers):
+    """Without a list of files."""
+
+    def __init__(self, bad):
+        super().__init__(bad)
+        del self.paths
+
+
 def read(damage=None, dataset=None, workers=0, batch_size=5, **options):
     dataset = Numbers() if dataset is None else dataset
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=workers)
@@ -126,6 +134,10 @@ def test_too_much_damage_is_an_error(tmp_path):
     read(damage, Numbers(bad=range(20)))
     with pytest.raises(JobError, match="23 of 40 samples could not be read, more than damaged='skip' may"):
         damage.require_few(17)
+    damage = Damage("skip", tmp_path / "pathless")
+    read(damage, Pathless(bad=range(20)))
+    with pytest.raises(JobError, match=r"the first was \d+: OSError: "):
+        damage.require_few(0)
     Damage("skip", tmp_path / "list").require_few(5)  # what an earlier part of the run met is not counted
 
 
@@ -160,7 +172,8 @@ def test_a_samples_number_is_one_whoever_holds_it(kind, tmp_path):
     entry = damage.listed()[0]
     named = name_of(3) if kind is name_of else 3
     assert (entry["index"], entry["times"]) == (named, 2)
-    assert damage.sentence().startswith(f"1 damaged sample was skipped: {named} (")
+    where = "" if kind is name_of else " ('folder/3.jpg')"  # a name has no place in the list of files
+    assert damage.sentence().startswith(f"1 damaged sample was skipped: {named}{where}: OSError: ")
     with pytest.raises(SampleError, match=f"sample {named!r} "):
         Damage().read(dataset, [kind(3)], 0, many=False)
 

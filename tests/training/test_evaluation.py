@@ -170,7 +170,7 @@ def test_damaged_samples_of_the_validation_data_are_told(tiny, tmp_path):
     job = tiny.make(validation=lambda: DataLoader(Partly(18), batch_size=4), damaged="skip")
     run = train(job, out=tmp_path / "run")
     assert run.damaged == ()
-    assert run.notices[-1].startswith("in the validation data 2 damaged samples were skipped: 18 ('')")
+    assert run.notices[-1].startswith("in the validation data 2 damaged samples were skipped: 18: OSError: ")
     lines = (tmp_path / "run" / "damaged_validation.jsonl").read_text().splitlines()
     assert {json.loads(line)["index"] for line in lines} == {18, 19}
     assert train(tiny.make(), out=tmp_path / "run", restart=True).notices == ()

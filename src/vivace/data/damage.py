@@ -102,9 +102,8 @@ class Damage:
         except Exception as error:
             path, text = path_of(dataset, index), blame(error)
             if self.policy == "raise":
-                where = f" ('{path}')" if path else ""
                 raise SampleError(
-                    f"sample {told!r}{where} cannot be read: {text}; mend it, or give the Job "
+                    f"sample {told!r}{_where(path)} cannot be read: {text}; mend it, or give the Job "
                     "damaged='skip' or 'replace'"
                 ) from error
             self._list({"index": told, "path": path, "error": text})
@@ -147,7 +146,7 @@ class Damage:
         found = self.listed()
         if not found:
             return ""
-        few = "; ".join(f"{entry['index']} ('{entry['path']}'): {entry['error']}" for entry in found[:3])
+        few = "; ".join(map(_told, found[:3]))
         done = "skipped" if self.policy == "skip" else "replaced"
         were = f"{words.count(len(found), 'damaged sample')} {'was' if len(found) == 1 else 'were'}"
         return f"{were} {done}: {few}"
@@ -157,10 +156,10 @@ class Damage:
         times = self._times() - self.before
         num_read += times
         if times > max(FEWEST, MOST_SHARE * num_read):
-            first = self.listed()[0]
+            first = _told(self.listed()[0])
             raise JobError(
                 f"{times} of {num_read} samples could not be read, more than damaged='{self.policy}' may "
-                f"hide; the first was {first['index']} ('{first['path']}'): {first['error']}"
+                f"hide; the first was {first}"
             )
 
 
@@ -188,6 +187,14 @@ def path_of(dataset: Any, index: object) -> str:
         if isinstance(first, (str, os.PathLike)):
             return os.fspath(first)
     return ""
+
+
+def _where(path: str) -> str:
+    return f" ('{path}')" if path else ""
+
+
+def _told(entry: dict[str, Any]) -> str:
+    return f"{entry['index']}{_where(entry['path'])}: {entry['error']}"
 
 
 def _plain(index: object) -> object:
