@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vivace
-from vivace.errors import JobError
+from vivace.errors import InputError, JobError
 from vivace.inspection import inspect
 from vivace.session.opening import call, first_batches, models_of, optimizer_of, parts_of, start
 from vivace.testing import TINY_JOBS
@@ -18,6 +18,16 @@ def test_a_loader_without_batches():
     assert first_batches(iter([1, 2, 3]), 2) == [1, 2]
     with pytest.raises(JobError, match=r"data\(\) gave no batch: the loader is empty"):
         first_batches([], 2)
+
+
+def test_a_sentence_of_vivaces_own_is_told_as_it_is():
+    """A recipe's data are not there: that is not the job's function failing on a line of its code."""
+
+    def missing():
+        raise InputError("AG News is not here: put train.csv there")
+
+    with pytest.raises(JobError, match=r"^AG News is not here: put train\.csv there$"):
+        call(dataclasses.replace(TINY_JOBS["mlp"](), data=missing), "data")
 
 
 def test_models_in_a_dataclass_with_slots_are_found():

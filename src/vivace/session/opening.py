@@ -171,13 +171,16 @@ def reopened(session: Session, job: Job, plan: Plan, between: Callable[[], None]
 
 
 def call(job: Job, field: str, *arguments: object) -> Any:
-    """Call one of the Job's functions; whatever it raises becomes a JobError with the person's own line."""
+    """Call one of the Job's functions. Whatever it raises becomes a JobError: with the person's own line, but
+    for an error of Vivace's, as of a recipe that finds no data, whose sentence stands as it is.
+    """
     try:
         found = getattr(job, field)(*arguments)
     except (Exception, SystemExit) as error:
         if ran_out_of_memory(error):
             raise OutOfMemory(f"there is not enough memory for the Job's {field} ({blame(error)})") from error
-        raise JobError(f"the Job's {field} failed: {blame(error)}") from error
+        own = isinstance(error, VivaceError)
+        raise JobError(str(error) if own else f"the Job's {field} failed: {blame(error)}") from error
     if found is None and field in ("data", "validation"):
         raise JobError(f"the Job's {field} returned None; it must return batches, such as a DataLoader")
     return found
