@@ -204,6 +204,56 @@ def test_ag_news_with_the_columns_names_and_texts_of_nothing(data):
         text_classification.ag_news("train")
 
 
+def test_a_text_of_ag_news_under_two_classes_is_left_out(data):
+    (data / "ag_news").mkdir()
+    (data / "ag_news" / "train.csv").write_text("3,Oil,rises\n2,Cup,won\n1,Oil,rises\n2,Cup,won\n")
+    assert text_classification.ag_news("train") == [("Cup won", 1)]
+
+
+def test_a_field_of_ag_news_without_an_end_is_named_by_its_line(data):
+    (data / "ag_news").mkdir()
+    (data / "ag_news" / "train.csv").write_text(f'2,Cup,won\n3,Oil,"{"rises " * 25_000}\n')
+    with pytest.raises(InputError, match=r"^line 2 of '.*train.csv' cannot be read: field larger than"):
+        text_classification.ag_news("train")
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "read"),
+    [
+        ("ag_news/train.csv", "3,Oil,rises", lambda: text_classification.ag_news("train")),
+        ("conll2003/train.txt", "EU I-ORG", lambda: entities.conll("train")),
+        ("stsbenchmark/sts-train.csv", "a\tb\tc\td\t1\tone\ttwo", lambda: similarity.stsb("train")),
+    ],
+)
+def test_a_line_that_is_not_utf_8_is_named(file, line, read, data):
+    (data / file).parent.mkdir()
+    (data / file).write_bytes(f"{line}\nM\u00fcnchen\n".encode("latin-1"))
+    with pytest.raises(InputError, match=f"^line 2 of '{data / file}' is not UTF-8"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("reference", "found", "batch"),
+    [
+        ("text_classification,data=ag_news", 9, 64),
+        ("entities,data=conll2003", 10, 64),
+        ("similarity,data=stsb", 10, 128),
+    ],
+)
+def test_fewer_texts_than_a_batch_are_told(reference, found, batch, data):
+    for folder, file, line in (
+        ("ag_news", "{}.csv", "3,Oil,{}{}\n"),
+        ("conll2003", "{}.txt", "EU{}{} I-ORG\n\n"),
+        ("stsbenchmark", "sts-{}.csv", "a\tb\tc\td\t1\tone {}\ttwo {}\n"),
+    ):
+        (data / folder).mkdir()
+        for part in ("train", "valid", "dev", "test"):
+            rows = [line.format(part, number) for number in range(10)]
+            (data / folder / file.format(part)).write_text("".join(rows))
+    with pytest.raises(InputError, match=f"^{found} samples are there to train, and a batch has {batch}:"):
+        load(reference).data()
+
+
 def test_conll2003_with_blanks_in_empty_lines(data):
     (data / "conll2003").mkdir()
     (data / "conll2003" / "train.txt").write_bytes(b"EU NNP B-NP I-ORG\r\n \r\nPeter NNP B-NP I-PER\r\n\t\n")

@@ -21,7 +21,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
 from vivace.recipes.networks.segmenting import loss, mean_iou
 from vivace.recipes.networks.unet import UNet
-from vivace.recipes.sources import check_least, check_modules, needing, of_package
+from vivace.recipes.sources import check_least, check_modules, needing, of_package, training_loader
 
 SIDES = (96, 112)  # pixels of a slice, of 2 mm, from the middle of the volume's
 SLAB, GAP = 6, 1  # slices of a slab, and those left out after each
@@ -111,7 +111,7 @@ def job(*, width: int = 12, depth: int = 3, epochs: int = 5) -> Job:
 
     return Job(
         model=model,
-        data=lambda: DataLoader(Varied(), batch_size=BATCH, shuffle=True, drop_last=True),
+        data=lambda: training_loader(Varied(), BATCH),
         loss=loss,
         optimizer=adamw(3e-3, weight_decay=0.01),
         scheduler=lambda optimizer: warm_cosine(epochs * (len(Varied()) // BATCH))(optimizer),

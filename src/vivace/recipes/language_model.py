@@ -22,7 +22,7 @@ from vivace.pictures import Picture, Piece, Text
 from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, check_least, demanded, standard_library
+from vivace.recipes.sources import check_choice, check_least, demanded, standard_library, training_loader
 
 LENGTH = 128  # bytes that the network sees at once
 BATCH = 8
@@ -156,7 +156,7 @@ def job(*, width: int = 128, depth: int = 3, epochs: int = 3, data: str = "pytho
     check_choice("data", data, ("python", "wikitext2"))
     return Job(
         model=lambda: GPT(width, depth),
-        data=lambda: DataLoader(Windows(data), batch_size=BATCH, shuffle=True, drop_last=True),
+        data=lambda: training_loader(Windows(data), BATCH),
         loss=loss,
         optimizer=adamw(3e-3),
         scheduler=warm_cosine(epochs * (WINDOWS // BATCH)),

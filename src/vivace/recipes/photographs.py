@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from vivace.job import Job
 from vivace.recipes import showing
 from vivace.recipes.networks.classifying import accuracy, loss
-from vivace.recipes.sources import check_least, needing
+from vivace.recipes.sources import check_least, needing, training_loader
 
 PICTURES = (
     "brick",
@@ -116,7 +116,7 @@ def model(width: int = 16, depth: int = 2) -> nn.Module:
 
 def data() -> DataLoader[Any]:
     """Shuffled training batches of 64 crops (64, 1, 48, 48) and labels (64,)."""
-    return DataLoader(Crops(), batch_size=BATCH, shuffle=True, drop_last=True)
+    return training_loader(Crops(), BATCH)
 
 
 def validation() -> DataLoader[Any]:

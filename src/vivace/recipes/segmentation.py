@@ -20,7 +20,7 @@ from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
 from vivace.recipes.networks.segmenting import loss, mean_iou
 from vivace.recipes.networks.unet import UNet
-from vivace.recipes.sources import check_choice, check_least, check_modules, cutouts, scenes
+from vivace.recipes.sources import check_choice, check_least, check_modules, cutouts, scenes, training_loader
 
 SIZE = 64  # pixels of a scene's side
 BATCH = 16
@@ -79,7 +79,7 @@ def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes
 
     return Job(
         model=model,
-        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        data=lambda: training_loader(images("training", data), BATCH),
         loss=loss,
         optimizer=adamw(3e-3, weight_decay=0.01),
         scheduler=lambda optimizer: warm_cosine(epochs * (len(images("training", data)) // BATCH))(optimizer),

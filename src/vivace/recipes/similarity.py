@@ -26,7 +26,15 @@ from vivace.recipes import showing
 from vivace.recipes.networks.classifying import loss
 from vivace.recipes.networks.schedules import clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, check_least, check_modules, demanded, wordnet
+from vivace.recipes.sources import (
+    check_choice,
+    check_least,
+    check_modules,
+    demanded,
+    text_of,
+    training_loader,
+    wordnet,
+)
 from vivace.recipes.sources.characters import Vocabulary, padded
 
 LENGTH = 32  # words of a text that are read
@@ -52,7 +60,7 @@ def stsb(part: str) -> tuple[wordnet.Rated, ...]:
         "STS-B", f"stsbenchmark/sts-{part}.csv", how="put sts-train.csv, sts-dev.csv and sts-test.csv there"
     )
     found: dict[frozenset[str], wordnet.Rated] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(text_of(path).split("\n"), 1):
         if not line.strip():
             continue
         fields = line.split("\t")
@@ -253,8 +261,7 @@ def job(*, width: int = 64, depth: int = 1, epochs: int = 3, data: str = "wordne
         return Ratings(trained, data) if data == "stsb" else meanings()
 
     def training() -> DataLoader[Any]:
-        together: Any = collate_rated if data == "stsb" else collate
-        return DataLoader(texts(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=together)
+        return training_loader(texts(), BATCH, collate_rated if data == "stsb" else collate)
 
     return Job(
         model=lambda: Dictionary(len(vocabulary(data)), width, depth),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 from vivace.errors import InputError, nearest
 
@@ -64,16 +67,30 @@ def demanded(what: str, *names: str, how: str) -> Path:
     return found
 
 
+def text_of(path: Path) -> str:
+    """A person's text file, without a mark of byte order. Raises InputError with a line that is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(f"line {line} of '{path}' is not UTF-8: save the file in that encoding") from None
+
+
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Raises InputError where `value` is none of `known`."""
     if value not in known:
         raise InputError(f"{name} must be {' or '.join(known)}, not '{value}'{nearest(value, known)}")
 
 
-def check_batch(found: int, least: int) -> None:
-    """Raises InputError where fewer samples train than one batch has."""
-    if found < least:
-        raise InputError(f"{found} samples are there to train, and a batch has {least}: put more there")
+def training_loader(
+    samples: Any, batch: int, collate: Callable[[list[Any]], Any] | None = None
+) -> DataLoader[Any]:
+    """Shuffled batches of `batch` samples. Raises InputError where fewer train than one batch has."""
+    if len(samples) < batch:
+        raise InputError(
+            f"{len(samples)} samples are there to train, and a batch has {batch}: put more there"
+        )
+    return DataLoader(samples, batch_size=batch, shuffle=True, drop_last=True, collate_fn=collate)
 
 
 def check_least(name: str, value: int, least: int) -> None:
