@@ -29,8 +29,6 @@ DATA = ("digits", "mnist")
 def _digits() -> dict[str, TensorDataset]:
     small, labels = handwritten.digits()
     images = functional.interpolate(small, size=(SIZE, SIZE), mode="bilinear")
-    different = ~_repeated(small)
-    images, labels = images[different], labels[different]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     ends = {
         "test": order[:HELD_OUT],
@@ -38,17 +36,6 @@ def _digits() -> dict[str, TensorDataset]:
         "training": order[2 * HELD_OUT :],
     }
     return {split: TensorDataset(images[which], labels[which]) for split, which in ends.items()}
-
-
-def _repeated(images: torch.Tensor) -> torch.Tensor:
-    """Which images (number, ...) are equal to an earlier one: (number,)."""
-    seen: set[bytes] = set()
-    found = []
-    for image in images:
-        key = image.numpy().tobytes()
-        found.append(key in seen)
-        seen.add(key)
-    return torch.tensor(found)
 
 
 def images(split: str, data: str) -> Dataset[Any]:
