@@ -1,6 +1,7 @@
 """Who and where? Persons, places and organisations in the People's Daily of January 1998, or in CoNLL-2003.
 
-Characters are tagged, judged by whole entities: F1 as CoNLL counts it. The month is cut by time, so that no
+Characters are tagged, judged by whole entities: F1 as seqeval counts it strictly. A tag I- that follows none
+of its kind is of no entity there, where CoNLL's own script begins one. The month is cut by time, so that no
 article is on two sides; a sentence that was printed before is left out.
 """
 
@@ -171,7 +172,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Score:
-    """Whole entities found, as CoNLL counts them: their F1, for the tags of one data set; and sentences."""
+    """Whole entities found: their strict F1, for the tags of one data set; and sentences."""
 
     def __init__(self, data: str) -> None:
         self.data = data
