@@ -11,6 +11,7 @@ import vivace
 from vivace.errors import CheckpointError, FolderError, InputError, JobError
 from vivace.training import training
 from vivace.training.course import Fresh, course_of, differences
+from vivace.training.resuming import load_into, state_of
 
 JOB = """
 import torch, vivace
@@ -121,6 +122,24 @@ def test_a_learning_rate_of_one_optimizer_leaves_the_schedules_of_others():
     fresh.take(then, now)
     assert [part.base_lrs for part in parts] == [[pytest.approx(0.2)] * 2] * 2
     assert schedules[1].base_lrs == [pytest.approx(0.1)]
+
+
+def test_a_learning_rate_of_an_optimizer_inside_of_another_one_counts():
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, weights, rate, shares):
+            weights = list(weights)
+            super().__init__(weights, {"lr": rate})
+            self.inner = torch.optim.SGD(self.param_groups if shares else weights, lr=rate)
+
+    job = vivace.Job(model=print, data=list, loss=print, optimizer=print)
+    for shares in (True, False):
+        before, one = (Outer(torch.nn.Linear(2, 2).parameters(), rate, shares) for rate in (0.1, 0.2))
+        then, now, fresh = course_of(job, before, None), course_of(job, one, None), Fresh(one, None)
+        assert ("optimizer1 lr" in now) is not shares
+        load_into(one, state_of(before), "the optimizer")
+        assert one.inner.param_groups[0]["lr"] == 0.1
+        fresh.take(then, now)
+        assert [each.param_groups[0]["lr"] for each in (one, one.inner)] == [pytest.approx(0.2)] * 2
 
 
 SCHEDULES = {

@@ -511,23 +511,101 @@ def test_only_what_could_not_be_held_is_named():
     assert unstorable({"a": torch.ones(2), "b": (1, "text", None)}) == ""
 
 
-def test_an_optimizer_inside_of_another_one_begins_anew_and_is_named(tmp_path):
-    """As that of sharpness-aware minimization, whose own state_dict leaves the inner one's momentum out."""
+class Sharp(torch.optim.Optimizer):
+    """Sharpness-aware, with one list of groups for itself and the optimizer inside."""
 
-    class Outer(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {"lr": 0.1})
-            self.inner = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+    def __init__(self, parameters, base, **settings):
+        super().__init__(parameters, {"rho": 0.05, **settings})
+        self.base = base(self.param_groups, **settings)
+        self.param_groups = self.base.param_groups
 
-        def step(self, closure=None):
-            self.inner.step()
+    def step(self, closure):
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        with torch.enable_grad():
+            closure()
+        for weight in weights:
+            self.state[weight]["old"] = weight.detach().clone()
+            weight.data.add_(weight.grad.sign(), alpha=self.param_groups[0]["rho"])
+        with torch.enable_grad():
+            loss = closure()
+        for weight in weights:
+            weight.data = self.state[weight]["old"]
+        self.base.step()
+        return loss
 
-    job = vivace.Job(
-        model=lambda: torch.nn.Linear(3, 2),
-        data=lambda: [torch.ones(2, 3)] * 8,
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda model: Outer(model.parameters()),
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.base.param_groups = self.param_groups
+
+
+class Around(torch.optim.Optimizer):
+    """Steps by others, and has their groups, their state, both or neither."""
+
+    def __init__(self, parameters, groups=True, state=False):
+        parameters = list(parameters)
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = [torch.optim.SGD(self.param_groups if groups else parameters, lr=0.1, momentum=0.9)]
+        self.state = self.inner[0].state if state else self.state
+
+    def step(self, closure=None):
+        self.inner[0].step()
+
+
+class Making(Around):
+    """Makes the optimizer inside in its first step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.inner = []
+
+    def step(self, closure=None):
+        self.inner = self.inner or [torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)]
+        super().step()
+
+
+def by_closure(model, optimizer, batch):
+    """A step of the first of several optimizers."""
+
+    def closure():
+        optimizer[0].zero_grad()
+        loss = square(model, batch)
+        loss.backward()
+        return loss
+
+    return optimizer[0].step(closure)
+
+
+def listed(make):
+    """A job's own step with the optimizers that `make` returns, and a schedule of the first."""
+    return {"loss": None, "step": by_closure, "optimizer": lambda model: make(model.parameters())}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        listed(lambda weights: [Sharp(weights, torch.optim.SGD, lr=0.1, momentum=0.9)]),
+        listed(lambda weights: [one := Sharp(weights, torch.optim.Adam, lr=0.1), one.base]),
+        listed(lambda weights: [torch.optim.LBFGS(weights, lr=0.1, max_iter=3, history_size=4)]),
+        listed(lambda weights: [torch.optim.LBFGS(weights, max_iter=3, line_search_fn="strong_wolfe")]),
+        *(
+            {"optimizer": lambda model, of=of: Around(model.parameters(), **of)}
+            for of in ({}, {"groups": False}, {"state": True}, {"groups": False, "state": True})
+        ),
+    ],
+)
+def test_what_an_optimizer_holds_goes_on_also_in_another_one_inside(tmp_path, fields):
+    def schedule(optimizer):
+        first = optimizer[0] if isinstance(optimizer, list) else optimizer
+        return torch.optim.lr_scheduler.StepLR(first, 3, 0.8)
+
+    same, notices = whole_and_in_parts(
+        job_of(scheduler=schedule, scheduler_every="step", **fields), tmp_path, checkpoint_every_steps=4
     )
-    vivace.train(job, out=tmp_path / "run", max_steps=4)
-    run = vivace.train(job, out=tmp_path / "run", resume=True)
-    assert any("begin anew ('optimizer.inner')" in notice for notice in run.notices), run.notices
+    assert same
+    assert notices == ()
+
+
+def test_an_optimizer_that_another_one_makes_in_a_step_begins_anew_and_is_named(tmp_path):
+    same, notices = whole_and_in_parts(job_of(optimizer=lambda model: Making(model.parameters())), tmp_path)
+    assert not same
+    assert "begin anew ('optimizer.inner.0')" in notices[0]

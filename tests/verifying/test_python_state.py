@@ -117,7 +117,18 @@ class WarmingUnseen(Warming):
         return next(self.count)
 
 
-OPTIMIZERS = {"warming": Warming, "warming_unseen": WarmingUnseen}
+class Around(torch.optim.Optimizer):
+    """Steps by another one, whose momentum its own state leaves out."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 0.05})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+OPTIMIZERS = {"warming": Warming, "warming_unseen": WarmingUnseen, "around": Around}
 
 
 def job(kind):
@@ -149,7 +160,7 @@ def test_an_exact_plan_is_bit_identical(kind, ruler_of):
     assert not verdict["reason"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "warming"])
+@pytest.mark.parametrize("kind", [*KINDS, "warming", "around"])
 def test_a_right_plan_is_kept_and_a_defect_is_not(kind, ruler_of, planted):
     def scale(build):
         build.wrap(Seam.FORWARD, lambda following, batch: following(batch) * 1.02)
@@ -178,6 +189,12 @@ def test_a_job_that_does_not_repeat_itself_is_not_judged(kind, plan, ruler_of):
     verdict = ruler_of(job, kind).judge({plan: {}})
     assert verdict["kept"] is None
     assert "the job itself comes out otherwise when it is run again" in verdict["reason"]
+
+
+def test_nor_is_an_edit_whose_optimizer_steps_by_another_one():
+    verdict = vivace.verify(job("around"), against=job("around"), budget=20)
+    assert verdict.kept is None
+    assert "an optimizer holds another one" in verdict.reason
 
 
 def test_nor_is_an_edit_of_one():

@@ -14,6 +14,8 @@ from vivace.torch_internals.modules import has_step_hooks
 
 IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
 """Of a parameter group: how torch computes an update, and not which one."""
+INNER = "inner"  # beside what torch has in a state: the states of optimizers inside of one
+_SHARED = ("state", "param_groups")  # what an optimizer may have in common with one inside of it
 
 
 def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> Callable[[], None]:
@@ -93,6 +95,81 @@ def restricted(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tens
         yield
     finally:
         optimizer.param_groups = groups
+
+
+def inner_optimizers(outer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
+    """Those that an optimizer holds in attributes, as sharpness-aware ones do, or in containers there, and
+    those that these hold, by their paths: ``base_optimizer``.
+    """
+    found, known = [("", outer)], {id(outer)}
+    for path, one in found:
+        for name, value in vars(one).items():
+            if name in _SHARED:
+                continue
+            listed = dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
+            for key, part in ({"": value} | (value if isinstance(value, dict) else listed)).items():
+                if isinstance(part, torch.optim.Optimizer) and id(part) not in known:
+                    known.add(id(part))
+                    found.append((".".join(filter(None, (path, name, str(key)))), part))
+    return dict(found[1:])
+
+
+def left_out(outer: object) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers inside of one whose `state_dict` is torch's, which leaves them out."""
+    if not isinstance(outer, torch.optim.Optimizer):
+        return {}
+    return inner_optimizers(outer) if type(outer).state_dict is torch.optim.Optimizer.state_dict else {}
+
+
+def state_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its `state_dict`, and under `INNER` of those inside that this leaves out."""
+    state, inner = optimizer.state_dict(), left_out(optimizer)
+    return {**state, INNER: {name: one.state_dict() for name, one in inner.items()}} if inner else state
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    load: Callable[[torch.optim.Optimizer, dict[str, Any]], None],
+) -> None:
+    """The inverse of `state_of_optimizer`; `load` gives one optimizer its `state_dict`.
+
+    Memory orders become those of the weights.
+    """
+    pairs, inner = [(optimizer, state)], left_out(optimizer)
+    if inner:
+        kept, own = state.get(INNER, {}), {key: value for key, value in state.items() if key != INNER}
+        pairs = [(optimizer, own), *((one, kept[name]) for name, one in inner.items() if name in kept)]
+    with _shared_as_before(optimizer):
+        for one, own in pairs:
+            load(one, own)
+    align_state(one for one, _ in pairs)  # weights may lie otherwise than where it was saved
+
+
+@contextlib.contextmanager
+def _shared_as_before(outer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, states may be loaded: after it, the groups and the state of an optimizer and of those in it are
+    the objects that they were, with what was loaded, as several may share them.
+    """
+    spaces = [vars(one) for one in (*inner_optimizers(outer).values(), outer)]
+    before = [(space, {key: space[key] for key in _SHARED if key in space}) for space in spaces]
+    groups = [list(held.get("param_groups", ())) for _, held in before]
+    yield
+    for (space, held), own in zip(before, groups, strict=True):
+        if "state" in held and space["state"] is not held["state"]:
+            _fill(held["state"], space["state"])
+        if isinstance(held.get("param_groups"), list):
+            now = list(space["param_groups"])
+            for group, new in zip(own, now, strict=False):
+                _fill(group, new)
+            held["param_groups"][:] = [*own[: len(now)], *now[len(own) :]]
+        space.update(held)
+
+
+def _fill(container: dict[Any, Any], values: Mapping[Any, Any]) -> None:
+    values = dict(values)
+    container.clear()
+    container.update(values)
 
 
 def align_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:

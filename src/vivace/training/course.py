@@ -23,7 +23,7 @@ import torch
 from vivace.data.iterable import keeps_state
 from vivace.job import Job
 from vivace.session.opening import parts_of, schedulers_of
-from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
+from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, inner_optimizers
 from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
 _SOURCE, _PYTHON = "source of ", "python"
@@ -49,7 +49,7 @@ def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
     found = sources_of(job)
     for given in _given(job):
         found |= given.course() if isinstance(given, Fact) else {}
-    for number, one in enumerate(parts_of(optimizer, torch.optim.Optimizer)):
+    for number, one in enumerate(_optimizers(optimizer)):
         for place, group in enumerate(one.param_groups):
             where = _where(number, place, len(one.param_groups))
             found |= {
@@ -213,7 +213,7 @@ class Fresh:
     """The hyper-parameters of an optimizer and its schedules before a state is loaded."""
 
     def __init__(self, optimizer: object, scheduler: object) -> None:
-        self._optimizers = parts_of(optimizer, torch.optim.Optimizer)
+        self._optimizers = _optimizers(optimizer)
         self._schedules = _schedules(scheduler)
         self._states = [_settings(one) for _, one in self._schedules]
         self._groups = [
@@ -253,6 +253,14 @@ class Fresh:
             rates = getattr(part, "base_lrs", [])
             if getattr(part, "optimizer", None) is optimizer and place < len(rates):
                 part.base_lrs = [rate * ratio if at == place else rate for at, rate in enumerate(rates)]
+
+
+def _optimizers(optimizer: object) -> list[torch.optim.Optimizer]:
+    """All of them, the last those inside of others that have hyper-parameters of their own."""
+    found = parts_of(optimizer, torch.optim.Optimizer)
+    known = {id(group) for one in found for group in one.param_groups}
+    inner = [one for outer in found for one in inner_optimizers(outer).values()]
+    return found + [one for one in inner if not known.issuperset(map(id, one.param_groups))]
 
 
 def _where(number: int, place: int, num_groups: int) -> str:

@@ -19,7 +19,7 @@ from vivace.plan import Plan
 from vivace.session.opening import call, items_of, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
-from vivace.tensors.optimizers import align_state
+from vivace.tensors.optimizers import load_optimizer, state_of_optimizer
 from vivace.tensors.randomness import from_plain, restore
 from vivace.training.beside import Beside
 from vivace.training.checkpoints import unstorable
@@ -165,7 +165,11 @@ def require_storable(model: object, optimizer: object, schedule: object) -> None
 
 
 def state_of(thing: object) -> Any:
-    """The `state_dict` of a thing, or those of its items (see `items_of`) by key or index; else None."""
+    """The `state_dict` of a thing, of an optimizer with those of others in it, or those of its items (see
+    `items_of`) by key or index; else None.
+    """
+    if isinstance(thing, torch.optim.Optimizer):
+        return _with_plain_numbers(state_of_optimizer(thing))
     if hasattr(thing, "state_dict"):
         return _with_plain_numbers(thing.state_dict())
     return {str(key): state_of(item) for key, item in items_of(thing)} or None
@@ -197,13 +201,7 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
     """
     try:
         if isinstance(thing, torch.optim.Optimizer):
-            given = state if shards is None else shards.parted_optimizer(state, thing)
-            casts = thing.register_load_state_dict_post_hook(partial(_keep_types, given), prepend=True)
-            try:
-                thing.load_state_dict(given)
-            finally:
-                casts.remove()
-            align_state([thing])  # weights may lie otherwise than under the plan that it was saved under
+            load_optimizer(thing, state, partial(_load_one, shards))
             return
         if hasattr(thing, "load_state_dict"):
             thing.load_state_dict(state if shards is None else shards.parted(state, state_of(thing)))
@@ -219,6 +217,15 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
         raise CheckpointError(
             f"the checkpoint does not fit {what}: {type(error).__name__}: {head}"
         ) from error
+
+
+def _load_one(shards: Shards | None, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    given = state if shards is None else shards.parted_optimizer(state, optimizer)
+    casts = optimizer.register_load_state_dict_post_hook(partial(_keep_types, given), prepend=True)
+    try:
+        optimizer.load_state_dict(given)
+    finally:
+        casts.remove()
 
 
 def _keep_types(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:

@@ -21,6 +21,7 @@ from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
+from vivace.tensors.optimizers import left_out
 from vivace.tensors.trees import Digest, bytes_of, map_tensors
 from vivace.torch_internals import compiler
 from vivace.verifying import beginnings, measured, schedules
@@ -50,15 +51,7 @@ from vivace.verifying.ruler import (
 from vivace.verifying.runner import AGAIN_STREAM, PAIRS_STREAM, PROBE_STREAM
 from vivace.verifying.schedules import WholeSchedule, whole_schedule
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import (
-    InPython,
-    Snapshot,
-    clone,
-    parameter_names,
-    restore,
-    state_of,
-    strides_of,
-)
+from vivace.verifying.states import InPython, Snapshot, clone, parameter_names, restore, state_of, strides_of
 from vivace.verifying.tap import Tap
 
 EPOCHS = 2
@@ -486,6 +479,8 @@ class Edited(Side):
 
         What of that it keeps nothing of after the same batches, though of others it does, is `untrained`.
         """
+        if any(map(left_out, self.session.optimizers)):
+            return "an optimizer holds another one, whose state no other job is handed: ask for the metric"
         _, kept_by, position = lent.snapshots[-1]
         restore(self.session, self.snapshots[0])
         mine: StatesByName = {}

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,14 @@ import torch
 from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.modules import named_buffers, named_parameters
-from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state, forget_gradients
+from vivace.tensors.optimizers import (
+    IMPLEMENTATION_FLAGS,
+    forget_gradients,
+    load_optimizer,
+    state_of_optimizer,
+)
 from vivace.tensors.outside import Attributes, Outside, Owners, assign, attributes, changed
-from vivace.tensors.shards import whole
+from vivace.tensors.shards import Shards, whole
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import State, Tensors
 
@@ -125,7 +131,7 @@ def state_of(session: Session) -> State:
 
 def optimizer_states(session: Session) -> list[dict[str, Any]]:
     """Copies of the optimizers' states, whole on each rank as `state_of` has it."""
-    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in session.optimizers]
+    states = [copy.deepcopy(state_of_optimizer(optimizer)) for optimizer in session.optimizers]
     shards = session.build.shards
     return states if shards is None else [shards.gathered(state, keep=True) for state in states]
 
@@ -179,14 +185,14 @@ def restore(session: Session, snapshot: Snapshot) -> None:
         snapshot.python.put_back(session)
     load_state(session, snapshot.state)
     for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
-        state = copy.deepcopy(saved)
-        for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
-            group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
-        if session.build.shards is not None:
-            state = session.build.shards.parted_optimizer(state, optimizer)
-        optimizer.load_state_dict(state)
+        load_optimizer(optimizer, copy.deepcopy(saved), partial(_load_one, session.build.shards))
         forget_gradients(optimizer)
-    align_state(session.optimizers)
+
+
+def _load_one(shards: Shards | None, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
+    optimizer.load_state_dict(state if shards is None else shards.parted_optimizer(state, optimizer))
 
 
 def decay_of(session: Session) -> dict[str, float]:

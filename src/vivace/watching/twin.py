@@ -27,6 +27,7 @@ from vivace.session.opening import call, reopened, start
 from vivace.session.session import Session
 from vivace.tensors import randomness
 from vivace.tensors.modules import named_buffers, named_modules, named_parameters
+from vivace.tensors.optimizers import state_of_optimizer
 from vivace.tensors.outside import Attributes, Outside, assign, attributes, changed, is_persons
 from vivace.tensors.trees import fields_of, is_object, map_tensors, tensors
 from vivace.torch_internals.modules import is_compiled
@@ -73,7 +74,7 @@ class Before:
     @classmethod
     def of(cls, session: Session, twin: Twin, step: int) -> Before:
         """Copies of it, after `step` steps."""
-        optimizers = [map_tensors(o.state_dict(), to_host) for o in session.optimizers]
+        optimizers = [map_tensors(state_of_optimizer(o), to_host) for o in session.optimizers]
         state = State(*(_mapped(part, to_host) for part in named(session)))
         streams = randomness.capture(session.build.device)
         snapshot = Snapshot(state, optimizers, step, decay_of(session))
