@@ -432,6 +432,14 @@ class TestChanges:
         with pytest.raises(InputError, match="has seed 0, not 5"):
             train(tiny.job, out=tmp_path / "run", resume=True, seed=5)
 
+    def test_also_one_that_ended_before_its_first_checkpoint(self, tmp_path, tiny, digest):
+        train(tiny.job, out=tmp_path / "whole", seed=5)
+        failing = dataclasses.replace(tiny.job, on_gradients=lambda model: 1 / 0)
+        with pytest.raises(JobError, match="division by zero"):
+            train(failing, out=tmp_path / "run", seed=5)
+        assert train(tiny.job, out=tmp_path / "run", resume=True).resumed_from_step is None
+        assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+
     @pytest.mark.parametrize("seed", [-1, 2**64])
     def test_a_seed_that_torch_cannot_take_is_refused(self, tmp_path, tiny, seed):
         with pytest.raises(InputError, match=f"from 0 to {2**64 - 1}, not {seed}"):

@@ -34,7 +34,7 @@ from vivace.files import open_own, read_own
 from vivace.plan import Plan
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.tensors import dense_parts, storage_id
-from vivace.training.folder import CHECKPOINT, FORMER, LEDGER, is_checkpoint, sync_folder
+from vivace.training.folder import CHECKPOINT, FORMER, LEDGER, SEED, is_checkpoint, sync_folder
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
@@ -320,9 +320,12 @@ def kept_tuned(folder: Path) -> dict[str, Any]:
 
 
 def kept_seed(folder: Path) -> int:
-    """The seed of the run whose checkpoints lie in `folder`; 0 where there is none."""
-    kept = _newest_manifest(folder).get("seed")
-    return kept if isinstance(kept, int) else 0
+    """The seed of the run in `folder`, also of one that was killed before its first checkpoint; 0 where there
+    is none.
+    """
+    kept = _newest_manifest(folder / "checkpoints").get("seed")
+    text = read_own(folder / SEED)
+    return kept if isinstance(kept, int) else int(text) if text.strip().isdigit() else 0
 
 
 def _newest_manifest(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ _LOCK = "lock"
 _PLAN = "plan.toml"
 LEDGER = "saved.jsonl"  # what was saved, beside the checkpoints
 LOG = "metrics.jsonl"
+SEED = "seed"  # with which the run began, in digits
 FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
 CHECKPOINT = re.compile(rf"step_(\d{{1,18}})(\.{FORMER}\..*)?")
 _held: set[Path] = set()

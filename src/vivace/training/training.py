@@ -182,7 +182,7 @@ def train(
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
         if resume and seed is None:
-            options = dataclasses.replace(options, seed=kept_seed(path / "checkpoints"))
+            options = dataclasses.replace(options, seed=kept_seed(path))
         with ranks.together():
             machine = inspect()
         tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) or kept_tuned(path / "checkpoints")
