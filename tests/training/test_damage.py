@@ -87,6 +87,44 @@ def test_a_damaged_sample_is_named_with_its_path_and_what_it_raised(workers, kin
     assert index in BAD
 
 
+class Arrays(Dataset):
+    """Reads a file for each sample, of which it keeps no list."""
+
+    def __init__(self, load, files):
+        self.load, self.of = load, files.__getitem__
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.load(self.of(index))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("share", [0.5, 0.0])
+@pytest.mark.parametrize("kind", ["npy", "pt"])
+def test_a_damaged_file_of_which_the_dataset_keeps_no_list_is_named(tmp_path, kind, share, workers):
+    files = [tmp_path / f"{number}.{kind}" for number in range(4)]
+    for path in files:
+        numpy.save(path, numpy.ones(300)) if kind == "npy" else torch.save(torch.ones(300), path)
+    load = numpy.load if kind == "npy" else torch.load
+    whole = files[2].read_bytes()
+    files[2].write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(SampleError) as caught:
+        read(dataset=Arrays(load, files), workers=workers, batch_size=2)
+    end_workers_of(caught.value)
+    text = str(caught.value)
+    assert text.startswith(f"sample 2 ('{files[2]}') cannot be read: ")
+    assert text.count(str(files[2])) == 1
+    assert "standard input" not in text
+    with pytest.raises(Exception) as caught:  # whatever the reader raises
+        Arrays(load, files)[2]
+    assert f"(file '{files[2]}'; {__file__}, line " in blame(caught.value)
+    skipped = Damage("skip", tmp_path / "damaged.jsonl")
+    read(skipped, Arrays(load, files), workers, batch_size=2)
+    assert [entry["path"] for entry in skipped.listed()] == [str(files[2])]
+
+
 @pytest.mark.fault(17)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Numbers, AtOnce])

@@ -18,7 +18,7 @@ from vivace import words
 from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
-from vivace.job import Job, blame
+from vivace.job import Job, blame, file_of
 from vivace.tensors.randomness import seed_streams
 from vivace.torch_internals.loaders import FILE_LISTS
 
@@ -100,7 +100,8 @@ class Damage:
         except _MISTAKES:
             raise
         except Exception as error:
-            path, text = path_of(dataset, index), blame(error)
+            path = path_of(dataset, index) or file_of(error)
+            text = blame(error, path)
             if self.policy == "raise":
                 raise SampleError(
                     f"sample {told!r}{_where(path)} cannot be read: {text}; mend it, or give the Job "
