@@ -392,26 +392,68 @@ def test_convolutions_of_all_dimensions_copy_on_a_cpu(kind):
     assert predict(job).peak_bytes == pytest.approx(measured, rel=0.08)
 
 
-@pytest.mark.parametrize("where", ["batch", "gradient"])
-def test_sparse_tensors_are_refused_by_name(where):
-    class Rows(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rows = nn.Embedding(50, 8, sparse=where == "gradient")
-
-        def forward(self, x):
-            found = self.rows(torch.arange(8))
-            return torch.sparse.mm(x, found) if where == "batch" else x @ found
-
-    batch = torch.eye(8).to_sparse() if where == "batch" else torch.eye(8)
+def test_a_sparse_batch_is_refused_by_name():
+    batch = torch.eye(8).to_sparse()
     job = vivace.Job(
-        model=Rows,
+        model=lambda: nn.Embedding(8, 8),
         data=lambda: [batch],
-        loss=lambda model, batch: model(batch).square().mean(),
+        loss=lambda model, batch: torch.sparse.mm(batch, model.weight).square().mean(),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     )
     with pytest.raises(vivace.Refused, match=r"^what a sparse tensor takes depends on its numbers"):
         predict(job)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
+def test_a_sparse_gradient_takes_the_rows_that_were_looked_up(optimizer):
+    rows = torch.randperm(100_000)[:50_000]
+    job = vivace.Job(
+        model=lambda: nn.Embedding(100_000, 32, sparse=True),
+        data=lambda: [rows] * 2,
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: optimizer(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), vivace.inspect()) as session:
+        measured = observe(session, job.data()).peak_bytes
+    found = predict(job)
+    assert found.peak_bytes == pytest.approx(measured, rel=0.02)
+    tables = 1 if optimizer is torch.optim.SGD else 3  # beside it the optimizer's two means
+    assert found.peak_bytes < (tables + 4) * 100_000 * 32 * 4
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(nn.LSTM, 6), (nn.GRU, 5), (nn.RNN, 1)])
+def test_of_a_recurrent_layer_what_its_gradients_need_is_kept_on_a_gpu(kind, kept):
+    def job(steps):
+        return vivace.Job(
+            model=lambda: kind(64, 64, batch_first=True),
+            data=lambda: [torch.ones(32, steps, 64)] * 2,
+            loss=lambda model, batch: model(batch)[0].sum(),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+
+    short, long = (predict(job(steps), device="cuda").parts["activations"] for steps in (512, 1024))
+    one = 32 * 512 * 64 * 4
+    assert (long - short) / one == pytest.approx(kept + 1, abs=0.01)  # and the layer's output
+    with pytest.raises(vivace.Refused, match=r"^a recurrent layer keeps what its library chooses to"):
+        predict(job(8))
+
+
+def test_the_lines_of_a_prediction_hold_for_a_part_of_the_batch():
+    data = torch.ones(1024, 64), torch.zeros(1024, dtype=torch.long)
+
+    def job(samples, width):
+        return vivace.Job(
+            model=lambda: nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 64 * 1024)),
+            data=lambda: [tuple(part[:samples] for part in data)] * 2,
+            loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+            optimizer=lambda model: torch.optim.Adam(model.parameters()),
+        )
+
+    for width in (8, 4096):  # the peak is the loss's, or the update's
+        whole, part = (predict(job(samples, width), device="cuda") for samples in (1024, 256))
+        told = max(fixed + growing / 4 for fixed, growing in whole.lines)
+        assert max(map(sum, whole.lines)) == pytest.approx(whole.reserved.reserved)
+        assert 0.9 < told / part.reserved.reserved < 1.15
 
 
 def test_the_largest_batch_is_what_must_fit():

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from vivace.tensors import precision
 from vivace.tensors.precision import ON_CPUS
 from vivace.tensors.trees import map_tensors
 from vivace.torch_internals.tensors import Operator, kernels_for, schema_of, scoped_library
@@ -21,15 +22,20 @@ _drop_here = functional.dropout
 
 @contextlib.contextmanager
 def as_on_gpus() -> Iterator[None]:
-    """Inside, attention with dropout keeps no scores, dropout a byte for each number, RMSNorm little else.
+    """Inside, attention with dropout keeps no scores, dropout a byte for each number, RMSNorm little else,
+    and an LSTM can be under autocast.
 
     Autocast computes in float32 what it does on a GPU, and LayerNorm nothing for the sake of a CPU's sums.
     Functions are replaced in `torch.nn.functional`, of whose own a mode sees no inside, and where they are
     called by another name.
     """
-    own: tuple[Any, Any] = (_attend, _drop)
-    before: tuple[Any, Any] = (functional.scaled_dot_product_attention, functional.dropout)
-    functional.scaled_dot_product_attention, functional.dropout = own
+    own: tuple[Any, Any, Any] = (_attend, _drop, lambda: True)
+    before: tuple[Any, Any, Any] = (
+        functional.scaled_dot_product_attention,
+        functional.dropout,
+        precision.autocasts_lstm,
+    )
+    functional.scaled_dot_product_attention, functional.dropout, precision.autocasts_lstm = own
     on_cpus = dict(ON_CPUS)
     ON_CPUS.clear()
     try:
@@ -41,7 +47,7 @@ def as_on_gpus() -> Iterator[None]:
             yield
     finally:
         ON_CPUS.update(on_cpus)
-        functional.scaled_dot_product_attention, functional.dropout = before
+        functional.scaled_dot_product_attention, functional.dropout, precision.autocasts_lstm = before
 
 
 class _OnGpus(TorchFunctionMode):

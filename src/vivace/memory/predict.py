@@ -23,7 +23,7 @@ from vivace.memory.caching import Reserved, simulate
 from vivace.memory.divided import divide, gather
 from vivace.memory.forgetting import empty_caches, warn_of_others
 from vivace.memory.on_gpus import as_on_gpus
-from vivace.memory.watching import Watch
+from vivace.memory.watching import WORKSPACE, Watch, require_known_size
 from vivace.memory.workspace import GpuWorkspaces
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, models_of, optimizer_of, readable
@@ -40,9 +40,12 @@ from vivace.torch_internals.tensors import (
     Operator,
     OperatorMode,
 )
+from vivace.work.as_one import RecurrentAsOneKernel
+from vivace.work.sparse import SparseCopies
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
 STEPS = 2  # the second one finds the optimizer's state
+SHARES = (0.0, *(2.0**power for power in range(-6, 4)))  # of the batch, for which `lines` are exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +54,17 @@ class Prediction:
 
     `parts` sums up to `peak_bytes`: what tensors ask for. `reserved` is what the caching allocator of a GPU
     makes of it, without the CUDA context.
+
+    Of another batch a step reserves about the most of ``fixed + share * growing`` over the pairs of bytes in
+    `lines`, where it has so large a share of this one's samples. `spared_bytes` is what of the peak would be
+    gone if activations were computed again, less the largest, which the gradient at the peak is of.
     """
 
     peak_bytes: int
     parts: dict[str, int]
     reserved: Reserved
+    lines: tuple[tuple[float, float], ...]
+    spared_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -78,13 +87,14 @@ def predict(
         device: ``cpu`` or ``cuda``. Where there is no GPU, a step on ``cuda`` is followed on the CPU's
             operators, with the optimizer, dropout and attention in the forms that they take on a GPU, and an
             H100's workspaces. Techniques for GPUs are counted by their cards there (`Card.step_memory`), and
-            refused where these do not tell.
+            refused where these do not tell. Of a recurrent layer that counts which its gradients need;
+            cuDNN may keep more.
         ranks: of how many processes this is the step of one, with its share of the batch, under a plan that
             divides the weights among them (see `vivace.memory.divided`).
 
     Raises InputError for another device, and Refused where the plan declines, where the job looks at numbers
-    while it runs or has an own step, and for recurrent layers. Warns where the job keeps tensors of the step
-    for later ones, which this process must not take for its own.
+    while it runs or has an own step, for batches that are sparse, and for recurrent layers on a CPU. Warns
+    where the job keeps tensors of the step for later ones, which this process must not take for its own.
     """
     if device not in ("cpu", "cuda"):
         raise InputError(f"a step is predicted for 'cpu' or 'cuda', not for '{device}'")
@@ -141,11 +151,14 @@ def _followed(asked: _Asked, built: object) -> Prediction:
     with contextlib.ExitStack() as stack:
         fake = stack.enter_context(asked.mode)
         watch = stack.enter_context(Watch(gpu))
+        stack.enter_context(SparseCopies())  # type: ignore[no-untyped-call]
         if built is not None:
             with FakeCopyMode(fake):
                 built = copy.deepcopy(built)
         if asked.device != there.type:
             stack.enter_context(as_on_gpus())
+        if asked.device == "cuda":
+            stack.enter_context(RecurrentAsOneKernel(lambda *_: None))
         session = _open(asked, watch, built)
         if asked.device != there.type:
             _use_foreach(session)
@@ -197,6 +210,8 @@ def _fed(asked: _Asked, session: Session, watch: Watch, batch: Batch) -> Iterato
 
 def _noted(watch: Watch, batch: Batch, *, aside: bool = False) -> Batch:
     """The batch, counted as one; `aside` where a stream of its own has made it."""
+    for tensor in tensors([batch]):
+        require_known_size(tensor)
     keys = {watch.note(tensor) for tensor in tensors([batch])}
     watch.made_in.update(dict.fromkeys(keys, "batch"))
     watch.aside.update(keys if aside else ())
@@ -231,7 +246,7 @@ def _open(asked: _Asked, watch: Watch, built: object) -> Session:
         with torch.device(device), FakeBuildMode():
             built = call(job, "model")
     models = models_of(job, built)
-    if any(modules_of(model, nn.RNNBase) for model in models):
+    if asked.device == "cpu" and any(modules_of(model, nn.RNNBase) for model in models):
         raise Refused("a recurrent layer keeps what its library chooses to, which cannot be predicted")
     _move(models, device)
     for model in models:
@@ -318,10 +333,31 @@ def _at_peak(watch: Watch, parts: dict[int, str], start: int) -> Prediction:
     for key, num_bytes in watch.moves[: at + 1]:
         (at_peak.add if num_bytes >= 0 else at_peak.discard)(key)
     found: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+    largest = 0
     for key in at_peak:
-        kind = "activations" if watch.made_in[key] == "forward" else "temporary"
-        found[parts.get(key, kind)] += watch.sizes[key]
-    return Prediction(highest, dict(found), simulate(watch.moves, watch.aside))
+        kind = parts.get(key, "activations" if watch.made_in[key] == "forward" else "temporary")
+        found[kind] += watch.sizes[key]
+        largest = max(largest, watch.sizes[key] if kind == "activations" else 0)
+    reserved = simulate(watch.moves, watch.aside)
+    more = reserved.reserved / max(1, highest)
+    lines = tuple((fixed * more, growing * more) for fixed, growing in _lines(watch, parts, start))
+    return Prediction(highest, dict(found), reserved, lines, found["activations"] - largest)
+
+
+def _lines(watch: Watch, parts: dict[int, str], start: int) -> list[tuple[int, int]]:
+    """What is live from move `start` on: bytes whatever the batch, and those that grow with it, where their
+    sum is the largest for one of the `SHARES` of the batch.
+    """
+    fixed = {key for key, phase in watch.made_in.items() if phase in ("update", WORKSPACE)} | watch.copies
+    fixed |= {key for key, part in parts.items() if part != "batch"}
+    live = [0, 0]
+    seen = set()
+    for number, (key, num_bytes) in enumerate(watch.moves):
+        live[key not in fixed] += num_bytes if num_bytes >= 0 else -watch.sizes[key]
+        if number >= start:
+            seen.add((live[0], live[1]))
+    found = [max(seen, key=lambda line: line[0] + share * line[1]) for share in SHARES]
+    return sorted(set(found))
 
 
 def _highest(watch: Watch, start: int) -> tuple[int, int]:

@@ -11,7 +11,15 @@ import torch
 
 from vivace.errors import Refused
 from vivace.memory.workspace import GpuWorkspaces, Workspace, workspace_bytes
-from vivace.torch_internals.tensors import Operator, OperatorMode, base_of, schema_of, storage_id, tree_leaves
+from vivace.torch_internals.tensors import (
+    Operator,
+    OperatorMode,
+    base_of,
+    dense_parts,
+    schema_of,
+    storage_id,
+    tree_leaves,
+)
 
 WORKSPACE = "workspace"  # the phase of what operators hold for themselves
 
@@ -21,7 +29,7 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
 
     `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. What
     operators hold for themselves while they run counts too, on a CPU or a `gpu`. The keys in `aside` are on a
-    stream of their own.
+    stream of their own, those in `copies` weights in another precision.
     """
 
     def __init__(self, gpu: GpuWorkspaces | None = None) -> None:
@@ -32,6 +40,7 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
         self.made_in: dict[int, str] = {}
         self.sizes: dict[int, int] = {}
         self.aside: set[int] = set()
+        self.copies: set[int] = set()
         self._keys: dict[int, int] = {}  # address of a live storage -> key
 
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -45,7 +54,9 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
         end = self._move(taken.num_bytes, WORKSPACE) if taken.num_bytes and taken.first else None
         for leaf in () if _is_view(function) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self.note(leaf)
+                key = self.note(leaf)
+                if schema_of(function).name == "aten::_to_copy" and self._is_weight(arguments[0]):
+                    self.copies.add(key)
         if taken.num_bytes and not taken.first:
             end = self._move(taken.num_bytes, WORKSPACE)
         if end is not None and not taken.stays:
@@ -53,11 +64,12 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
         return result
 
     def note(self, tensor: torch.Tensor) -> int:
-        """The key of a tensor's storage, which is noted if it is new. Raises Refused of a sparse one."""
-        if tensor.layout != torch.strided:
-            raise Refused(
-                "what a sparse tensor takes depends on its numbers, which a prediction does not have"
-            )
+        """The key of a tensor's storage, which is noted if it is new; of a sparse one that of its numbers, as
+        many as there may be. Raises Refused of one in rows or columns.
+        """
+        if tensor.layout == torch.sparse_coo:
+            return [self.note(part) for part in dense_parts(tensor)][-1]
+        require_known_size(tensor)
         storage = tensor.untyped_storage()
         address = storage_id(storage)
         if address not in self._keys:
@@ -65,6 +77,12 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
             self._keys[address] = len(self.sizes) - 1
             weakref.finalize(storage, self._end, address, end)
         return self._keys[address]
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout != torch.strided:
+            return False
+        key = self._keys.get(storage_id(tensor.untyped_storage()), -1)
+        return self.made_in.get(key) == "parameters"
 
     def _move(self, num_bytes: int, phase: str) -> Callable[[], None]:
         key = len(self.sizes)
@@ -75,6 +93,12 @@ class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     def _end(self, address: int, end: Callable[[], None]) -> None:
         self._keys.pop(address, None)
         end()
+
+
+def require_known_size(tensor: torch.Tensor) -> None:
+    """Raise Refused of a sparse tensor."""
+    if tensor.layout != torch.strided:
+        raise Refused("what a sparse tensor takes depends on its numbers, which a prediction does not have")
 
 
 def _adds_gradients(function: Operator, arguments: tuple[Any, ...]) -> bool:

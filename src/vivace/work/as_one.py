@@ -10,16 +10,19 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from vivace.tensors.trees import map_tensors
 from vivace.work.formulas import of_causal
 
 Add: TypeAlias = Callable[[str, str, int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 """Notes a kernel: its kind, name, operations, what it reads and what it writes."""
 
+# Of a recurrent layer, numbers that its backward pass needs of a step of a sample, for each row of weights:
+# the gates, and of an LSTM the cell and the state, of a GRU the candidate's part of the state and the state.
+KEPT_A_ROW = {"lstm": 6 / 4, "gru": 5 / 3, "rnn_tanh": 1.0, "rnn_relu": 1.0}
 
-class AsOneKernel(TorchFunctionMode):
-    """Recurrent layers and attention as one kernel where there is no device to run (or refuse) one; `add`
-    notes it.
-    """
+
+class RecurrentAsOneKernel(TorchFunctionMode):
+    """Recurrent layers as one kernel where there is no device to run (or refuse) one; `add` notes it."""
 
     def __init__(self, add: Add) -> None:
         super().__init__()
@@ -32,16 +35,46 @@ class AsOneKernel(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention" and _imagined(args[:3]):
-            return _attended(self._add, *args, **kwargs)
-        if func is functional.dropout and _imagined(args[:1]):
-            return _dropout(*args, **kwargs)
-        recurrent = name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-        if recurrent and isinstance(args[2], (list, tuple)) and _imagined(args[:1]):
+        if name in KEPT_A_ROW and isinstance(args[2], (list, tuple)) and _imagined(args[:1]):
             return self._recurrent(name, *args)
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def _recurrent(
+        self,
+        name: str,
+        inputs: torch.Tensor,
+        states: torch.Tensor | Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+        *settings: object,
+    ) -> Any:
+        """The padded form of torch._VF.lstm and its kin: settings are bias, layers, dropout, training,
+        bidirectional, batch_first."""
+        initial = (states,) if isinstance(states, torch.Tensor) else tuple(states)
+        device = inputs.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            half = torch.get_autocast_dtype(device)
+            inputs, initial, weights = map_tensors((inputs, initial, weights), lambda t: t.to(half))
+        output = _Fused.apply(self._add, name, inputs, settings[4], settings[5], *initial, *weights)
+        last = tuple(state + output.sum() * 0 for state in initial)
+        return (output, *last)
+
+
+class AsOneKernel(RecurrentAsOneKernel):
+    """Attention and dropout, too."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__name__", "") == "scaled_dot_product_attention" and _imagined(args[:3]):
+            return _attended(self._add, *args, **(kwargs or {}))
+        if func is functional.dropout and _imagined(args[:1]):
+            return _dropout(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
     @contextlib.contextmanager
     def attention(self) -> Iterator[None]:
@@ -59,21 +92,6 @@ class AsOneKernel(TorchFunctionMode):
         finally:
             functional.scaled_dot_product_attention = original
 
-    def _recurrent(
-        self,
-        name: str,
-        inputs: torch.Tensor,
-        states: torch.Tensor | Sequence[torch.Tensor],
-        weights: Sequence[torch.Tensor],
-        *settings: object,
-    ) -> Any:
-        """The padded form of torch._VF.lstm and its kin: settings are bias, layers, dropout, training,
-        bidirectional, batch_first."""
-        initial = (states,) if isinstance(states, torch.Tensor) else tuple(states)
-        output = _Fused.apply(self._add, name, inputs, settings[4], settings[5], *initial, *weights)
-        last = tuple(state + output.sum() * 0 for state in initial)
-        return (output, *last)
-
 
 class _Fused(torch.autograd.Function):
     """One kernel forward and one backward, of which only the shapes exist."""
@@ -82,6 +100,7 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, add: Add, name: str, first: torch.Tensor, *rest: object) -> torch.Tensor:
         """Count the kernel and make its output; see `AsOneKernel` for the arguments."""
         others = [other for other in rest if isinstance(other, torch.Tensor)]
+        kept: list[torch.Tensor] = []
         if name == "attention":
             key, value = others[0], others[1]
             output = first.new_empty(*first.shape[:-1], value.shape[-1])
@@ -91,17 +110,20 @@ class _Fused(torch.autograd.Function):
             flops = 2 * first.shape[:-1].numel() * sum(w.numel() for w in others if w.dim() == 2)
             width = others[0].shape[-1] * (2 if rest[0] else 1)
             output = first.new_empty(*first.shape[:-1], width)
+            rows = sum(w.shape[0] for w in others if w.dim() == 2) // 2  # half of them meet the state before
+            kept = [first.new_empty(*first.shape[:-1], int(rows * KEPT_A_ROW[name]))]
         kind = name if name == "attention" else "recurrent"
         add(kind, name, flops, [first, *others], [output])
         ctx.add, ctx.kind, ctx.name, ctx.flops = add, kind, name, flops
-        ctx.save_for_backward(first, *others, output)
+        ctx.save_for_backward(first, *others, output, *kept)
+        ctx.num_inputs = 1 + len(others)
         ctx.places = [isinstance(other, torch.Tensor) for other in rest]
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Twice the forward's operations; attention two and a half times, as it computes the scores anew."""
-        *inputs, output = ctx.saved_tensors
+        inputs, output = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs]
         results = [torch.empty_like(tensor) for tensor in inputs]
         flops = int(ctx.flops * (2.5 if ctx.kind == "attention" else 2))
         ctx.add(ctx.kind, f"{ctx.name}_backward", flops, [*inputs, output, *gradients], results)
