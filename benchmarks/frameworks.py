@@ -138,7 +138,7 @@ class Comparison:
 
     def work_of(self, job: str) -> dict[str, Any]:
         """What kind of network it is, and the operations of one step: which other jobs the rows tell of."""
-        from vivace.work.imagine import imagine
+        from vivace.memory.imagine import imagine
 
         demand = Demand.from_dict(imagine(self._job(job), job)["demand"])
         return {"kind": kind_of(demand), "flops_per_step": demand.flops * self.tasks[job].batch}

@@ -18,8 +18,8 @@ from vivace.advising.predict import Predictor
 from vivace.advising.source import counted_model, open_subject
 from vivace.errors import JobError
 from vivace.memory.fits import fits
+from vivace.memory.imagine import imagine
 from vivace.work.count import count_work
-from vivace.work.imagine import imagine
 
 
 def image_job(model, pixels, batch_size=8):
@@ -166,7 +166,7 @@ class Endless(torch.utils.data.IterableDataset):
 
 
 def test_a_stream_has_no_length_and_is_counted(monkeypatch):
-    monkeypatch.setattr("vivace.work.imagine.LOOKING_SECONDS", 0.1)
+    monkeypatch.setattr("vivace.memory.imagine.LOOKING_SECONDS", 0.1)
     job = vivace.Job(
         model=lambda: torch.nn.Linear(4, 2),
         data=lambda: torch.utils.data.DataLoader(Endless(), batch_size=8),
@@ -296,7 +296,7 @@ def test_where_batches_differ_the_time_is_of_the_mean_and_the_memory_of_the_larg
     assert flops == pytest.approx(one)
     assert found["activation_bytes"] == imagine(lengths((64,)), "job")["activation_bytes"]
     assert not found["notes"]
-    monkeypatch.setattr("vivace.work.imagine.LOOKING_SECONDS", 0.1)
+    monkeypatch.setattr("vivace.memory.imagine.LOOKING_SECONDS", 0.1)
     (note,) = imagine(lengths((8,), itertools.repeat(16)), "job")["notes"]
     assert "later ones may be larger" in note
     assert not imagine(lengths(itertools.repeat(16)), "job")["notes"]

@@ -42,12 +42,19 @@ class Demand:
         num_parameters: weights that train.
         num_tensors: parameter tensors; each costs the optimizer some launches.
         saved_bytes: what the backward pass keeps per sample, in fp32.
+        num_left: of those weights, how many a step leaves alone: rows without a gradient in a sparse one.
     """
 
     bins: tuple[Bin, ...]
     num_parameters: int
     num_tensors: int
     saved_bytes: float
+    num_left: int = 0
+
+    @property
+    def num_updated(self) -> int:
+        """Weights that a step updates."""
+        return self.num_parameters - self.num_left
 
     @property
     def flops(self) -> float:
@@ -86,7 +93,8 @@ class Demand:
             unknown = {b.kind for b in bins} - set(KINDS)
             if unknown:
                 raise InputError(f"the work holds kernels of an unknown kind {min(unknown)!r}")
-            return cls(bins, *(document[key] for key in ("num_parameters", "num_tensors", "saved_bytes")))
+            number, tensors = document["num_parameters"], document["num_tensors"]
+            return cls(bins, number, tensors, document["saved_bytes"], document.get("num_left", 0))
         except (KeyError, TypeError) as error:
             raise InputError(f"the work cannot be read: {error!r} is missing or of a wrong kind") from None
 

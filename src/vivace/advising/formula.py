@@ -212,7 +212,7 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
     watts = (gpu.power_watts or 250.0) / ((gpu.num_units or 80) * clock)
     layout = "single" if not half else "half_nhwc" if setting.channels_last else "half_nchw"
     wide = 0.5 if setting.precision in ("fp16", "bf16") else 1.0
-    gradients = 4 * wide * demand.num_parameters
+    gradients = 4 * wide * demand.num_updated
     year = max(min(setting.year, LAST_YEAR), FIRST_YEAR) - BASE_YEAR
     return {
         "rate": rate,
@@ -230,7 +230,7 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
         "channels_last": float(setting.channels_last and half),
         "batch": float(setting.batch_size),
         "updates": float(setting.updates),
-        "parameters": float(demand.num_parameters),
+        "parameters": float(demand.num_updated),
         "tensors": float(demand.num_tensors),
         "framework": FRAMEWORKS.index(setting.framework),
         "harness": HARNESSES.index(setting.harness),

@@ -11,7 +11,7 @@ from typing import Any
 from vivace.advising.catalogue import Gpu
 from vivace.advising.formula import GPUS_IN_A_NODE, Setting, load_coefficients, predict_parts
 from vivace.advising.interval import case_of, circumstances, factor
-from vivace.advising.source import ITEM_BYTES, WEIGHT_BYTES, Subject
+from vivace.advising.source import ITEM_BYTES, WEIGHT_BYTES, StepMemory, Subject
 from vivace.errors import InputError, nearest
 from vivace.machine import CONTEXT_BYTES
 
@@ -167,21 +167,34 @@ class Predictor:
         )
 
     def needed_bytes(self, setting: Setting) -> float:
-        """Memory of one card: weights, also frozen ones, gradients, optimizer, activations, the context.
+        """Memory of one card, with the context; several cards hold their gradients once more, to sum them."""
+        updated = self.subject.demand.num_updated if setting.num_gpus > 1 else 0
+        share = setting.batch_size / self.subject.batch_size
+        summed = updated * WEIGHT_BYTES.get(setting.precision, 4)
+        return self._memory(setting).reserved_bytes(share) + summed + CONTEXT_BYTES
+
+    def _memory(self, setting: Setting) -> StepMemory:
+        """What the subject's batch takes in the setting's precision: as `vivace.memory` predicts it where the
+        job was counted. Without, weights, also frozen ones, gradients, optimizer and activations, and nothing
+        that a step holds for a moment.
 
         Autocast keeps a narrow copy of each weight until the backward pass, also of one that is frozen behind
         trained ones, as beside low-rank adapters.
         """
-        was, now = (ITEM_BYTES.get(name, 2) for name in (self.subject.precision, setting.precision))
-        before, wide = (WEIGHT_BYTES.get(name, 4) for name in (self.subject.precision, setting.precision))
-        cast = 2 if now < wide else 0
-        weights = self.subject.demand.num_parameters * (
-            2 * wide + cast + (wide if setting.num_gpus > 1 else 0)
-        )
-        frozen = self.subject.frozen_bytes * (wide + cast) / before
-        state = self.subject.optimizer_bytes * wide / before + frozen
-        kept = self.subject.activation_bytes * now / was * setting.batch_size / self.subject.batch_size
-        return weights + state + FRAGMENTATION * kept + CONTEXT_BYTES
+        subject, demand = self.subject, self.subject.demand
+        if setting.precision.startswith("amp_") and subject.mixed_memory is not None:
+            return subject.mixed_memory
+        was, now = (ITEM_BYTES.get(name, 2) for name in (subject.precision, setting.precision))
+        before, wide = (WEIGHT_BYTES.get(name, 4) for name in (subject.precision, setting.precision))
+        copied = (2 if now < wide else 0) * (demand.num_updated + subject.frozen_bytes / before)
+        if subject.step_memory is not None:
+            copied = copied if was >= before else 0.0  # else they are there
+            found = [(a * wide / before + copied, b * now / was) for a, b in subject.step_memory.lines]
+            return StepMemory(tuple(found), subject.step_memory.spared_bytes * now / was)
+        state = (subject.optimizer_bytes + subject.frozen_bytes) * wide / before
+        kept = FRAGMENTATION * subject.activation_bytes * now / was
+        fixed = (demand.num_parameters + demand.num_updated) * wide + state + copied
+        return StepMemory(((fixed, kept),), kept)
 
     def _fits(self, gpu: Gpu, setting: Setting) -> list[tuple[str, int, float]]:
         """Ways in which the batch fits: in words, micro-batches, and the share of activations computed again.
@@ -193,7 +206,8 @@ class Predictor:
         room = gpu.usable_bytes
         if whole <= room:
             return [("", 1, 0.0)]
-        share = (whole - room) / max(whole - kept, 1.0)
+        spared = self._memory(setting).spared_bytes * setting.batch_size / self.subject.batch_size
+        share = (whole - room) / max(spared, 1.0)
         found = [("recompute", 1, share)] if kept < room and share <= 0.75 else []
         if found and self.subject.demand.count_of("batch_norm"):
             return found

@@ -43,6 +43,20 @@ AMOUNTS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """What a GPU reserves for a step, as `vivace.memory` predicts it: the most of ``fixed + share * growing``
+    over pairs of bytes, for so large a share of the batch. Computing activations again spares `spared_bytes`.
+    """
+
+    lines: tuple[tuple[float, float], ...]
+    spared_bytes: float
+
+    def reserved_bytes(self, share: float) -> float:
+        """For this share of the batch."""
+        return max(fixed + share * growing for fixed, growing in self.lines)
+
+
+@dataclasses.dataclass(frozen=True)
 class Subject:
     """A training job as its work: what a step does, how many steps there are, what it keeps in memory.
 
@@ -66,6 +80,8 @@ class Subject:
         batches_at_once: how many ranks it was profiled on, each with a batch of its own in every step.
         waits_for_workers: is the time of the input pipeline that of workers, which all cards of a host share?
         notes: what a person should know of how it was counted.
+        step_memory: of a job that was counted, what its step takes as it is, where that can be predicted.
+        mixed_memory: and in mixed precision.
     """
 
     name: str
@@ -87,6 +103,8 @@ class Subject:
     batches_at_once: float = 1.0
     waits_for_workers: bool = False
     notes: tuple[str, ...] = ()
+    step_memory: StepMemory | None = None
+    mixed_memory: StepMemory | None = None
 
     @property
     def samples_a_step(self) -> float:
@@ -202,7 +220,16 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
         found["batches_at_once"] or 1.0,
         bool(work.get("waits_for_workers", True)),  # older profiles do not say
         tuple(map(str, work.get("notes") or ())),
+        _step_memory(work.get("step_memory")),
+        _step_memory(work.get("mixed_memory")),
     )
+
+
+def _step_memory(found: Mapping[str, Any] | None) -> StepMemory | None:
+    if found is None:
+        return None
+    lines = tuple((float(fixed), float(growing)) for fixed, growing in found["lines"])
+    return StepMemory(lines, float(found["spared_bytes"]))
 
 
 def _of_weights(precision: str, told: str, parameter_bytes: float | None, demand: Demand) -> str:
@@ -227,7 +254,7 @@ def _amount(work: Mapping[str, Any], key: str, name: str) -> float | None:
 
 def _check(demand: Demand, device: object, name: str) -> None:
     """Refuse work that is no numbers, and a device that is no name."""
-    numbers = [demand.num_parameters, demand.num_tensors, demand.saved_bytes]
+    numbers = [demand.num_parameters, demand.num_tensors, demand.saved_bytes, demand.num_left]
     numbers += [n for b in demand.bins for n in (b.count, b.flops, b.bytes, b.constant_bytes)]
     wrong = [n for n in numbers if type(n) not in (int, float) or not 0 <= n < math.inf]
     if wrong:
@@ -243,7 +270,7 @@ def _count(reference: str) -> Subject:
     require_torch()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "work.json"
-        command = [sys.executable, "-m", "vivace.work.imagine", reference, str(out)]
+        command = [sys.executable, "-m", "vivace.memory.imagine", reference, str(out)]
         try:
             done = subprocess.run(
                 command,

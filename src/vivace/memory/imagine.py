@@ -1,7 +1,7 @@
 """Count one training step of a job on fake tensors: what another card would have to do, without running it
 here.
 
-    python -m vivace.work.imagine JOB OUT.json [real]
+    python -m vivace.memory.imagine JOB OUT.json [real]
 
 Run in a child process, because a job's own code is imported. A model that cannot be built on fake tensors
 (it draws its weights again until they fit, or loads a checkpoint) is built on real ones and copied; where its
@@ -11,10 +11,12 @@ the document says so; in a process that starts again, since the job's own caches
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,24 @@ from vivace import words
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Batch, Job, blame, load
+from vivace.memory.forgetting import empty_caches
+from vivace.memory.predict import predict
+from vivace.plan import Plan
 from vivace.session.opening import LOOKING_SECONDS, Seen, look_through, models_of, parts_of, readable
+from vivace.technique import Numerics, Stage
+from vivace.technique.registry import lowering_the_peak
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import batch_size, bytes_of
-from vivace.torch_internals.tensors import FakeBuildMode, FakeCopyMode, FakeTensorMode, tree_map_only
+from vivace.torch_internals.tensors import (
+    FakeBuildMode,
+    FakeCopyMode,
+    FakeTensorMode,
+    dense_parts,
+    tree_map_only,
+)
 from vivace.work.bins import bins_of, item_bytes_of
 from vivace.work.count import Work, count_work
+from vivace.work.sparse import SparseCopies
 
 FORMAT = 1
 PRECISIONS = {8: "fp64", 2: "amp"}  # by the bytes of a number
@@ -59,6 +73,7 @@ def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
     work, model, state = counted(usual)
     kept = work.saved_bytes if usual == largest else max(counted(largest)[0].saved_bytes, work.saved_bytes)
     samples = batch_size(seen.by_size[usual]) or 1
+    empty_caches(mode)
     parameters = [p for p in model.parameters() if p.requires_grad]
     return {
         "format": FORMAT,
@@ -81,8 +96,24 @@ def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
         "host_seconds_per_sample": None,
         "device": None,
         "demand": _demand(work, samples, parameters, mean / usual if usual else 1.0),
+        **({} if real else _memory(job, seen.by_size[largest])),
         "notes": _notes(seen, real=real),
     }
+
+
+def _memory(job: Job, batch: Batch) -> dict[str, Any]:
+    """What a GPU needs for a step as it is, and for one in mixed precision; nothing where that cannot be
+    predicted.
+    """
+    mixed = [
+        cls() for cls in lowering_the_peak("cuda", Numerics.ROUNDING) if cls.card.stage == Stage.PRECISION
+    ]
+    found = {}
+    for name, plan in (("step_memory", Plan()), ("mixed_memory", Plan(mixed[:1]))):
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+            predicted = predict(job, plan, batch=batch, device="cuda")
+            found[name] = {"lines": predicted.lines, "spared_bytes": predicted.spared_bytes}
+    return found
 
 
 def _notes(seen: Seen, *, real: bool) -> list[str]:
@@ -146,13 +177,14 @@ def _step(job: Job, built: object, batch: Batch) -> Step:
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
     def run() -> None:
-        if job.step is not None:
-            job.step(built, optimizer, batch)
-            return
-        assert job.loss is not None
-        job.loss(built, batch).backward()
-        if optimizer is not None:
-            optimizer.step()
+        with SparseCopies():  # type: ignore[no-untyped-call]
+            if job.step is not None:
+                job.step(built, optimizer, batch)
+                return
+            assert job.loss is not None
+            job.loss(built, batch).backward()
+            if optimizer is not None:
+                optimizer.step()
 
     try:
         if any(isinstance(module, tables) and module.sparse for module in model.modules()):
@@ -188,7 +220,14 @@ def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter], larg
         "num_parameters": _numbers(parameters),
         "num_tensors": len(parameters),
         "saved_bytes": work.saved_bytes / samples * 4 / item_bytes_of(work.kernels),
+        "num_left": sum(p.numel() - _touched(p) for p in parameters),
     }
+
+
+def _touched(parameter: torch.nn.Parameter) -> int:
+    """How many numbers of a weight have a gradient."""
+    gradient, number = parameter.grad, parameter.numel()
+    return number if gradient is None else min(number, dense_parts(gradient)[-1].numel())
 
 
 def main() -> None:
@@ -200,7 +239,7 @@ def main() -> None:
     except NeedsNumbers:
         sys.stdout.flush()
         os.chdir(here)  # which the job may have left
-        os.execv(sys.executable, [sys.executable, "-m", "vivace.work.imagine", name, str(out), "real"])
+        os.execv(sys.executable, [sys.executable, "-m", "vivace.memory.imagine", name, str(out), "real"])
     except VivaceError as error:
         document, code = {"error": error.to_dict()}, 2
     except _Unimaginable as error:
