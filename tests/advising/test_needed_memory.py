@@ -15,6 +15,7 @@ from vivace.advising.catalogue import find_gpu
 from vivace.advising.formula import Setting, predict_parts
 from vivace.advising.predict import Predictor
 from vivace.advising.source import StepMemory, counted_model, open_subject
+from vivace.advising.tables import fit_of
 from vivace.machine import CONTEXT_BYTES
 from vivace.memory.fits import fits
 from vivace.memory.imagine import imagine
@@ -180,3 +181,11 @@ def test_another_precision_than_was_predicted_takes_as_many_bytes_a_number(tmp_p
     without = dataclasses.replace(subject, mixed_memory=None)
     mixed = Predictor(without, "amp_bf16").needed_bytes(Setting("amp_bf16", 32)) - CONTEXT_BYTES
     assert mixed - single == pytest.approx(2 * subject.demand.num_parameters, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"), [("GB10", True), ("Jetson Orin", True), ("M4 Max", False), ("H100", False)]
+)
+def test_that_a_processor_takes_its_own_from_a_shared_memory_is_told(name, shared):
+    (offer,) = vivace.advise("torchvision:resnet50@224", gpus=[name], steps=10, precision="fp32").asked
+    assert fit_of(offer).endswith("left, less what the processor takes of it") is shared
