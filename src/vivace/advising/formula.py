@@ -7,7 +7,8 @@ numbers with a meaning, held in `coefficients.toml`:
     a kernel     ((operations / (rate x efficiency))^q + (bytes / (bandwidth x efficiency))^q)^(1/q) + latency
     one device   the kernels' sum, weights cast and updated
     one step     (device^h + host^h)^(1/h): the host issues kernels while the device works on earlier ones
-    several      + what of the gradients' all-reduce outlasts the backward pass, and its last bucket
+    several      + what of the gradients' all-reduce outlasts the backward pass, and its last bucket; beyond
+                 one machine it takes as long as the slower of what is inside of it and its adapters together
 
 Rates and bandwidths are the catalogue's. Efficiencies belong to a kind of kernel and to a precision; an
 architecture has one factor for its matrix rate and one for its bandwidth, so that a card of a known
@@ -48,7 +49,7 @@ PRECISIONS = ("fp64", "fp32", "tf32", *HALF)
 BASE_YEAR, FIRST_YEAR, LAST_YEAR = 2022.5, 2017.0, 2025.8
 GPUS_IN_A_NODE = 8
 PCIE_BYTES = {1: 3e9, 2: 6e9, 3: 12e9, 4: 24e9, 5: 48e9, 6: 96e9}
-NETWORK_BYTES = 25e9  # a 200 Gb/s adapter a GPU
+NETWORK_BYTES = GPUS_IN_A_NODE * 25e9  # a 200 Gb/s adapter a GPU, and a ring through each
 BUCKET_BYTES = 25e6  # DistributedDataParallel's own
 BACKWARD_SHARE = 2 / 3  # of a step
 # What handing over one tiny operator takes a server of the base year, and how much faster later ones are.
@@ -160,12 +161,9 @@ def architecture(gpu: Gpu) -> str:
 
 
 def link(gpu: Gpu, num_gpus: int) -> tuple[str, float]:
-    """Over what gradients travel and its nominal bytes/s per device in one direction."""
-    fabric = gpu.form in ("sxm", "oam") or (num_gpus <= gpu.link_group and gpu.form != "laptop")
-    if num_gpus > 2 * GPUS_IN_A_NODE or (num_gpus > GPUS_IN_A_NODE and gpu.form not in ("sxm", "oam")):
-        return "network", NETWORK_BYTES
-    if num_gpus > GPUS_IN_A_NODE:
-        return "network", 2 * NETWORK_BYTES
+    """Over what gradients travel inside of a machine and its nominal bytes/s per device in one direction."""
+    inside = min(num_gpus, GPUS_IN_A_NODE)
+    fabric = gpu.form in ("sxm", "oam") or (inside <= gpu.link_group and gpu.form != "laptop")
     if gpu.link_bandwidth > 0 and fabric:
         return "fabric", gpu.link_bandwidth / 2
     return ("consumer_bus" if gpu.form in ("consumer", "laptop") else "bus"), bus(gpu)
@@ -212,7 +210,8 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
     watts = (gpu.power_watts or 250.0) / ((gpu.num_units or 80) * clock)
     layout = "single" if not half else "half_nhwc" if setting.channels_last else "half_nchw"
     wide = 0.5 if setting.precision in ("fp16", "bf16") else 1.0
-    gradients = 4 * wide * demand.num_updated
+    gradients = 4 * wide * demand.num_parameters
+    around = 2 * (1 - 1 / setting.num_gpus) * gradients  # what a ring moves of them
     year = max(min(setting.year, LAST_YEAR), FIRST_YEAR) - BASE_YEAR
     return {
         "rate": rate,
@@ -243,7 +242,8 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
         "replicas": float(setting.num_gpus - 1 if setting.data_parallel else 0),
         "processes": float(1 if setting.data_parallel else setting.num_gpus),
         "link": LINKS.index(kind),
-        "link_seconds": 2 * (1 - 1 / setting.num_gpus) * gradients / link_bytes,
+        "link_seconds": around / link_bytes,
+        "network_seconds": around / NETWORK_BYTES if setting.num_gpus > GPUS_IN_A_NODE else 0.0,
         "buckets": max(math.ceil(gradients / BUCKET_BYTES), 1),
         "bus_seconds": gradients / bus(gpu),
     }
@@ -303,7 +303,9 @@ def _talk(t: Mapping[str, Any], c: Mapping[str, Any], single: object) -> Any:
     """Seconds of the all-reduce that the backward pass does not hide; the last bucket is ready when it
     ends."""
     hops = 2 * c["buckets"] * np.log2(c["gpus"]) * t["hop_seconds"]
-    talk = c["link_seconds"] / np.minimum(t["link_efficiency"], 1.0)[c["link"]] + hops
+    reached = np.minimum(t["link_efficiency"], 1.0)
+    outside = c["network_seconds"] / reached[LINKS.index("network")]
+    talk = np.maximum(c["link_seconds"] / reached[c["link"]], outside) + hops
     hidden = BACKWARD_SHARE * np.minimum(t["overlap"], 1.0) * single
     return talk - np.minimum(talk * (1 - 1 / c["buckets"]), hidden)
 

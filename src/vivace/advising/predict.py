@@ -222,8 +222,10 @@ class Predictor:
     ) -> Prediction:
         how, pieces, again = fit
         update = parts["single"] - parts["piece"]  # once a step, however many pieces
-        work = (parts["piece"] * pieces * (1 + FORWARD_SHARE * again) + update) * self.scaled
-        working = work + parts["communication"]
+        work = parts["piece"] * pieces * (1 + FORWARD_SHARE * again) + update
+        straggling = float(self.theta["straggling"]) * math.log(setting.num_gpus)
+        talk = parts["communication"] + straggling * (work - parts["single"])  # of one piece, and of the rest
+        working = work * self.scaled + talk
         whole = parts
         if pieces > 1:
             columns = predict_parts(self.theta, [(self.subject.demand, gpu, setting)])
@@ -235,7 +237,7 @@ class Predictor:
             "compute": parts["compute"] / parts["device"],
             "bandwidth": parts["bandwidth"] / parts["device"],
             "launch": min(parts["host"] / parts["device"], 1.0),
-            "communication": parts["communication"] / working,
+            "communication": talk / working,
             "host": 1.0 - working / seconds,
         }
         waits = self._fed(working / 2, setting) > 0.75 * seconds  # a card twice as fast would bring little
