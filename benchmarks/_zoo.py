@@ -205,14 +205,17 @@ def _pretraining_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return loss + functional.cross_entropy(order, tokens[:, 0])
 
 
-def _text(kind: str, length: int, **settings: int) -> Callable[[int], tuple[nn.Module, Step]]:
-    def build(batch: int) -> tuple[nn.Module, Step]:
+def _text(kind: str, length: int, **settings: int) -> Callable[..., tuple[nn.Module, Step]]:
+    def build(batch: int, attention: str = "eager") -> tuple[nn.Module, Step]:
         import transformers
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        # Under a name of its own no mask is made for it, which would look at numbers.
+        transformers.AttentionInterface.register("fused", sdpa_attention_forward)
         config = getattr(transformers, f"{kind.partition('For')[0].removesuffix('LMHeadModel')}Config")(
             **settings
         )
-        config._attn_implementation = "eager"
+        config._attn_implementation = attention
         for name in (
             "hidden_dropout_prob",
             "attention_probs_dropout_prob",
@@ -229,7 +232,8 @@ def _text(kind: str, length: int, **settings: int) -> Callable[[int], tuple[nn.M
             return model, lambda: model(tokens, start_positions=ends, end_positions=ends).loss
         if "PreTraining" in kind:
             return model, lambda: _pretraining_loss(model, tokens)
-        extra = {"attention_mask": torch.zeros(batch, 1, length, length)} if "GPT2" in kind else {}
+        masked = "GPT2" in kind and attention == "eager"
+        extra = {"attention_mask": torch.zeros(batch, 1, length, length)} if masked else {}
         return model, lambda: model(tokens, labels=tokens, use_cache=False, **extra).loss
 
     return build
@@ -247,7 +251,7 @@ def _module(
 
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-OWN: dict[str, Callable[[int], tuple[nn.Module, Step]]] = {
+OWN: dict[str, Callable[..., tuple[nn.Module, Step]]] = {
     **{
         f"bert_base_{name}": _text(f"BertFor{head}", length)
         for name, head, length in (("squad", "QuestionAnswering", 384), ("128", "PreTraining", 128))
@@ -283,10 +287,13 @@ OWN: dict[str, Callable[[int], tuple[nn.Module, Step]]] = {
 
 def build(name: str, pixels: int, batch: int) -> tuple[nn.Module, Step]:
     """The model of a key such as ``timm:resnet50``, ``torchvision:vgg16`` or ``own:bert_base_squad`` on the
-    meta device, and its forward pass to a loss. Raises KeyError where the library does not know it."""
+    meta device, and its forward pass to a loss; ``fused:`` is one of timm's or our own with the fused
+    attention of today's PyTorch. Raises KeyError where the library does not know it."""
     library, _, short = name.partition(":")
     warnings.simplefilter("ignore")
     with torch.device("meta"):
+        if library == "fused" and short in OWN:
+            return OWN[short](batch, "fused")
         if library == "own":
             return OWN[short](batch)
         model = _image_model(library, short, pixels).train()
@@ -337,7 +344,7 @@ def _image_model(library: str, name: str, pixels: int) -> nn.Module:
     import timm
     import timm.layers
 
-    timm.layers.set_fused_attn(False)  # the published figures are older than fused attention
+    timm.layers.set_fused_attn(library == "fused")  # the published figures are older than fused attention
     if not timm.models.is_model(name) and not timm.list_models(name):
         raise KeyError(name)
     model = _of_timm(name)

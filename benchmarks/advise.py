@@ -99,7 +99,7 @@ class Counted:
         shipped = load_models()
         kept = shipped | (load_models(COUNTED) if COUNTED.is_file() else {})
         self.shipped = set(shipped)
-        self.models = {k: d for k, d in kept.items() if not (again and k.startswith("own:"))}
+        self.models = {k: d for k, d in kept.items() if not (again and k.startswith(("own:", "fused:")))}
         self.missing: set[str] = set()
         self.new = False
 

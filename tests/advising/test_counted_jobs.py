@@ -80,16 +80,18 @@ def test_an_image_network_as_a_job_is_the_tables_entry(key):
     same_work(image_job(getattr(models, name), int(pixels)), f"torchvision:{key}")
 
 
-def test_bert_as_a_job_is_the_tables_entry():
-    """Attention in single operators, as the table has it: the published figures are older than fused ones."""
+@pytest.mark.parametrize(("attention", "library"), [("eager", "own"), ("sdpa", "fused")])
+def test_bert_as_a_job_is_the_tables_entry(attention, library):
+    """Attention in single operators, as in the published figures, which are older than fused ones, and
+    fused."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(attn_implementation="eager")
+    config = transformers.BertConfig(attn_implementation=attention)
     job = text_job(
         lambda: transformers.BertForQuestionAnswering(config),
         384,
         lambda model, tokens: model(tokens, start_positions=tokens[:, 0], end_positions=tokens[:, 1]).loss,
     )
-    same_work(job, "own:bert_base_squad")
+    same_work(job, f"{library}:bert_base_squad")
 
 
 def test_gpt2_as_a_job_is_the_tables_entry():

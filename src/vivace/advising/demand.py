@@ -77,6 +77,13 @@ class Demand:
         kinds = ("conv", "pointwise", "grouped", "irregular", "depthwise")
         return sum(b.flops for b in self.bins if b.kind in kinds) > self.flops / 2
 
+    @property
+    def attends_in_operators(self) -> bool:
+        """Is there attention, of batched products with a softmax of their own, and none in one kernel?"""
+        of_loss = 2  # forward and backward
+        found = self.count_of("batched") > 0 and self.count_of("softmax") > of_loss
+        return found and not self.count_of("attention")
+
     def count_of(self, kind: str) -> int:
         """Kernels of one step that are of this kind, such as ``conv``."""
         return sum(b.count for b in self.bins if b.kind == kind)
