@@ -224,6 +224,11 @@ OWN_FAMILY = (
         (OWN_FAMILY.format('["cuda"]', "9.0"), "the family 'ada' has compute_capability = 9.0; a text"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\npcie = 7', "pcie = 7; a generation from 1 to 6"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrelease = "2026-13"', "release = '2026-13'"),
+        (
+            'format = 1\n[[gpus]]\nname = "RTX 3090"\nboost_mhz = 4000',
+            "RTX 3090: fp32 is quoted as 35.6 TFLOP/s, units x clock x width gives 83.97; if it is so",
+        ),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nmeasured = { bandwidth = 100 }', "does not fit a peak"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: str, message: str) -> None:
@@ -232,6 +237,15 @@ def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: st
     with pytest.raises(InputError) as refused:
         load_catalogue(path)
     assert message in str(refused.value)
+
+
+def test_an_own_entry_that_contradicts_itself_stands_where_it_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text(
+        'format = 1\n[[gpus]]\nname = "RTX 3090"\nbandwidth_gbs = 1200\nmeasured = { bandwidth = 100 }\n'
+        'disputed = { bandwidth_gbs = "overclocked", measured = "while another job ran" }'
+    )
+    assert load_catalogue(path)["RTX 3090"].bandwidth == 1200e9
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -255,9 +269,11 @@ def test_no_more_memory_is_usable_than_torch_shows(name: str, shown: float) -> N
     assert 0.96 * shown < usable <= shown
 
 
-def test_of_a_macs_memory_three_quarters_are_usable() -> None:
-    mac = find_gpu("M2 Ultra")
+def test_of_memory_that_a_processor_shares_a_part_is_usable() -> None:
+    mac, spark, board = (find_gpu(name) for name in ("M2 Ultra", "DGX Spark 128GB", "Jetson AGX Orin"))
     assert mac.usable_bytes == 0.75 * mac.memory_bytes
+    assert 100 < spark.usable_bytes / 2**30 < 102.2  # of 121.69 GiB, what is free when it starts
+    assert board.usable_bytes < 0.85 * board.memory_bytes
 
 
 @pytest.mark.parametrize(

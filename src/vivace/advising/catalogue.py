@@ -1,6 +1,7 @@
 """The catalogue of devices, read from `gpus.toml`. Imports no torch and needs no network.
 
-Every number in the file names its source; `disagreements` compares the numbers with each other.
+Every number in the file names its source; `disagreements` compares the numbers with each other, of a person's
+own entries whenever they are read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
 OF_FAMILIES = ("vendor", "architecture", "per_clock", "apis", "compute_capability", "pytorch")
 FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
 ECC_PART = 16  # of GDDR memory one in so many bytes holds codes
-APPLE_SHARE = 0.75  # of a Mac's memory, which its processor shares
+# Of memory that the processor shares: of a Mac's; and of other boards', what a GB10 has free when it starts
+# (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks issue 47).
+APPLE_SHARE, SHARED_SHARE = 0.75, 0.83
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
@@ -178,10 +181,11 @@ class Gpu:
 
     @property
     def usable_bytes(self) -> int:
-        """What the driver leaves of the memory; of a host, all; of a Mac, what its GPU may take."""
+        """What the driver leaves of the memory, or a processor that shares it; of a host, all."""
         if self.form == "host":
             return self.memory_bytes
-        return int(self.shown_bytes * (APPLE_SHARE if self.vendor == "Apple" else 1 - DRIVER_SHARE))
+        shared = APPLE_SHARE if self.vendor == "Apple" else SHARED_SHARE
+        return int(self.shown_bytes * (shared if self.form == "soc" else 1 - DRIVER_SHARE))
 
     @property
     def trains(self) -> bool:
@@ -287,7 +291,7 @@ def disagreements(gpu: Gpu) -> list[str]:
             )
     for field, value in gpu.measured.items():
         peak = gpu.bandwidth if field == "bandwidth" else gpu.rates.get(field, 0.0)
-        if not peak / 3 <= value <= peak:
+        if "measured" not in gpu.disputed and not peak / 3 <= value <= peak:
             found.append(f"{gpu.name}: measured {field} of {value:.4g}/s does not fit a peak of {peak:.4g}/s")
     return found
 
@@ -302,16 +306,20 @@ def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
     document = read_document(GPUS_FILE)
     entries = {entry["name"]: entry for entry in document["gpus"]}
     families, sources = dict(document["families"]), dict(document["sources"])
-    if path is not None:
-        own = _own_document(path)
-        families |= own.get("families", {})
-        sources |= own.get("sources", {})
-        for number, entry in enumerate(own.get("gpus", []), 1):
-            if not isinstance(entry.get("name"), str):
-                raise InputError(f"{path}: device {number} has no name")
-            entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
+    own = {} if path is None else _own_document(path)
+    families |= own.get("families", {})
+    sources |= own.get("sources", {})
+    for number, entry in enumerate(own.get("gpus", []), 1):
+        if not isinstance(entry.get("name"), str):
+            raise InputError(f"{path}: device {number} has no name")
+        entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
     where = path or GPUS_FILE
     gpus = {name: _gpu(entry, families, sources, where) for name, entry in entries.items()}
+    for entry in own.get("gpus", []):
+        wrong = disagreements(gpus[entry["name"]])
+        if wrong:
+            so = "if it is so, disputed says why, by field: { fp32 = 'why' }, or bandwidth_gbs, or measured"
+            raise InputError(f"{where}: {wrong[0]}; {so}")
     return gpus, _names(gpus.values())
 
 
