@@ -50,6 +50,40 @@ def test_a_card_without_evidence_is_the_best_value_only_where_there_is_no_other(
     assert beside.usd > alone.usd  # by price alone it would lose
 
 
+def test_a_better_card_that_is_not_picked_is_told_with_the_reason(profile):
+    left_out = "no published figure of the architecture of MI300X is known: not picked"
+    beside = vivace.advise(profile(), gpus=("MI300X", "A100-SXM4-80GB"), most=1)
+    assert [name for name, _ in answering.answer(beside).parts] == [
+        "A100-SXM4-80GB (best value, fastest known)",
+        "MI300X",
+    ]
+    assert answering.answer(beside).notes[0] == left_out
+    unbeaten = vivace.advise(profile(), gpus=("T4", "A100-SXM4-80GB"), most=1)
+    assert any(name.endswith("fastest)") for name, _ in answering.answer(unbeaten).parts)
+    for advice in (unbeaten, vivace.advise(profile(), gpus=("MI300X",), most=1)):
+        assert not any("not picked" in note for note in answering.answer(advice).notes)
+
+
+def test_a_release_that_lies_ahead_empties_no_comparison(profile, tmp_path):
+    own = tmp_path / "gpus.toml"
+    own.write_text('format = 1\n[[gpus]]\nname = "RTX 4090"\nrelease = "2099-01"\n')
+    plain, ahead = (vivace.advise(profile(), catalogue=path) for path in (None, own))
+    assert len(ahead.offers) == len(plain.offers)
+
+
+def test_a_well_known_model_is_counted_with_the_attention_of_today():
+    by_name, published = open_subject("gpt2_large"), open_subject("own:gpt2_large")
+    card = find_gpu("H100")
+    new, old = (Predictor(subject, "amp").one(card) for subject in (by_name, published))
+    assert new.seconds < 0.7 * old.seconds
+    assert new.needed_bytes < 0.7 * old.needed_bytes
+    told = "attention is counted in single operators"
+    for subject, said in ((by_name, False), (published, True), (open_subject("resnet50"), False)):
+        notes = answering.answer(vivace.advise(subject, gpus=["H100"])).notes
+        assert any(told in note for note in notes) is said
+    assert [entry.model for entry in trainable(find_gpu("RTX 4090")) if entry.model == "gpt2_large"]
+
+
 def test_advice_ranks_picks_and_scales(profile):
     advice = vivace.advise(profile(), gpus=CARDS, precision="amp")
     assert {offer.prediction.gpu.name for offer in advice.offers} == {find_gpu(name).name for name in CARDS}
@@ -76,6 +110,7 @@ def test_advice_ranks_picks_and_scales(profile):
 def test_that_strict_fp32_was_published_of_old_cards_alone_is_said(precision, gpus, told, profile):
     advice = vivace.advise(profile(), gpus=[gpus], precision=precision)
     assert sum("strict fp32" in note for note in advice.notes) == told
+    assert sum("strict fp32" in note for note in answering.answer(advice).notes) == told
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "TITAN of nobody", None])
@@ -85,6 +120,7 @@ def test_a_step_measured_on_no_known_card_scales_nothing(profile, device):
     assert [offer.hours for offer in measured.offers] == [offer.hours for offer in plain.offers]
     (note,) = [note for note in measured.notes if "measured step" in note]
     assert "nothing is scaled" in note
+    assert note in answering.answer(measured).notes
     assert str(device or "no named GPU") in note
 
 
@@ -301,7 +337,9 @@ def test_old_prices_are_reported_with_their_date(profile, tmp_path):
         "[rent.usd_per_hour]\n'RTX 4090' = 0.5\n"
     )
     advice = vivace.advise(profile(), gpus=CARDS, prices=own)
-    assert any("2024-01-02" in text and "RTX 4090" in text for text in advice.warnings)
+    assert any("RTX 4090 of 2024-01-02" in text for text in advice.warnings)
+    alone = answering.answer(vivace.advise(profile(), gpus=["RTX 4090"], prices=own))
+    assert any("RTX 4090 of 2024-01-02" in text for text in alone.notes)
 
 
 @pytest.mark.parametrize(("width", "intervals"), [(80, 1), (140, 2)])
@@ -474,8 +512,9 @@ def test_where_no_card_keeps_what_was_asked_the_nearest_ones_are_named():
 
     late, dear, both = title(deadline="1m"), title(budget_usd=0.01), title(deadline="1m", budget_usd=0.01)
     assert late.startswith("No card keeps the deadline with 80 % certainty; the fastest, 8 x H100-SXM5-80GB")
-    assert dear.startswith("No card keeps the budget with 80 % certainty; the cheapest, RTX 3090, takes")
-    assert both.startswith("No card keeps the deadline and the budget with")
+    middle = "the budget at the middle price with 80 % certainty"
+    assert dear.startswith(f"No card keeps {middle}; the cheapest, RTX 3090, takes")
+    assert both.startswith(f"No card keeps the deadline and {middle}")
     assert "the fastest, 8 x H100-SXM5-80GB" in both
     assert "the cheapest, RTX 3090" in both
     slow = dataclasses.replace(open_subject("resnet50"), host_seconds_per_sample=0.01)
@@ -559,7 +598,8 @@ def test_what_pytorch_or_vivace_lack_of_a_card_is_said(profile, card, told):
     assert not any("PyTorch" in note for note in vivace.advise(profile()).notes)
 
 
-def test_what_cards_lack_takes_no_row_of_the_first_screen():
+def test_what_cards_lack_takes_no_row_of_the_first_screen(monkeypatch):
+    monkeypatch.setattr("vivace.advising.prices.STALE_DAYS", 10**6)  # old prices take one
     cards = ["V100", "RTX 3090", "RTX 4090", "A100", "H100", "T4", "P100", "MI50"]
     advice = vivace.advise("resnet50", gpus=cards, target="10000")
     lines = answer_lines(answering.answer(advice), 80)

@@ -51,10 +51,11 @@ def test_old_prices_are_named_with_their_date() -> None:
     prices = load_prices()
     assert prices.warnings(["H100-SXM5-80GB", "MI355X"], SNAPSHOT) == []
     (warning,) = prices.warnings(["L40S", "H100-SXM5-80GB"], SNAPSHOT)
-    assert "L40S" in warning
-    assert "2025-06-01, 538 days ago" in warning
+    assert "L40S of 2025-06-01" in warning
     later = SNAPSHOT + datetime.timedelta(days=STALE_DAYS + 1)
-    assert len(prices.warnings(["H100-SXM5-80GB", "A100-SXM4-80GB"], later)) == 2
+    (both,) = prices.warnings(["H100-SXM5-80GB", "A100-SXM4-80GB"], later)
+    assert "H100-SXM5-80GB of 2026" in both
+    assert "A100-SXM4-80GB of 2026" in both
 
 
 def test_an_old_offer_does_not_count_beside_a_new_one() -> None:

@@ -9,7 +9,7 @@ from vivace import words
 from vivace.advising import tables
 from vivace.advising.advice import Advice
 from vivace.advising.catalogue import Gpu, lack_of, unserved
-from vivace.advising.choose import UNKNOWN, Offer
+from vivace.advising.choose import UNKNOWN, Offer, unpicked
 from vivace.advising.reverse import Trainable
 from vivace.advising.way import in_words
 from vivace.pages.answer import Answer
@@ -116,8 +116,19 @@ def _told(advice: Advice, offer: Offer) -> str:
     return "; ".join(filter(None, (f"{tables.time_of(offer)}{cost}", beside, lack)))
 
 
+def _left_out(advice: Advice) -> list[str]:
+    """Which of the shown cards are cheaper or faster than all that was picked, and why they were not."""
+    names: dict[str, list[str]] = {}
+    for offer in advice.asked if advice.picks else ():
+        best, fastest = advice.picks["best value"], advice.picks["fastest"]
+        cheaper = offer.usd is not None and best.usd is not None and offer.usd < best.usd
+        if advice.refusals[offer.name] is None and (cheaper or offer.hours < fastest.hours):
+            names.setdefault(unpicked(offer), []).append(offer.prediction.gpu.name)
+    return [f"{reason} of {', '.join(of)} is known: not picked" for reason, of in names.items() if reason]
+
+
 def _notes(advice: Advice, best: Offer | None) -> list[str]:
-    notes = []
+    notes = _left_out(advice)
     if best is not None and best.prediction.num_gpus > 1:
         number = best.prediction.num_gpus
         notes.append(
@@ -135,7 +146,8 @@ def _facts(advice: Advice) -> list[tuple[str, str]]:
         ("predicted", advice.how.partition(";")[0].removeprefix("predicted ").removesuffix(", as is usual")),
     ]
     kept = tables.surely(advice)
-    facts += [("budget", f"{words.money(advice.budget_usd)}, {kept}")] if advice.budget_usd else []
+    if advice.budget_usd:
+        facts.append(("budget", f"{words.money(advice.budget_usd)} {tables.AT_MIDDLE}, {kept}"))
     facts += (
         [("deadline", f"{words.duration(advice.deadline_seconds)}, {kept}")]
         if advice.deadline_seconds

@@ -211,6 +211,18 @@ def picks(offers: Sequence[Offer]) -> dict[str, Offer]:
     }
 
 
+def unpicked(offer: Offer) -> str:
+    """Why an offer is not picked while there are others, for all its speed; empty where it may be."""
+    if offer.risk == UNKNOWN:
+        return "no published figure of the architecture"
+    return "no price" if offer.usd is None else ""
+
+
+def fastest_words(picked: Offer, offers: Iterable[Offer]) -> str:
+    """What the pick ``fastest`` is called among offers of which some may be faster and are not picked."""
+    return "fastest known" if any(offer.hours < picked.hours for offer in offers) else "fastest"
+
+
 def pareto(offers: Sequence[Offer]) -> list[Offer]:
     """Offers that no other beats in both time and money, the cheapest first."""
     best, found = float("inf"), []

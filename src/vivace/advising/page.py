@@ -46,7 +46,7 @@ def render(advice: Advice) -> str:
         advice=advice,
         chart=chart(advice),
         rows=tables.shown(advice),
-        marks={offer.name: name for name, offer in reversed(advice.picks.items())},
+        marks=tables.marks_of(advice),
         fit_of=tables.fit_of,
         time_of=tables.time_of,
         worth_it=tables.worth_it,

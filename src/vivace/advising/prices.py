@@ -96,15 +96,16 @@ class Prices:
         return _range(self.buy, gpu)
 
     def warnings(self, gpus: Iterable[str], today: datetime.date | None = None) -> list[str]:
-        """One sentence for each device whose rental prices include one older than `STALE_DAYS` days."""
+        """One sentence about all devices whose rental prices include one older than `STALE_DAYS` days, the
+        oldest first, with its date."""
         today = today or datetime.date.today()
-        ranges = {name: self.hourly(name) for name in gpus}
-        return [
-            f"the price of {name} was seen on {found.oldest}, {(today - found.oldest).days} days ago; "
-            "give a prices file of your own"
-            for name, found in ranges.items()
-            if found is not None and (today - found.oldest).days > STALE_DAYS
-        ]
+        dates = {name: found.oldest for name in gpus if (found := self.hourly(name)) is not None}
+        old = {name: date for name, date in dates.items() if (today - date).days > STALE_DAYS}
+        if not old:
+            return []
+        told = [f"{name} of {old[name]}" for name in sorted(old, key=lambda name: old[name])]
+        shown = ", ".join(told[:5]) + (f" and {len(told) - 5} more" if len(told) > 5 else "")
+        return [f"prices older than {STALE_DAYS} days: {shown}; give your own with --prices"]
 
 
 def load_prices(path: str | Path | None = None, catalogue: Mapping[str, Gpu] | None = None) -> Prices:

@@ -18,7 +18,7 @@ from vivace.advising.choose import Offer
 from vivace.advising.interval import unseen_kinds
 from vivace.advising.measured import this_machine
 from vivace.advising.predict import SEEN_SHARE, Predictor
-from vivace.advising.prices import STALE_DAYS, Prices, load_prices
+from vivace.advising.prices import Prices, load_prices
 from vivace.advising.question import Question, amount, dollars, seconds_of
 from vivace.advising.source import Subject, open_subject
 from vivace.advising.way import way
@@ -32,6 +32,7 @@ ASKED = (
     "RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB",
     "B200-SXM-180GB",
 )  # fmt: skip
+MOST_READINGS = 2  # sentences of a first screen on how a figure is to be read
 SHORT_HOURS = 0.25  # a training below it is short: no other card is recommended
 
 
@@ -118,7 +119,8 @@ def _compared(
         notes.append(
             f"nothing published of processors is behind the time on {here.name}: it is a rough guess"
         )
-    notes += _learnt(predictor, profiled)
+    readings = [*_doubts(predictor, cards), *_learnt(predictor, profiled)]
+    notes += [*readings, *_unpublished(predictor, cards)]
     budget, deadline = question.limits
     offers = choose.make_offers(predictor, cards, question.length, costs, question.most)
     refusals = {
@@ -132,6 +134,7 @@ def _compared(
     bought = [*chosen, *(o.prediction.gpu.name for o in asked)]
     own = None if here is None else _own(predictor, here, launch_seconds, question, costs)
     here_offer = None if profiled is not None and not _is_here(profiled, known) else own
+    hints = [*_small(found, here_offer), *readings[:MOST_READINGS], *costs.warnings(chosen)]
     return Advice(
         predictor.subject,
         question.length,
@@ -157,13 +160,9 @@ def _compared(
         ),
         here_offer,
         None if here_offer else own,
-        (*_small(found, here_offer), *_unfed(predictor.subject, found), *question.hints),
-        (
-            *unserved([known[name] for name in dict.fromkeys((*question.asked, *chosen))]),
-            *notes,
-            *_doubts(predictor, cards),
-        ),
-        tuple(_old_prices(costs, cards, datetime.date.today())),
+        (*question.hints, *hints, *_unfed(predictor.subject, found)),
+        (*unserved([known[name] for name in dict.fromkeys((*question.asked, *chosen))]), *notes),
+        tuple(costs.warnings(card.name for card in cards)),
         predictor.rest.get("errors", {}),
     )
 
@@ -246,6 +245,7 @@ def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[
             raise InputError("; ".join(notes))
         return list(cards.values()), notes
     newest = max(int(card.release[:4]) for card in known.values())
+    newest = min(newest, datetime.date.today().year)  # a date of an own entry may lie far ahead
     recent = [
         card
         for card in known.values()
@@ -254,20 +254,6 @@ def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[
         and not card.elsewhere
     ]
     return recent, []
-
-
-def _old_prices(costs: Prices, cards: Sequence[Gpu], today: datetime.date) -> list[str]:
-    """One sentence about all cards whose prices are older than they should be, with the dates."""
-    dates = {card.name: found.oldest for card in cards if (found := costs.hourly(card.name)) is not None}
-    old = {name: date for name, date in dates.items() if (today - date).days > STALE_DAYS}
-    if not old:
-        return []
-    names = sorted(old, key=lambda name: old[name])
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    when = " to ".join(dict.fromkeys(str(date) for date in (min(old.values()), max(old.values()))))
-    return [
-        f"prices of {shown} were seen on {when}, more than {STALE_DAYS} days ago; give your own with --prices"
-    ]
 
 
 def _profiled_on(subject: Subject, known: Mapping[str, Gpu]) -> Gpu | None:
@@ -323,7 +309,7 @@ def _learnt(predictor: Predictor, profiled: Gpu | None) -> list[str]:
 
 
 def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:
-    """What no published figure speaks for."""
+    """What of the job no published figure speaks for, which may shift a time or widens its interval."""
     unseen = sorted(unseen_kinds(predictor.subject.demand, predictor.rest["evidence"]))
     notes = (
         [f"nearly no published figure of work made of {' and '.join(unseen)} kernels is behind the predictor"]
@@ -333,8 +319,13 @@ def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:
     if predictor.precision == "fp32" and any("tf32" in card.rates for card in cards):
         told = "no published training in strict fp32 of a card that has TF32 is behind the predictor"
         notes.append(f"{told}: an H200 took 1.5 times the time that is predicted, and intervals are wider")
+    return notes
+
+
+def _unpublished(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:
+    """One sentence about all cards of which no figure was published."""
     bare = [card.name for card in cards if not predictor.evidence(card)]
     if not bare:
-        return notes
+        return []
     shown = ", ".join(bare[:6]) + (f" and {len(bare) - 6} more" if len(bare) > 6 else "")
-    return [*notes, f"no published training of {shown} is behind the predictor: their intervals are wider"]
+    return [f"no published training of {shown} is behind the predictor: their intervals are wider"]

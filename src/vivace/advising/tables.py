@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vivace import words
 from vivace.advising.advice import Advice
-from vivace.advising.choose import LIFTED, Hindrance, Offer, picks
+from vivace.advising.choose import LIFTED, Hindrance, Offer, fastest_words, picks
 from vivace.advising.predict import LIMITS
 from vivace.advising.source import WEIGHT_BYTES
 from vivace.advising.way import in_words
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vivace.advising.reverse import Trainable
     from vivace.advising.software import SoftwareAdvice
 
+AT_MIDDLE = "at the middle price"  # at which a budget's certainty is told: only the time is uncertain there
 MOST_CHOICES = 8  # of a first screen
 WIDE = 110  # columns
 
@@ -26,14 +27,21 @@ WIDE = 110  # columns
 def choices(advice: Advice) -> list[tuple[Offer, str]]:
     """The rows of a first screen: what was picked and for what, this machine or the card that was profiled,
     and the cards that people ask about."""
-    marks: dict[str, list[str]] = {}
-    for mark, offer in advice.picks.items():
-        marks.setdefault(offer.name, []).append(mark)
+    marks = marks_of(advice)
     offers = {offer.name: offer for offer in (*advice.picks.values(), *advice.asked)}
-    found = [(offer, ", ".join(marks.get(name, []))) for name, offer in offers.items()]
+    found = [(offer, marks.get(name, "")) for name, offer in offers.items()]
     kept = advice.here or advice.profiled_on
     own = [(kept, "here" if advice.here else "profiled")] if kept else []
     return [*found[: len(marks)], *own, *found[len(marks) :]][:MOST_CHOICES]
+
+
+def marks_of(advice: Advice) -> dict[str, str]:
+    """For what offers were picked, by their names."""
+    marks: dict[str, list[str]] = {}
+    for pick, offer in advice.picks.items():
+        called = fastest_words(offer, advice.allowed) if pick == "fastest" else pick
+        marks.setdefault(offer.name, []).append(called)
+    return {name: ", ".join(called) for name, called in marks.items()}
 
 
 def marked(offer: Offer, marks: str) -> str:
@@ -56,10 +64,11 @@ def surely(advice: Advice) -> str:
 
 def none_is_good(advice: Advice) -> str:
     """Why no card is a choice, and what comes nearest to the limits that were asked for."""
-    limits = {"deadline": advice.deadline_seconds, "budget": advice.budget_usd}
+    limits = {"deadline": advice.deadline_seconds, f"budget {AT_MIDDLE}": advice.budget_usd}
     asked = [f"the {name}" for name, value in limits.items() if value is not None]
     refusals = [(offer, advice.refusals[offer.name]) for offer in advice.offers]
-    near = picks([offer for offer, against in refusals if against and against.hindrance in LIFTED])
+    lifted = [offer for offer, against in refusals if against and against.hindrance in LIFTED]
+    near = picks(lifted)
     if not any(offer.prediction.fits for offer in advice.offers):
         return "The job fits on none of these cards"
     if all(against and against.hindrance is Hindrance.PRECISION for _, against in refusals):
@@ -78,7 +87,7 @@ def none_is_good(advice: Advice) -> str:
             offer = near[name]
             cost = "" if offer.usd is None else f" for {words.money(offer.usd)}"
             fed = f", limited by {LIMITS['host']}" if offer.prediction.limit == "host" else ""
-            called = "cheapest" if name == "best value" else name
+            called = "cheapest" if name == "best value" else fastest_words(offer, lifted)
             told.append(f"the {called}, {offer.name}, takes {time_of(offer)}{cost}{fed}")
     return f"No card keeps {' and '.join(asked)} {surely(advice)}; {'; '.join(told)}"
 
@@ -124,11 +133,11 @@ def draw(advice: Advice, console: Console) -> None:
     from rich.table import Table
 
     rows = shown(advice)[:MOST_CHOICES]
-    marks = {offer.name: name for name, offer in reversed(advice.picks.items())}
+    marks = marks_of(advice)
     wide = console.width >= WIDE
     cells = [
         (
-            offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
+            marked(offer, marks.get(offer.name, "")),
             time_of(offer),
             words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
             advice.told_against(offer) or fit_of(offer),
