@@ -61,11 +61,11 @@ job = made()
 
 
 class Growing(nn.Module):
-    """Keeps a number for each row of the largest batch that it has seen."""
+    """Keeps a number for each row of the largest batch that it has seen, for so many from its beginning."""
 
-    def __init__(self):
+    def __init__(self, rows):
         super().__init__()
-        self.inner, self.rows = small(), torch.zeros(1, 1)
+        self.inner, self.rows = small(), torch.zeros(rows, 1)
 
     def forward(self, images):
         if len(self.rows) < len(images):
@@ -73,7 +73,62 @@ class Growing(nn.Module):
         return self.inner(images) + self.rows[: len(images)]
 
 
-growing = made(model=Growing)
+growing = made(model=lambda: Growing(32))
+
+
+class Keeping(nn.Module):
+    """Keeps a number for each row of its last batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.rows = small(), None
+
+    def forward(self, images):
+        if self.rows is None or len(self.rows) != len(images):
+            self.rows = torch.zeros(len(images), 1)
+        return self.inner(images) + self.rows
+
+
+keeping = made(model=Keeping)
+
+
+class Tagger(nn.Module):
+    """A class for each word of texts of several lengths; torch's fast path has zeros where they are padded."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.embedding, self.encoder = nn.Embedding(20, 16, padding_idx=0), nn.TransformerEncoder(layer, 1)
+        self.label = nn.Linear(16, 3)
+
+    def forward(self, words):
+        return self.label(self.encoder(self.embedding(words), src_key_padding_mask=words == 0))
+
+
+def texts():
+    """Each word's class is its number modulo 3; words begin at 1."""
+    stream = torch.Generator().manual_seed(0)
+    for length in (9, 5, 7):
+        words = torch.randint(1, 20, (8, length), generator=stream)
+        words[1:, -2:] = 0
+        yield words, words % 3
+
+
+def of_words(model, batches):
+    right = total = 0
+    for words, labels in batches:
+        right += int(((model(words).argmax(-1) == labels) & (words > 0)).sum())
+        total += int((words > 0).sum())
+    return right / total
+
+
+tagging = made(
+    model=Tagger,
+    data=lambda: list(texts()),
+    validation=lambda: list(texts()),
+    loss=lambda model, batch: functional.cross_entropy(model(batch[0])[batch[0] > 0], batch[1][batch[0] > 0]),
+    metric=of_words,
+)
 
 
 class Versioned(nn.Module):

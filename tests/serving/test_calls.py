@@ -16,6 +16,7 @@ from vivace.errors import JobError, Refused
 from vivace.serving import calls, judge
 from vivace.serving.calls import Calls, first_call, outputs_file, read_arrays, record
 from vivace.serving.forms import BY_NAME, REFERENCE
+from vivace.serving.material import Material
 from vivace.serving.serve import in_torch
 from vivace.serving.trained import Trained, damaged_of
 
@@ -562,6 +563,43 @@ def test_a_compiled_form_answers_in_the_metrics_batches_where_they_matter(judged
     expected = read_arrays(tmp_path / outputs_file(REFERENCE))
     for ones, others in zip(expected, read_arrays(tmp_path / "answers.npz"), strict=True):
         assert all(numpy.allclose(a, b, atol=1e-5) for a, b in zip(ones, others, strict=True))
+
+
+def test_forms_are_timed_on_texts_of_all_lengths(judged, tmp_path):
+    judged(SCENE["tagging"])
+    worker = Worker(SCENE["tagging"], "", str(tmp_path), torch.get_num_threads())
+    worker.open(REFERENCE, str(tmp_path), 2)
+    asked = []
+    worker.serve = lambda arrays: asked.append(arrays[0].shape)
+    worker.block(16)
+    assert set(asked) == {(2, 9), (2, 5), (2, 7)}
+    with pytest.raises(Refused, match="largest of your validation batches has 8"):
+        worker.open(REFERENCE, str(tmp_path), 9)
+
+
+@pytest.mark.parametrize(("count", "lengths"), [(5, [1, 2, 3, 4]), (33, list(range(1, 33, 2)))])
+def test_calls_that_are_timed_are_spread_over_all_batches(count, lengths):
+    """But for those on fewer samples than are asked for."""
+    texts = [[numpy.full((8 if length else 1, length), length)] for length in range(count)]
+    taken = Calls(texts, ((0, 1),), (1,) * count, (1, *[8] * (count - 1))).several(16, 3)
+    assert {inputs[0].shape[0] for inputs in taken} == {3}
+    assert sorted({inputs[0].shape[1] for inputs in taken}) == lengths
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_is_computed_where_outputs_are_compared(judged, tmp_path):
+    """By forms in torch as by the model as it is; they are timed as torch runs them, with zeros there."""
+    found, _ = judged(SCENE["tagging"])
+    worker = Worker(SCENE["tagging"], "", str(tmp_path), torch.get_num_threads())
+    worker._material = Material(calls.Flat(found.model, found.recording.calls[0][0].given), None, None)
+    worker.open(REFERENCE, str(tmp_path), 2)
+    worker.outputs(str(tmp_path / "answers.npz"))
+    (expected,), *_ = read_arrays(tmp_path / outputs_file(REFERENCE))
+    (answered,), *_ = read_arrays(tmp_path / "answers.npz")
+    (timed,) = worker.serve(worker.calls.inputs[0])
+    assert numpy.allclose(expected, answered, atol=1e-5)
+    assert not numpy.allclose(expected, timed, atol=1e-2)
+    assert numpy.allclose(expected[:, :-2], timed[:, :-2], atol=1e-5)
 
 
 def test_memory_is_told_where_there_is_no_proc(monkeypatch):

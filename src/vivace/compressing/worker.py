@@ -24,6 +24,7 @@ from vivace.serving.maker import Maker
 from vivace.serving.planned import under_plan
 from vivace.serving.serve import Arrays, Run, in_torch, opened
 from vivace.serving.trained import plan_of
+from vivace.serving.values import padding_computed
 
 INPUTS = 16  # different batches that are timed in turn
 MOST_TIMES = 20_000
@@ -46,7 +47,7 @@ class Worker(Maker):
     def open(self, form: str, folder: str, batch: int) -> dict[str, Any]:
         """Be ready to serve the form in batches of so many samples."""
         begin = time.perf_counter()
-        self._inputs = [self.calls.sample(batch, batch * number) for number in range(INPUTS)]
+        self._inputs = self.calls.several(INPUTS, batch)
         self.form, self.batch, self.files = form_named(form), batch, Path(folder)
         self._before = _resident()
         if self.form.name == TRAINED_PLAN:
@@ -61,10 +62,10 @@ class Worker(Maker):
         return {"seconds": time.perf_counter() - begin}
 
     def warm(self, seconds: float = 0.5) -> dict[str, Any]:
-        """Call until steady: at least 5 times and `seconds` after the first."""
+        """Call until steady: at least 5 times, or once with each length, and `seconds` after the first."""
         first = self._timed(1)
         begin = time.perf_counter()
-        self._timed(5)
+        self._timed(INPUTS if self.calls.ragged else 5)
         while time.perf_counter() - begin < seconds:
             self._timed(1)
         steady = sorted(self._times[1:])[len(self._times[1:]) // 2]
@@ -131,7 +132,8 @@ class Worker(Maker):
         assert self.form is not None
         one_shape = self.form.runtime == "inductor" and not self.calls.ragged and self._answers_by_row()
         answer = partial(self._in_batches, self.serve) if one_shape else self.serve
-        write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
+        with padding_computed() if self.form.runtime == "torch" else contextlib.nullcontext():
+            write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
         return {}
 
     def _answers_by_row(self) -> bool:

@@ -22,7 +22,7 @@ from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import JobError, Refused
 from vivace.job import Job
-from vivace.serving.values import array_of, is_object, require_alike
+from vivace.serving.values import array_of, is_object, padding_computed, require_alike
 from vivace.session.opening import call
 from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import Streams, derive
@@ -160,7 +160,8 @@ def _asked(job: Job, model: nn.Module, batches: Iterable[Any], calls: list[list[
             yield map_tensors(batch, torch.clone)  # the metric may write into it
 
     streams = Streams(derive(seed, "metric"))
-    with _listening(model, calls) as parts, in_evaluation([model]), torch.no_grad(), streams:
+    listening = _listening(model, calls)
+    with listening as parts, in_evaluation([model]), torch.no_grad(), padding_computed(), streams:
         value = call(job, "metric", model, fed())
     if parts and any(calls):
         raise Refused(
@@ -357,16 +358,7 @@ class Calls:
 
         Raises Refused where the calls cannot be put together: other lengths than the batch's vary too.
         """
-        if self.ragged:
-            largest = max(self.inputs, key=self.rows_of)
-            usable = [largest]
-            if self.rows_of(largest) < count:
-                raise Refused(
-                    f"a batch of {count} cannot be made, as your samples differ in length: the largest of "
-                    f"your validation batches has {self.rows_of(largest)}, so let its loader give larger ones"
-                )
-        else:
-            usable = self.inputs
+        usable = [max(self._of(count), key=self.rows_of)] if self.ragged else self.inputs
         rows = sum(map(self.rows_of, usable))
         taken = [(start + number) % rows for number in range(count)]
         joined = []
@@ -374,6 +366,30 @@ class Calls:
             arrays = [inputs[place] for inputs in usable]
             joined.append(_rows(arrays, taken) if 0 in dims else arrays[0])
         return joined
+
+    def several(self, number: int, count: int) -> list[list[numpy.ndarray[Any, Any]]]:
+        """So many calls on `count` samples each; of all lengths that there are, where they differ.
+
+        Raises Refused as `sample` does.
+        """
+        if not self.ragged:
+            return [self.sample(count, count * place) for place in range(number)]
+        usable, found = self._of(count), []
+        for place in range(number):
+            inputs = usable[place * len(usable) // number if len(usable) > number else place % len(usable)]
+            found.append(self.cut(inputs, count * place % (self.rows_of(inputs) - count + 1), count))
+        return found
+
+    def _of(self, count: int) -> list[list[numpy.ndarray[Any, Any]]]:
+        """The calls on at least `count` samples. Raises Refused where there is none."""
+        found = [inputs for inputs in self.inputs if self.rows_of(inputs) >= count]
+        if not found:
+            raise Refused(
+                f"a batch of {count} cannot be made, as your samples differ in length: the largest of your "
+                f"validation batches has {max(map(self.rows_of, self.inputs))}, so let its loader give "
+                "larger ones"
+            )
+        return found
 
     @property
     def fixed(self) -> list[tuple[str, tuple[int | None, ...]]]:

@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import nn
 
+from vivace.serving.values import padding_computed
 from vivace.tensors.trees import fields_of
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
@@ -68,7 +69,7 @@ def shadows(model: nn.Module, calls: Sequence[Arrays], roundoff: float) -> list[
 
 def run(model: nn.Module, arrays: Arrays) -> list[numpy.ndarray[Any, Any]]:
     """The model's outputs on the arrays of a call."""
-    with torch.no_grad():
+    with torch.no_grad(), padding_computed():
         return [tensor.detach().numpy() for tensor in model(*map(torch.from_numpy, arrays))]
 
 

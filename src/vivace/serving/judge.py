@@ -33,7 +33,7 @@ from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
 from vivace.serving.use import require_use
-from vivace.serving.values import Untold, array_of, is_object, require_tensors
+from vivace.serving.values import Untold, array_of, is_object, padding_computed, require_tensors
 from vivace.session.opening import call
 from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import Streams, derive
@@ -116,7 +116,7 @@ class Judge:
         """Raises Refused where the model answers the same call otherwise, by far more than rounding."""
         assert self.recording is not None
         (first, *_), *_ = self.recording.calls
-        with torch.no_grad(), Streams(derive(0, "again")):
+        with torch.no_grad(), padding_computed(), Streams(derive(0, "again")):
             pair = [self._answers(*map_tensors(first.given, torch.clone)) for _ in range(2)]
         for name, one, other in zip(names_of(first.returned), *pair, strict=True):
             if distance([one], [other]) > REPEATABLE * distance([one], [numpy.zeros_like(one)]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import UserDict
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,19 @@ def array_of(tensor: torch.Tensor, said: str) -> numpy.ndarray[Any, Any]:
             f"the model {said} a tensor of {numbers}, which cannot be handed to another runtime: let it "
             "take and return dense fp32"
         ) from None
+
+
+@contextlib.contextmanager
+def padding_computed() -> Iterator[None]:
+    """Inside, torch's transformer layers compute at padded positions in evaluation too, as all files do of
+    them: their fast path has zeros there.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def require_alike(given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
