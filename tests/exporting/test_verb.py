@@ -71,6 +71,29 @@ def test_what_a_model_keeps_for_its_largest_batch_is_no_constant_unseen(trained,
     assert not list(tmp_path.glob("model*"))
 
 
+def test_what_a_model_keeps_of_its_last_batch_is_no_constant(trained, tmp_path):
+    """It is traced as it is before its first call, for the file and for its layers."""
+    _, run = trained("keeping")
+    found = vivace.export(run, to="onnx", out=tmp_path)
+    assert found.kept, found.reason
+    assert found.layers["checks"], found.layers["reason"]
+
+
+def test_the_persons_own_batch_is_asked_whole():
+    """What a model keeps of its first batch may be a constant of that size alone."""
+    images = [[numpy.zeros((rows, 2))] for rows in (20, 20, 7)]
+    calls = Calls(images, ((0,),), (1, 1, 1), (20, 20, 7))
+    assert [len(array) for (array,) in proving.pieces(calls)] == [20, 1, 2, 3, 8, 32, 1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padded_words_are_computed_by_the_model_too(trained, tmp_path):
+    _, run = trained("tagging")
+    found = vivace.export(run, to="onnx", out=tmp_path)
+    assert found.kept, found.reason
+    assert found.layers["checks"], found.layers["reason"]
+
+
 def test_texts_of_several_lengths_come_in_a_larger_batch_too(tmp_path):
     """A file that takes no more than the largest batch it has seen would pass for the model."""
 

@@ -117,7 +117,8 @@ def test_calls_of_any_size_come_from_the_persons_samples(judge):
     rows = numpy.concatenate([arrays[0] for arrays in calls.inputs])
     assert numpy.array_equal(calls.sample(5, 30)[0], rows[30:35])
     assert numpy.array_equal(calls.sample(3, 69)[0], rows[[69, 0, 1]])
-    asked = pieces(calls)
+    whole, *asked = pieces(calls)
+    assert numpy.array_equal(whole[0], rows[:32])
     assert numpy.array_equal(numpy.concatenate([arrays[0] for arrays in asked]), rows)
     assert {len(arrays[0]) for arrays in asked} >= set(BATCHES)
 

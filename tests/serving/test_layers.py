@@ -61,7 +61,7 @@ def test_layers_are_told_in_the_order_in_which_they_end(flat, calls):
 def test_a_program_has_the_values_of_all_layers(flat, calls):
     few = few_calls(calls)
     assert [len(arrays[0]) for arrays in few] == [1, 2, 3]
-    layers = Layers(Material(flat, calls, calls), BY_NAME["eager_fp32"], few)
+    layers = Layers(flat, Material(flat, calls, calls), BY_NAME["eager_fp32"], few)
     assert layers.calls == 3
     by_name = dict(zip(layers.names, layers.values, strict=True))
     assert all(by_name.values())

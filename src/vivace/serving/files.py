@@ -85,15 +85,18 @@ def onnx_program(material: Material) -> Any:
     example = material.example
 
     def write(shapes: Shapes) -> Any:
-        return torch.onnx.export(
+        program = torch.onnx.export(
             material.flat,
             example,
             input_names=input_names(len(example)),
-            output_names=output_names(len(material.flat(*example))),
             dynamic_shapes=(shapes,),
             dynamo=True,
             verbose=False,
         )
+        outputs = program.model.graph.outputs
+        for value, name in zip(outputs, output_names(len(outputs)), strict=True):
+            value.name = name
+        return program
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about its own deprecated parts

@@ -43,12 +43,14 @@ class Layers:
     """The layers of a model on some calls, beside what a file of a form computes.
 
     `values` are for each layer the names by which its output may stand in the file, `calls` how many calls
-    are compared. Raises Refused where there are none, where a call calls others than another, or where their
-    outputs are too large.
+    are compared. The `flat` model is called, and the same one in the `material` is traced.
+
+    Raises Refused where there are none, where a call calls others than another, or where their outputs are
+    too large.
     """
 
-    def __init__(self, material: Material, form: Form, calls: Sequence[Arrays]) -> None:
-        heard = Heard(material.flat)
+    def __init__(self, flat: Flat, material: Material, form: Form, calls: Sequence[Arrays]) -> None:
+        heard = Heard(flat)
         first = run(heard, calls[0])
         if not first:
             raise Refused("the model is one layer by itself")

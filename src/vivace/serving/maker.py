@@ -37,7 +37,7 @@ class Maker:
     def write(self, form: str, folder: str) -> dict[str, Any]:
         """Make the form's file in a folder; its bytes."""
         begin = time.perf_counter()
-        size = making.write(form_named(form), self.material, Path(folder))
+        size = making.write(form_named(form), self._gathered(), Path(folder))
         return {"bytes": size, "seconds": time.perf_counter() - begin}
 
     def weights(self, path: str) -> list[str]:
@@ -64,7 +64,8 @@ class Maker:
         """For each layer of the model the names that its output may have in the form's file; how many of the
         calls of a file are compared.
         """
-        self._layers = Layers(self.material, form_named(form), read_arrays(Path(calls)))
+        asked = read_arrays(Path(calls))
+        self._layers = Layers(self.material.flat, self._gathered(), form_named(form), asked)
         return {"values": self._layers.values, "calls": self._layers.calls}
 
     def layer_checks(self, told: list[int], path: str) -> list[dict[str, Any]]:
@@ -74,7 +75,10 @@ class Maker:
 
     @property
     def material(self) -> Material:
-        """The model with its calls, loaded once."""
+        """The model that is called, with its calls, loaded once. One that is traced is another."""
         if self._material is None:
-            self._material = gather(self.job, self.run, self.folder)
+            self._material = self._gathered()
         return self._material
+
+    def _gathered(self) -> Material:
+        return gather(self.job, self.run, self.folder)

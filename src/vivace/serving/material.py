@@ -50,8 +50,14 @@ class Material:
 def gather(job: Job, run: str, calls: Path) -> Material:
     """The material of a run whose calls are recorded in the folder `calls`; with no run, of the weights that
     the job begins with.
+
+    Its model was never called: what one keeps of a call, as a mask of its length, a trace takes for a
+    constant.
     """
-    model = load_trained(job, Path(run))[0] if run else untrained(job)
-    first = first_call(job, model)
-    flat = Flat(model, first.given, writes=first.writes).eval().requires_grad_(False)
+
+    def loaded() -> nn.Module:
+        return load_trained(job, Path(run))[0] if run else untrained(job)
+
+    first = first_call(job, loaded())
+    flat = Flat(loaded(), first.given, writes=first.writes).eval().requires_grad_(False)
     return Material(flat, Calls.load(calls), Calls.load(calls / CALIBRATION))

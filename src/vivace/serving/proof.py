@@ -27,7 +27,8 @@ Arrays = list[numpy.ndarray[Any, Any]]
 
 
 def pieces(calls: Calls) -> list[Arrays]:
-    """Calls on the samples of the proof, in batches of many sizes.
+    """Calls on the samples of the proof, in batches of many sizes, the person's own among them: what a model
+    keeps of its first batch may stand in the file as a constant.
 
     Where samples differ in length, they stay as they were put together, and their first few come alone too.
     """
@@ -35,7 +36,7 @@ def pieces(calls: Calls) -> list[Arrays]:
         whole = calls.first(PROOF_SAMPLES)
         some = zip(itertools.cycle(whole), BATCHES[:-1], strict=False)
         return [*whole, *(calls.cut(arrays, 0, size) for arrays, size in some)]
-    found, start, turn = list[Arrays](), 0, 0
+    found, start, turn = [calls.inputs[0]], 0, 0
     total = min(PROOF_SAMPLES, sum(calls.rows))
     while start < total:
         size = min(BATCHES[turn % len(BATCHES)], total - start)
