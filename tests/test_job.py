@@ -9,7 +9,7 @@ import torch
 
 import vivace
 from vivace.errors import JobError
-from vivace.job import load, spelled
+from vivace.job import blame, load, spelled
 
 GOOD = """
 import torch, vivace
@@ -279,3 +279,23 @@ def test_a_verb_that_is_handed_something_else_says_what_it_takes(verb, tmp_path,
     with pytest.raises(JobError, match=r"give a vivace\.Job, .* not a Linear$"):
         verb(torch.nn.Linear(2, 2))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no such key\nmore of it", "no such key"),
+        (
+            "\nFound the following:\n\n- a static shape of 4\n- another",
+            "Found the following: - a static shape of 4",
+        ),
+        (
+            "Constraints violated!\n  - a constant (4)\n\nUser stack:",
+            "Constraints violated! - a constant (4)",
+        ),
+        ("Found:", "Found:"),
+        ("", ""),
+    ],
+)
+def test_what_an_error_announces_is_told_with_it(text, told):
+    assert blame(ValueError(text)) == f"ValueError: {told}".removesuffix(": ")

@@ -573,11 +573,11 @@ def blame(error: BaseException, known: str = "") -> str:
     theirs = [frame for frame in frames if _is_theirs(frame.filename)]
     where = ""
     if theirs and "importlib" not in theirs[-1].filename:
-        file = file_of(error)
-        named = f"file '{file}'; " if file != known and file not in text else ""
-        where = f" ({named}{theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"
-    text = text.split("\n")[0]
-    if isinstance(error, EOFError) and text == "EOF when reading a line":
+        where = f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"
+    text, *more = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if more and (text.endswith(":") or more[0].startswith("- ")):  # it announces what comes, or a list
+        text = f"{text} {more[0]}"
+    if isinstance(error, EOFError):
         text = "standard input is closed while Vivace runs a job; the job must not read it"
     return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
 
