@@ -2,7 +2,7 @@
 
 import pytest
 
-from vivace.compressing.bench import decide, not_faster
+from vivace.compressing.bench import decide, not_faster, without_effect
 from vivace.ledger import Ratio
 from vivace.serving.envelope import Check
 from vivace.serving.forms import BY_NAME
@@ -40,3 +40,22 @@ def test_other_numbers_are_judged_by_the_metric(form):
 def test_what_is_smaller_and_not_faster_is_refused_with_its_measurement():
     told = not_faster(Ratio(0.9, 0.8, 1.05), "smaller (1 MiB instead of 4 MiB) and ")
     assert told.startswith("smaller (1 MiB instead of 4 MiB) and not faster: 0.90")
+
+
+@pytest.mark.parametrize(
+    ("form", "ran", "acts"),
+    [
+        ("openvino_bf16", {"bf16": 3, "fp32": 1}, True),
+        ("openvino_int8", {"fp32": 4}, False),
+        ("onnx_int8", {}, False),
+        ("eager_bf16", {}, False),
+        ("aoti_bf16", {}, True),  # which tells of no operator
+        ("aoti_bf16", {"fp32": 1}, False),
+        ("onnx_fp32", {}, True),
+        ("torchao_int8_weights", {"fp32": 2}, True),
+    ],
+)
+def test_numbers_in_which_nothing_multiplied_took_no_effect(form, ran, acts):
+    reason = without_effect(BY_NAME[form], ran)
+    assert (reason == "") == acts
+    assert acts or reason.startswith(f"nothing that multiplies ran in {BY_NAME[form].numbers} (of your")

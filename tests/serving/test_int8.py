@@ -80,6 +80,10 @@ def test_a_model_without_linear_layers_is_refused(material):
     bare = dataclasses.replace(material, flat=Flat(nn.Conv2d(1, 2, 3), ((torch.ones(1, 1, 6, 6),), {})))
     with pytest.raises(Refused, match="no linear layer"):
         int8.by_weights(bare, dynamic=True)
+    attention = nn.MultiheadAttention(8, 2)  # whose own linear layer torchao leaves as it is
+    for dynamic in (False, True):
+        with pytest.raises(Refused, match="no linear layer that torchao turns into int8"):
+            int8.by_weights(dataclasses.replace(material, flat=Flat(attention, ((), {}))), dynamic=dynamic)
 
 
 def test_bfloat16_answers_in_fp32(material):

@@ -256,11 +256,8 @@ class Bench:
         found["bytes"] = written or server.ask("bytes")
         found["sha256"] = "" if form.in_process else digest(self.files / form.file)
         found |= server.effect()
-        took = form.weights_only or not found["effect"] or form.numbers in found["effect"]
-        if not took:
-            ran = ", ".join(f"{count} in {numbers}" for numbers, count in found["effect"].items())
-            reason = f"nothing that multiplies ran in {form.numbers} (of your model's operators {ran})"
-            return outcome_of(form, "refused", reason, **found)
+        if without := without_effect(form, found["effect"]):
+            return outcome_of(form, "refused", without, **found)
         try:
             timed = self._timed(server, best, brief)
         except Unsteady as error:
@@ -349,6 +346,18 @@ def _time_once(server: Server) -> None:
 def beaten(speed: Ratio, best: Tried | None) -> bool:
     """Is a form slower than the best, if there is one, even at the upper end of its interval?"""
     return best is not None and best.ratio is not None and speed.high < 0.97 * best.ratio.counts
+
+
+def without_effect(form: Form, ran: dict[str, int]) -> str:
+    """Why a form's numbers took no effect, by how many operators that multiply `ran` in which; else empty.
+
+    Ahead-of-time code tells of none. A form in fp32 acts by its runtime, and weights alone are not seen here.
+    """
+    silent = form.runtime == "aoti" and not ran
+    if form.numbers in ("fp32", *ran) or form.weights_only or silent:
+        return ""
+    told = ", ".join(f"{count} in {numbers}" for numbers, count in ran.items()) or "none multiplies"
+    return f"nothing that multiplies ran in {form.numbers} (of your model's operators {told})"
 
 
 def not_faster(speed: Ratio, smaller: str) -> str:

@@ -108,11 +108,11 @@ def by_weights(material: Material, *, dynamic: bool) -> nn.Module:
     """Linear layers with weights in int8; `dynamic`: activations too, with ranges taken in each call."""
     from torchao import quantization
 
-    if not any(isinstance(module, nn.Linear) for module in material.flat.modules()):
-        raise Refused("the model has no linear layer")
     kind = (
         quantization.Int8DynamicActivationInt8WeightConfig if dynamic else quantization.Int8WeightOnlyConfig
     )
     model = copy.deepcopy(material.flat)
     quantization.quantize_(model, kind())
+    if list(map(type, model.parameters())) == list(map(type, material.flat.parameters())):
+        raise Refused("the model has no linear layer that torchao turns into int8")
     return model
