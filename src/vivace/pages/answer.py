@@ -81,13 +81,15 @@ def _lines(answer: Answer, width: int, details: bool) -> list[tuple[str, str]]:
     notes: list[str] = []
     for note in map(capital, answer.notes):
         folded = _folded(note + ".", width, 2)
-        notes += folded if len(notes) + len(folded) <= room - least else []
+        notes += folded if len(notes) + len(folded) <= room - (least if notes else 0) else []
     parts = _parts(answer, width, room - len(notes))
     return [*first, *((line, "") for line in parts), *((line, "yellow") for line in notes), *last]
 
 
 def _parts(answer: Answer, width: int, room: int) -> list[str]:
-    """The plan's techniques under their title: folded where there is room for it, else a line each."""
+    """The plan's techniques under their title: folded as far as there is room for it, the first ones before
+    the others, else a line each.
+    """
     if not answer.parts or room < 2:
         return []
     title = in_letters(f"{answer.title_of_parts}:")
@@ -96,12 +98,15 @@ def _parts(answer: Answer, width: int, room: int) -> list[str]:
     hanging = textwrap.TextWrapper(
         width, subsequent_indent=" " * (column + 4), break_on_hyphens=False, break_long_words=False
     )
-    folded = [part for line in lines for part in hanging.wrap(line)]
-    if len(folded) < room:
-        return [title, *folded]
     if len(lines) >= room:
         lines = [*lines[: room - 2], f"  and {len(lines) - room + 2} more"]
-    return [title, *(_cut(line, width) for line in lines)]
+    found, spare = [title], room - 1 - len(lines)
+    for line in lines:
+        folded = hanging.wrap(line)
+        fits = len(folded) - 1 <= spare
+        spare -= len(folded) - 1 if fits else 0
+        found += folded if fits else [_cut(line, width)]
+    return found
 
 
 def _last(answer: Answer, details: bool) -> list[str]:
