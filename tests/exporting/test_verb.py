@@ -22,6 +22,7 @@ from vivace.exporting.answering import answer
 from vivace.exporting.page import render
 from vivace.exporting.source import subject_of
 from vivace.files import take_lock
+from vivace.pages.answer import in_letters
 from vivace.serving.calls import Calls
 from vivace.serving.envelope import Check
 
@@ -113,7 +114,8 @@ def test_a_model_of_a_mapping_and_a_keyword(trained, tmp_path):
     assert found.kept, found.reason
     assert [check["output"] for check in found.checks] == ["output['logits']", "output['mean']"]
     assert [one["shape"] for one in found.inputs] == [[None, 1, 6, 6], [None, 1]]
-    assert dict(answer(found).parts)["its inputs"] == "input_0 is batch['images'], input_1 is scale"
+    told = "input_0 is batch['images'] (any x 1 x 6 x 6), input_1 is scale (any x 1)"
+    assert in_letters(dict(answer(found).parts)["its inputs"]) == told
 
 
 def test_another_models_answers_are_found_and_the_output_named(trained, tmp_path, spoilt):
@@ -430,6 +432,18 @@ def test_the_call_names_every_input():
     assert calls["onnx"].endswith('.run(None, {"input_0": input_0, "input_1": input_1})')
     assert calls["openvino"].endswith('"bf16"})({"input_0": input_0, "input_1": input_1})')
     assert calls["aoti"].endswith("(input_0.contiguous(), input_1.contiguous())")
+
+
+def test_a_length_that_is_fixed_in_the_file_is_told():
+    """As that of texts which were all padded to one; and the outputs are one line, however many."""
+    words = {"name": "input_0", "in_forward": "words", "dtype": "int64", "shape": [None, 11]}
+    checks = [Check(f"output[{k}]", 0.1 * k, 1e-6).to_dict() for k in range(5)]
+    parts = dict(answer(carded("onnx_fp32", inputs=(words,), checks=tuple(checks))).parts)
+    assert in_letters(parts["its inputs"]) == "input_0 is words (any x 11)"
+    assert parts["its outputs"].startswith("5, the worst (output[4]) off by 0.4 times")
+    broken = Check("output[1]", None, problem="its shape is (3,)").to_dict()
+    parts = dict(answer(carded("onnx_fp32", kept=False, checks=(*checks, broken))).parts)
+    assert parts["its outputs"] == "6, the worst (output[1]) its shape is (3,)"
 
 
 @pytest.mark.parametrize(("double", "numbers"), [(True, "fp64"), (False, "fp32")])

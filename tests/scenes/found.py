@@ -161,7 +161,7 @@ def exported(kept=True):
         (CHECK | {"kept": kept, "problem": "" if kept else SENTENCE},),
         {"checks": layers, "of": 52, "reason": ""},
         CHANGE,
-        ({"name": "input_0", "dtype": "float32", "shape": [None, 3, 224, 224]},),
+        ({"name": "input_0", "in_forward": "images", "dtype": "float32", "shape": [None, 3, 224, 224]},),
         {
             "step": 5005,
             "plan": {"channels_last": {}, "bf16_autocast": {}},

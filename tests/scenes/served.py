@@ -93,7 +93,7 @@ keeping = made(model=Keeping)
 
 
 class Tagger(nn.Module):
-    """A class for each word of texts of several lengths; torch's fast path has zeros where they are padded."""
+    """A class for each word of texts of several lengths; torch's fast path has zeros for padding."""
 
     def __init__(self):
         super().__init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ def answer(found: Exported) -> Answer:
         parts=(
             *_call(found),
             *_inputs(found),
-            *((check["output"], _told(check)) for check in found.checks),
+            ("its outputs", _outputs(found.checks)),
             ("its layers", _layers(found.layers)),
         ),
         notes=(*found.notes, *filter(None, [unjudged(found.checks, found.unused) if found.kept else ""])),
@@ -105,13 +107,27 @@ def _call(found: Exported) -> tuple[tuple[str, str], ...]:
 
 
 def _inputs(found: Exported) -> tuple[tuple[str, str], ...]:
-    """Which input is which, where there are several."""
-    if not found.kept or len(found.inputs) < 2:
+    """Which input is which, and in which lengths it is taken."""
+    if not found.kept:
         return ()
-    return (("its inputs", ", ".join(f"{one['name']} is {one['in_forward']}" for one in found.inputs)),)
+    told = (f"{one['name']} is {one['in_forward']} ({_shape(one['shape'])})" for one in found.inputs)
+    return (("its inputs", ", ".join(told)),)
 
 
-def _told(check: dict[str, object]) -> str:
+def _shape(lengths: Sequence[int | None]) -> str:
+    """``any × 3 × 224``; of a single number, what it is."""
+    known = ("any" if length is None else str(length) for length in lengths)
+    return " \N{MULTIPLICATION SIGN} ".join(known) or "a number"
+
+
+def _outputs(checks: Sequence[dict[str, Any]]) -> str:
+    """How far off the worst is; the page lists all."""
+    worst = max(checks, key=lambda check: math.inf if check["problem"] else check["envelopes"])
+    told = _told(worst)
+    return told if len(checks) == 1 else f"{len(checks)}, the worst ({worst['output']}) {told}"
+
+
+def _told(check: dict[str, Any]) -> str:
     if check["problem"]:
         return str(check["problem"])
     times = words.number(check["envelopes"])

@@ -93,6 +93,7 @@ def onnx_program(material: Material) -> Any:
             dynamo=True,
             verbose=False,
         )
+        assert program is not None  # as it is where no file is named
         outputs = program.model.graph.outputs
         for value, name in zip(outputs, output_names(len(outputs)), strict=True):
             value.name = name
