@@ -322,8 +322,61 @@ def test_bad_input_is_one_sentence(tmp_path):
         vivace.run([sys.executable], tmp_path / "none.toml", out=tmp_path / "new")
 
 
+EARLIER = {
+    "plan.toml": "format = 1\n\n[techniques.fused_optimizer]\n",
+    "ledger.jsonl": "{}\n",
+    "run.json": '{"plan": {"fused_optimizer": {}}, "process": 0}',
+    "run.html": "of the earlier run",
+}
+FEW_STEPS = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+def lying_in(folder):
+    return {file.name: file.read_text() for file in folder.iterdir() if file.name != "lock"}
+
+
+@pytest.mark.parametrize("program", ["", "import torch; raise SystemExit('no data')"])
+def test_what_never_trains_costs_no_earlier_run(tmp_path, program):
+    """As a mistyped command does; also one with another plan."""
+    folder, other = tmp_path / "runs/run", tmp_path / "other.toml"
+    folder.mkdir(parents=True)
+    for name, text in EARLIER.items():
+        (folder / name).write_text(text)
+    other.write_text("format = 1\n\n[techniques.channels_last]\n")
+    words = ("-c", program) if program else ("nothere.py",)
+    for options in ([], ["--plan", str(other)], ["--json"]):
+        done = vivace_run(*options, "--", sys.executable, *words, cwd=tmp_path)
+        assert lying_in(folder) == EARLIER
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["plan_path"]) == ("nothing_seen", None)
+    assert not program or told["reason"].endswith("; an earlier result stays in runs/run")
+
+
+def test_one_that_trains_replaces_an_earlier_run(tmp_path):
+    folder, other = tmp_path / "runs/run", tmp_path / "other.toml"
+    folder.mkdir(parents=True)
+    other.write_text("format = 1\n\n[techniques.channels_last]\n")
+    for options in ([], ["--plan", str(other)]):
+        for name, text in EARLIER.items():
+            (folder / name).write_text(text)
+        vivace_run(*options, "--", sys.executable, "-c", FEW_STEPS, cwd=tmp_path, code=0)
+        found = lying_in(folder)
+        assert json.loads(found["run.json"])["steps"] > 0
+        assert ("channels_last" in found.get("plan.toml", "")) is bool(options)
+        assert "fused_optimizer" not in found.get("plan.toml", "")
+        assert found.get("ledger.jsonl") != EARLIER["ledger.jsonl"]
+        assert found.get("run.html") != EARLIER["run.html"]
+
+
 def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):
-    """Also where it lies in the folder of an earlier run, whose other files go."""
+    """Also where it lies in the folder of an earlier run."""
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
@@ -333,7 +386,6 @@ def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):
         told = json.loads(vivace_run(*words, cwd=tmp_path, code=0).stdout)
         assert told["plan_path"] is None  # nothing acted
         assert vivace.Plan.load(folder / "plan.toml").names == ("fused_optimizer",)
-        assert not (folder / "ledger.jsonl").exists()
 
 
 def test_a_script_may_clear_its_runs(tmp_path):

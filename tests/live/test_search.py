@@ -269,8 +269,7 @@ def test_the_command_line(tmp_path):
 
 def test_what_was_only_refused_is_no_measurement(tmp_path):
     found = {"plan": {}, "reason": "because", "tried": [{"plan": {"a": {}}, "answer": "cannot"}]}
-    (tmp_path / "run.json").write_text(json.dumps(found))
-    told = _searched(tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()
+    told = _searched(found, tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()
     assert told["outcome"] == "nothing_tried"
     assert told["trials"] == [{"techniques": ["a"], "status": "refused", "reason": "cannot", "ratio": None}]
     assert answer_of(told, "python a.py").title == "No plan: because"
@@ -312,8 +311,8 @@ def test_what_was_kept_and_hopeless_broke_no_promise(tmp_path):
         "reason": "b",
         "tried": [{"plan": {"a": {}}, "answer": "much slower", "verdict": verdict}],
     }
-    (tmp_path / "run.json").write_text(json.dumps(found))
-    assert _searched(tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()["outcome"] == "nothing_helps"
+    told = _searched(found, tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()
+    assert told["outcome"] == "nothing_helps"
 
 
 def test_a_plan_that_no_search_wrote_stays(tmp_path):
@@ -321,6 +320,30 @@ def test_a_plan_that_no_search_wrote_stays(tmp_path):
     with pytest.raises(FolderError, match=r"is not empty \(plan\.toml\): name another with --out"):
         search([sys.executable, "-c", "pass"], out=tmp_path)
     assert (tmp_path / "plan.toml").read_text() == "format = 1\n"
+
+
+SHORT_TRAINING = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("words", [["nothere.py"], ["-c", SHORT_TRAINING]])
+def test_a_search_that_tries_nothing_costs_no_earlier_one(tmp_path, words):
+    earlier = {"plan.toml": "format = 1\n", "run.json": '{"plan": {"a": {}}}', "run.html": "its page"}
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in {**earlier, "lock": "", "ledger.jsonl": "{}\n"}.items():
+        (out / name).write_text(text)
+    told = search([sys.executable, *words], out=out, ways=(cover.READ_ONLY, cover.OVERLAY)).to_dict()
+    assert (told["outcome"], told["plan"], told["report_path"]) == ("nothing_tried", {}, None)
+    assert {name: (out / name).read_text() for name in earlier} == earlier
+    assert {file.name for file in out.iterdir()} == {*earlier, "lock", "ledger.jsonl", "script.txt"}
+    assert words == ["nothere.py"] or f"an earlier result stays in {out}" in told["reason"]
 
 
 def test_a_folder_in_which_a_search_runs_is_refused(tmp_path):

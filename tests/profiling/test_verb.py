@@ -271,7 +271,7 @@ def test_an_interrupted_script_is_judged_by_what_was_recorded(tmp_path, machine)
         start_new_session=True,
     )
     try:
-        while not (tmp_path / "out" / "record.json").is_file() and process.poll() is None:
+        while not (tmp_path / "out" / "unfinished" / "record.json").is_file() and process.poll() is None:
             time.sleep(0.1)
         scripts = psutil.Process(process.pid).children()
         while scripts:  # Python drops an interrupt that comes while it runs a finalizer: people press again
@@ -304,13 +304,31 @@ def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
     (tmp_path / "lock").touch()
     (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
     (tmp_path / "record.json").write_text('{"clean_steps": 9}')
+    (tmp_path / "rank-1").mkdir()
+    (tmp_path / "rank-1" / "record.json").write_text("{}")
     (tmp_path / "trace.json.tmp").write_text("torch's own, of a profile that was killed")
-    with pytest.raises(ChildFailed, match="nothing was recorded"):
-        vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
-    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
-    (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "record.json").write_text('{"clean_steps": 9}')  # of a profile that was killed
     done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
     assert done.document["replaced"] == "python old.py"
+    assert done.page_path.is_file()
+    assert done.trace_path.is_file()
+    names = "job.log lock profile.html profile.json rank-1 record.json trace.json"
+    assert sorted(file.name for file in tmp_path.iterdir()) == names.split()
+    assert not list((tmp_path / "rank-1").iterdir())
+
+
+def test_what_cannot_be_profiled_costs_no_earlier_profile(tmp_path, machine):
+    (tmp_path / "lock").touch()
+    earlier = {"profile.html", "profile.json", "record.json", "trace.json"}
+    for name in earlier:
+        (tmp_path / name).write_text(name)
+    with pytest.raises(ChildFailed, match="nothing was recorded"):
+        vivace.profile(command=[sys.executable, "nothere.py"], out=tmp_path, machine=machine)
+    with pytest.raises(JobError, match=r"nothere\.py"):
+        vivace.profile("nothere.py", out=tmp_path, machine=machine)
+    assert {file.name for file in tmp_path.iterdir()} == {*earlier, "lock", "job.log"}
+    assert all((tmp_path / name).read_text() == name for name in earlier)
 
 
 LOCKING = """
@@ -398,7 +416,7 @@ def test_a_script_reads_its_own_standard_input(tmp_path, machine):
 def test_a_script_interrupted_before_its_first_step_was_interrupted(tmp_path, machine, monkeypatch):
     class Interrupted:
         def __init__(self, *_, **__):
-            (tmp_path / "record.json").write_text('{"state": "warm"}')
+            (tmp_path / "unfinished" / "record.json").write_text('{"state": "warm"}')
 
         def wait(self, timeout=None):
             if timeout is None:

@@ -481,4 +481,5 @@ class Course:
         self._record("tried", entry)
 
     def _record(self, kind: str, document: dict[str, Any]) -> None:
+        self.loop.errand.make_way()
         self.ledger.append(kind, {"process": os.getpid(), **document})

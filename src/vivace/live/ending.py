@@ -16,7 +16,7 @@ from vivace.errors import printable
 from vivace.files import finite, replace_text
 from vivace.ledger import Ledger
 from vivace.live.answering import answer_of, details
-from vivace.live.errand import DOCUMENT, LEDGER, PAGE, PLAN, Errand
+from vivace.live.errand import DOCUMENT, LEDGER, PAGE, PLAN, UNSEEN, Errand
 from vivace.live.spending import least_seconds
 from vivace.pages.answer import in_letters, lines
 from vivace.processes import scripts
@@ -40,16 +40,23 @@ def tell(loop: Loop) -> None:
     document = document_of(loop)
     if document["steps"] and not document["plan"]:
         document["next"] = f"vivace profile -- {_by_torchrun(loop.errand)}{loop.errand.command}"
+    errand, name = loop.errand, DOCUMENT
+    if document["tried"] or (document["steps"] and errand.search_seconds is None):
+        errand.make_way()
+    elif any(map(errand.is_earlier, (PLAN, LEDGER, PAGE))):  # more than that nothing was seen
+        name = UNSEEN
+        document["reason"] += f"; an earlier result stays in {errand.shown}"
     try:
         if document["tried"]:
             from vivace.live.page import page
 
-            records = _records(loop.errand, document)
-            replace_text(Path(loop.errand.folder) / PAGE, page(document, records, loop.errand.command))
+            records = _records(errand, document)
+            replace_text(Path(errand.folder) / PAGE, page(document, records, errand.command))
     finally:
         _took(document, loop.clock.wall() - begin)
-        say(loop.errand, document)
-        replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(finite(document)))
+        say(errand, document)
+        if name == DOCUMENT or not errand.became:  # else nobody waits for it
+            replace_text(Path(errand.folder) / name, json.dumps(finite(document)))
 
 
 def say(errand: Errand, document: dict[str, Any]) -> None:

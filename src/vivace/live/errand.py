@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from vivace.files import LOCK
 
 VARIABLE = "VIVACE_RUN"
-PLAN, LEDGER, DOCUMENT, PAGE, _ = OWN = ("plan.toml", "ledger.jsonl", "run.json", "run.html", LOCK)
+OWN = ("plan.toml", "ledger.jsonl", "run.json", "run.html", "unseen.json", LOCK)
+PLAN, LEDGER, DOCUMENT, PAGE, UNSEEN, _ = OWN  # the fifth: the document of what left the earlier ones there
+
+
+def lying_in(folder: Path) -> dict[str, int]:
+    """When each file that an earlier run has left there was written, in ns since 1970, by its name."""
+    return {name: (folder / name).stat().st_mtime_ns for name in OWN[:-1] if (folder / name).is_file()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +31,7 @@ class Errand:
     on. `launch_seconds` have gone before the script began. `lock` is the number of the file by which a
     process that `became` the script holds its folder. `first_tells`: the process that the
     person started says at its end what came of one that it started, whose output may be for itself.
+    `earlier` is what was `lying_in` the folder: it goes when there is something to put in its place.
     """
 
     folder: str
@@ -37,6 +46,7 @@ class Errand:
     launch_seconds: float = 0.0
     lock: int = -1
     first_tells: bool = False
+    earlier: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def dumps(self) -> str:
         """The variable's value."""
@@ -51,3 +61,34 @@ class Errand:
     def is_for_this_process(self) -> bool:
         """Is this the process that the person started, and not one that their script started?"""
         return self.launcher in (0, os.getpid() if self.became else os.getppid())
+
+    def is_earlier(self, name: str) -> bool:
+        """Does a file of that name lie in the folder as an earlier run has left it?"""
+        with contextlib.suppress(FileNotFoundError):
+            return (Path(self.folder) / name).stat().st_mtime_ns == self.earlier.get(name)
+        return False
+
+    @property
+    def is_told(self) -> bool:
+        """Has a process of this run said what came of it?"""
+        told = (name for name in (DOCUMENT, UNSEEN) if not self.is_earlier(name))
+        return any((Path(self.folder) / name).exists() for name in told)
+
+    def make_way(self) -> None:
+        """Remove what an earlier run has left; a given plan lies in the folder from here on."""
+        for name in filter(self.is_earlier, self.earlier):
+            (Path(self.folder) / name).unlink()
+        if self.plan is not None and not (path := Path(self.folder) / PLAN).exists():
+            from vivace.plan import Plan
+
+            Plan.from_dict(self.plan).save(path)
+
+    def take_document(self) -> dict[str, Any] | None:
+        """What came of the script; None where it has not said that."""
+        found = None
+        for name in (UNSEEN, DOCUMENT):
+            with contextlib.suppress(OSError, ValueError):
+                if not self.is_earlier(name):
+                    found = json.loads((Path(self.folder) / name).read_text(encoding="utf-8"))
+        (Path(self.folder) / UNSEEN).unlink(missing_ok=True)
+        return found

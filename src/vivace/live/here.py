@@ -55,9 +55,9 @@ def run_here(
         return
     from vivace.live.launch import taken_folder
 
-    folder, wanted, _lock = taken_folder(Path(out), plan)
+    folder, wanted, earlier, _lock = taken_folder(Path(out), plan)
     command = shlex.join(["python", *sys.orig_argv[1:]])  # sys.argv has lost -m
-    errand = Errand(str(folder), str(out), command, wanted)
+    errand = Errand(str(folder), str(out), command, wanted, earlier=earlier)
     os.environ[VARIABLE] = errand.dumps()  # keeps out those that are started from here
     _begin(errand)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -14,8 +12,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from vivace.errors import InputError
-from vivace.files import LOCK, output_folder, take_lock
-from vivace.live.errand import DOCUMENT, OWN, PLAN, VARIABLE, Errand
+from vivace.files import output_folder, take_lock
+from vivace.live.errand import DOCUMENT, OWN, PLAN, VARIABLE, Errand, lying_in
 from vivace.processes import scripts
 
 if TYPE_CHECKING:
@@ -59,17 +57,16 @@ def run(
 
     Raises InputError, PlanError, FolderError.
     """
-    command, environment, folder, lock = prepared(command, plan, Path(out), quiet=quiet, details=details)
+    command, environment, errand, lock = prepared(command, plan, Path(out), quiet=quiet, details=details)
     streams = {"stdout": script_output, "stdin": script_input}
     with lock, scripts.started(command, env=environment, **streams) as process:
         try:
             code = process.wait()
         except KeyboardInterrupt:  # which the terminal sent to the script as well
             code = scripts.end(process)
-    document: dict[str, Any] = {"outcome": "nothing_seen"}
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
-    return Ran(scripts.exit_code(code), document, folder / PLAN if document.get("plan") else None)
+    document = errand.take_document() or {"outcome": "nothing_seen"}
+    plan_path = Path(errand.folder) / PLAN if document.get("plan") else None
+    return Ran(scripts.exit_code(code), document, plan_path)
 
 
 def become(
@@ -101,16 +98,16 @@ def prepared(
     becoming: bool = False,
     quiet: bool = False,
     details: bool = False,
-) -> tuple[list[str], dict[str, str], Path, IO[bytes]]:
-    """The command, its environment, the folder with nothing of an earlier run in it but a given plan, and
-    its lock. `becoming`: this process will be the command.
+) -> tuple[list[str], dict[str, str], Errand, IO[bytes]]:
+    """The command, its environment, its errand, and its folder's lock. `becoming`: this process will be the
+    command.
 
     Raises InputError where there is no such program, PlanError, FolderError.
     """
     if not command:
         raise InputError("run takes a command after '--', such as -- python train.py")
     words = scripts.resolved(command)
-    folder, wanted, lock = taken_folder(out, plan)
+    folder, wanted, earlier, lock = taken_folder(out, plan)
     errand = Errand(
         folder=str(folder),
         shown=str(out),
@@ -122,15 +119,17 @@ def prepared(
         details=details,
         launch_seconds=time.process_time() if becoming else 0.0,  # which imports take, nearly all of it
         lock=lock.fileno() if becoming else -1,
+        earlier=earlier,
     )
-    return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder, lock
+    return words, scripts.injected(**{VARIABLE: errand.dumps()}), errand, lock
 
 
 def taken_folder(
     out: Path, plan: Plan | str | os.PathLike[str] | None
-) -> tuple[Path, dict[str, dict[str, Any]] | None, IO[bytes]]:
-    """The folder, without an earlier run's files, the given plan's settings, and the folder's lock; the plan
-    lies in the folder then, wherever it came from. Raises FolderError, PlanError.
+) -> tuple[Path, dict[str, dict[str, Any]] | None, dict[str, int], IO[bytes]]:
+    """The folder, the given plan's settings, what an earlier run has left, and the folder's lock.
+
+    Raises FolderError, PlanError.
     """
     given = None if plan is None else _loaded(plan)
     leads = os.environ.get("RANK", "").strip() in ("", "0")  # ranks of one launch share a folder
@@ -139,12 +138,7 @@ def taken_folder(
     is_ours = is_in_it or (out / DOCUMENT).is_file()
     folder = output_folder(out, OWN, locked=leads and not is_ours).resolve()
     lock = take_lock(folder, "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
-    for name in (name for name in OWN if leads and name != LOCK):
-        if name != PLAN or given is None:
-            (folder / name).unlink(missing_ok=True)
-    if given is not None and leads:
-        given.save(folder / PLAN)
-    return folder, None if given is None else given.to_dict(), lock
+    return folder, None if given is None else given.to_dict(), lying_in(folder) if leads else {}, lock
 
 
 def _loaded(plan: Plan | str | os.PathLike[str]) -> Plan:

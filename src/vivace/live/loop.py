@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from vivace import words
 from vivace.job import Batch
-from vivace.live.errand import DOCUMENT, Errand
+from vivace.live.errand import Errand
 from vivace.live.length import Length
 from vivace.live.own_update import OwnUpdate, OwnUpdates
 from vivace.live.refusals import Seen, fault_of, is_training, several, why_left_alone, why_only_the_rest
@@ -164,8 +164,7 @@ class Loop:
         end_as_interrupted()
 
     def _tell(self) -> None:
-        told_already = os.path.exists(os.path.join(self.errand.folder, DOCUMENT))  # by one that it started
-        if self.num_steps or (self.errand.is_for_this_process and not told_already):
+        if self.num_steps or (self.errand.is_for_this_process and not self.errand.is_told):
             self.tell(self)  # else it is a loader's worker, or a launcher
 
     def say(self, line: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import shutil
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import AnswerIsNo, InputError
-from vivace.files import LOCK, output_folder, take_lock
+from vivace.files import output_folder, take_lock
 from vivace.live import cover
 from vivace.live.answering import ratio_of
-from vivace.live.errand import DOCUMENT, OWN, PAGE, PLAN, VARIABLE, Errand
+from vivace.live.errand import OWN, PAGE, PLAN, VARIABLE, Errand, lying_in
 from vivace.processes import scripts
 
 OUTPUT = "script.txt"  # what the script printed
@@ -81,21 +80,27 @@ def search(
     words = scripts.resolved(command)
     folder = output_folder(Path(out), (*OWN, OUTPUT), locked=True).resolve()
     shown = shlex.join(words)
-    errand = Errand(str(folder), str(out), shown, launcher=os.getpid(), search_seconds=budget_seconds)
-    environment = OFFLINE | scripts.injected(**{VARIABLE: errand.dumps()})
     with take_lock(folder, "search"), _scratch() as scratch:
-        for name in (*OWN, OUTPUT):
-            if name != LOCK:
-                (folder / name).unlink(missing_ok=True)
+        earlier = lying_in(folder)
+        errand = Errand(
+            str(folder),
+            str(out),
+            shown,
+            launcher=os.getpid(),
+            search_seconds=budget_seconds,
+            earlier=earlier,
+        )
+        environment = OFFLINE | scripts.injected(**{VARIABLE: errand.dumps()})
         covered = [sys.executable, "-I", cover.__file__, str(scratch), str(folder), *ways, "--", *words]
         until = budget_seconds + min(max(LATE_SECONDS[0], budget_seconds), LATE_SECONDS[1])
         code = _ended(covered, environment, folder / OUTPUT, until, script_input)
+        found = errand.take_document()
     if code == cover.CANNOT_COVER:
         raise InputError(
             "this system has neither mount namespaces with overlays nor Landlock, so what the script writes "
             f"cannot be kept out of your folders: vivace run -- {shown} tunes it while it trains"
         )
-    return _searched(folder, Path(out), shown, code)
+    return _searched(found, folder, Path(out), shown, code)
 
 
 def _ended(
@@ -117,10 +122,8 @@ def _ended(
             raise
 
 
-def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
-    found: dict[str, Any] = {"outcome": "nothing_seen", "plan": {}, "tried": [], "reason": ""}
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+def _searched(found: dict[str, Any] | None, folder: Path, shown: Path, command: str, code: int) -> Searched:
+    found = found or {"outcome": "nothing_seen", "plan": {}, "tried": [], "reason": ""}
     timed = [entry for entry in found["tried"] if "wall" in entry]
     judged = [entry for entry in found["tried"] if "verdict" in entry]
     outcome = (
@@ -151,7 +154,7 @@ def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
         else None,
         "break_even_steps": None,
         "trials": [_trial(entry) for entry in found["tried"]],
-        "report_path": str(folder / PAGE) if (folder / PAGE).is_file() else None,
+        "report_path": str(folder / PAGE) if found["tried"] and (folder / PAGE).is_file() else None,
         "next": f"vivace run --plan {shlex.quote(str(shown / PLAN))} -- {command}"
         if found["plan"]
         else f"vivace run -- {command}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import ChildFailed, FolderError, InputError
-from vivace.files import LOCK, open_own, output_folder, replace_text, take_lock
+from vivace.files import LOCK, open_own, output_folder, own_folder, replace_text, take_lock
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
 from vivace.profiling.seen import UNNAMED
@@ -101,25 +101,25 @@ def profile(
         raise InputError("plan and strict need a JOB: a script is profiled as it is")
     words = scripts.resolved(command) if command else []
     wanted = None if job is None else _planned(plan, job)  # before the earlier profile goes
-    with _prepared(Path(out)) as (folder, earlier):
+    with _prepared(Path(out)) as (folder, new, earlier):
         exit_code, epochs, name = 0, None, shlex.join(command)
         from vivace.inspection import inspect
 
         known = machine or inspect()
         if words:
-            exit_code = _run_script(words, folder, timed_seconds, script_output, script_input)
+            exit_code = _run_script(words, new, timed_seconds, script_output, script_input)
         else:
             assert job is not None
             name = job if isinstance(job, str) else UNNAMED
-            epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
-        record = _read_record(folder, exit_code, command)
+            epochs = _run_job(job, wanted, new, known, strict, timed_seconds)
+        record = _read_record(new, exit_code, command)
         unsteady = ""
         if machine is None:
             known, unsteady = _with_ceilings(known, str(record.get("device", "cpu")))
         record["exit_code"] = exit_code
         document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
         document |= {} if wanted is None else {"plan": wanted.to_dict()}
-        return _judge(record, folder, known, name, epochs, document, unsteady)
+        return _judge(record, new, folder, known, name, epochs, document, unsteady)
 
 
 def _require_either(job: Job | str | None, command: Sequence[str]) -> None:
@@ -170,7 +170,7 @@ def _together(
     def lead() -> dict[str, Any]:
         given = _planned(plan, job)
         wanted = for_so_many(given, num_ranks())
-        with _prepared(out) as (folder, earlier):
+        with _prepared(out) as (folder, new, earlier):
             document = together.measured(
                 company,
                 wanted,
@@ -185,9 +185,9 @@ def _together(
             if wanted == given and not (plan is None or isinstance(plan, Plan)):
                 document["plan_path"] = str(plan)
             else:  # none that the person has averages the ranks' gradients
-                wanted.save(folder / PLAN_OF_RANKS)
+                wanted.save(new / PLAN_OF_RANKS)
                 document["plan_path"] = str(out / PLAN_OF_RANKS)
-            _write(document, folder)
+            _write(document, new)
             return document
 
     with company_of(source) as company:
@@ -197,6 +197,7 @@ def _together(
 
 def _judge(
     record: dict[str, Any],
+    new: Path,
     folder: Path,
     machine: Machine,
     name: str,
@@ -206,15 +207,14 @@ def _judge(
 ) -> Profiled:
     from vivace.profiling.judge import judge
 
-    trace = folder / TRACE
-    document = {**judge(record, trace, machine, name, epochs), **more}
+    document = {**judge(record, new / TRACE, machine, name, epochs), **more}
     if unsteady and document["bound_seconds"] is not None:
         document["unsteady_limit"] = unsteady
         document["missing"].append(f"a limit that holds: {unsteady}")
-    document["page_path"] = str(folder / "profile.html")
-    document["trace_path"] = str(trace) if trace.is_file() else None
-    _write(document, folder)
-    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
+    page, trace = folder / "profile.html", folder / TRACE if (new / TRACE).is_file() else None
+    document |= {"page_path": str(page), "trace_path": None if trace is None else str(trace)}
+    _write(document, new)
+    return Profiled(document, page, trace, more["exit_code"])
 
 
 def _write(document: dict[str, Any], folder: Path) -> None:
@@ -224,24 +224,30 @@ def _write(document: dict[str, Any], folder: Path) -> None:
     replace_text(folder / "profile.json", json.dumps(document, default=str))
 
 
-PLAN_OF_RANKS = "plan-of-ranks.toml"
-OWN = (
-    *("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*"),
-    PLAN_OF_RANKS,
-)
+PLAN_OF_RANKS, LOG = "plan-of-ranks.toml", "job.log"
+NEW = "unfinished"  # the folder of what a profile writes, until there is an answer
+WRITTEN = ("profile.html", "profile.json", "record.json*", "trace.json*", "worker-*.json", PLAN_OF_RANKS)
+OWN = (*WRITTEN, "rank-*", LOG, NEW, LOCK)
 LEFT_BEHIND = ("worker-*.json", "trace.json.*", "rank-*/worker-*.json", "rank-*/trace.json.*")  # by a process
 
 
 @contextlib.contextmanager
-def _prepared(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Inside, the folder is this profile's alone: given with what an earlier profile in it was of, whose
-    files are gone. Raises FolderError.
+def _prepared(folder: Path) -> Iterator[tuple[Path, Path, str | None]]:
+    """Inside, the folder is this profile's alone: given with the one for what it writes, and with what an
+    earlier profile was of, whose files make way for the new ones unless this one fails. Raises FolderError.
     """
-    folder = output_folder(folder, (*OWN, LOCK), locked=True).resolve()
+    folder = output_folder(folder, OWN, locked=True).resolve()
     with take_lock(folder, "profile"):
-        earlier = _earlier(folder / "profile.json")
-        _remove(folder, (*OWN, "rank-*/*"))
-        yield folder, earlier
+        shutil.rmtree(folder / NEW, ignore_errors=True)  # of one that was ended by force
+        (folder / LOG).unlink(missing_ok=True)
+        new = own_folder(folder / NEW)
+        try:
+            yield folder, new, _earlier(folder / "profile.json")
+            _remove(folder, (*WRITTEN, "rank-*/*"))
+            for file in new.iterdir():
+                file.replace(folder / file.name)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def _remove(folder: Path, patterns: Iterable[str]) -> None:
@@ -274,7 +280,7 @@ def _run_job(
     driver = "vivace.profiling.drive:Driver"
     with (
         enough_memory_to("profile the job"),
-        Child(driver, Source(job), arguments, log=folder / "job.log", environment=QUIET) as child,
+        Child(driver, Source(job), arguments, log=folder.parent / LOG, environment=QUIET) as child,
     ):
         done = child.ask(
             "run",
@@ -327,16 +333,16 @@ def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[s
     _remove(folder, LEFT_BEHIND)
     path = folder / RECORD
     if folder.is_dir():  # it may be the recorder's: scripts remove what they find, and its lock with it
-        os.close(open_own(folder / LOCK, os.O_RDWR | os.O_CREAT))
+        os.close(open_own(folder.parent / LOCK, os.O_RDWR | os.O_CREAT))
     ended = f" (the script ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
         if not folder.is_dir():
             raise FolderError(
-                f"the profile is lost: while it ran, its folder '{folder}' was removed, as by a script that "
-                "clears earlier runs; name another with --out"
+                f"the profile is lost: while it ran, its folder '{folder.parent}' was removed, as by a "
+                "script that clears earlier runs; name another with --out"
             )
         if shutil.disk_usage(folder).free < FULL_BYTES:
-            raise FolderError(f"nothing was recorded: the disk of '{folder}' is full")
+            raise FolderError(f"nothing was recorded: the disk of '{folder.parent}' is full")
         if exit_code > SIGNALLED:
             raise ChildFailed(f"nothing was recorded: signal {exit_code - SIGNALLED} ended the script before")
         program = shutil.which(command[0]) if command else None

@@ -97,8 +97,10 @@ def _tell_of_others() -> None:
 
     def tell():  # type: ignore[no-untyped-def]
         try:
-            document = json.loads(Path(errand["folder"], "run.json").read_text(encoding="utf-8"))
-            if os.getpid() == pid != document["process"]:
+            path = Path(errand["folder"], "run.json")
+            document = json.loads(path.read_text(encoding="utf-8"))
+            is_earlier = path.stat().st_mtime_ns == errand["earlier"].get(path.name)
+            if os.getpid() == pid != document["process"] and not is_earlier:
                 if "vivace" not in sys.modules:
                     _find_vivace()
                 importlib.import_module("vivace.live.here").tell_of_others(text, document)
