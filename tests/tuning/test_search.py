@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,18 @@ def test_the_plan_is_the_one_with_which_the_training_ends_first(steps, first):
     assert any(isinstance(one, WarmAgain) for one in player.asked) is (steps == 330)
     long_plan = search.conclusion.long_plan
     assert (long_plan.plan.names if long_plan else None) == (names if steps in (330, 5) else None)
+
+
+def test_a_plan_for_longer_trainings_pays_from_when_its_trial_says():
+    """A warm-up as short as two starts differ is no reason against it, but stands in the table."""
+    _, search = play(
+        lambda plan, spent: (Ratio(1.068, 1.025, 1.117), 0.9),
+        names=("fused_optimizer",),
+        seconds=600.0,
+        steps=48,
+    )
+    (trial,) = (trial for trial in search.trials if trial.status == "measured")
+    assert search.conclusion.long_plan.from_steps == math.ceil(trial.break_even_steps) > 1000
 
 
 @pytest.mark.parametrize(("runs", "first"), [(1, "fused_optimizer"), (50, "compile")])

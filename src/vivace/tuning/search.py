@@ -43,6 +43,7 @@ from vivace.tuning.setting import (
 from vivace.tuning.standing import Standing
 from vivace.tuning.times import PATIENCE_SECONDS, TIMING_SECONDS, enough
 from vivace.verifying.verdict import Verdict
+from vivace.words import real
 
 JUDGED_LATE = 2  # plans that are verified and confirmed although the budget is over
 
@@ -547,8 +548,8 @@ class Search(Standing):
         assert trial.ratio is not None
         later = (trial.ratio, trial.warmup_seconds or 0.0)
         chosen = (own.ratio, own.warmup_seconds or 0.0) if own is not None and own.ratio is not None else None
-        steps = length.wins_from(later, chosen)
-        if steps is None or steps <= length.steps:
+        steps, repaid = length.wins_from(later, chosen), real(trial.break_even_steps) or 0.0
+        if steps is None or (steps := max(steps, math.ceil(repaid))) <= length.steps:
             return None
         return LongPlan(fastest, "", trial.ratio, later[1], steps, verified)
 
