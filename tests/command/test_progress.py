@@ -289,7 +289,8 @@ def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
         long_plan=longer,
     )
     assert said.startswith("3.3 s -> 2.7 s (2.6 s to 2.9 s) for one training of 1,000 steps, all included;")
-    assert "For trainings of 6,614 steps and more: compile, 1.42x as fast, after a warm-up of 20 s" in said
+    told = "For trainings of 6,614 steps and more there is my runs/tune/plan-long.toml: compile, 1.42x"
+    assert told in said
     narrow = {"reference": 3.3, "plan": 2.7, "plan_low": 2.71, "plan_high": 2.72}
     said = answer({"channels_last": {}}, job_steps=1000, training_seconds=narrow)
     assert said.startswith("3.3 s -> 2.7 s for one training of 1,000 steps, all included;")
@@ -322,6 +323,12 @@ def test_a_training_ends_with_its_minutes():
     assert "Same model" not in said
 
 
+def test_a_training_that_max_steps_ended_says_how_to_go_on():
+    said = trained(steps=20, epochs=1, epochs_left=2)
+    assert said.startswith("4 min 12 s to train 20 steps in 1 epoch, ended early by --max-steps; metric")
+    assert said.endswith("Next: vivace train train.py:job --out runs/train --resume")
+
+
 def test_a_training_under_a_tuned_plan_says_what_that_saved():
     plan = {"plan": {"compile": {}}, "does": {"compile": "the model compiled"}}
     said = trained(**plan, tuned=TUNED, stepping_seconds=240.0)
@@ -329,10 +336,13 @@ def test_a_training_under_a_tuned_plan_says_what_that_saved():
     assert "Same model: yes, as tune verified. What the plan does: compile the model compiled" in said
     assert "Its steps are 2.00x as fast as in strict fp32, as tune measured." in said
     assert "Same model: not verified yet." in trained(**plan)
+    one = {"speedup": {"estimate": 1.0, "low": 1.0, "high": 1.0}}
+    assert "as tune measured" not in trained(tuned=one)  # of an empty plan
 
 
 def test_where_it_was_trained_both_ways_the_time_of_the_other_is_told_and_none_foretold():
-    file, run = io.StringIO(), dataclasses.replace(RUN, tuned=TUNED, stepping_seconds=240.0)
+    plan = {"plan": {"compile": {}}, "tuned": TUNED, "stepping_seconds": 240.0}
+    file, run = io.StringIO(), dataclasses.replace(RUN, **plan)
     for steps in (RUN.steps, 450):
         other = dataclasses.replace(RUN, seconds=303.0, steps=steps)
         endings.trained(run, Console(file=file, width=80), beside=other)

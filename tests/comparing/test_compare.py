@@ -247,9 +247,12 @@ def test_searches_are_compared_by_the_plan_that_they_kept(tmp_path):
 
     before, after = searched("a", 0.1, {"compile": {}}), searched("b", 0.11, {"compile": {}})
     found = vivace.compare(before, after, max_regression="5%")
+    assert rows(found)["beside strict fp32"][0].startswith("2.00")
     assert found.slower is False  # 10 % longer, within what a few blocks can say
     assert found.ratio.estimate == pytest.approx(0.1 / 0.11, rel=0.06)
     assert rows(found)["time of a step"][2] == "+10 %"
+    none = searched("c", 0.1, {}), searched("d", 0.11, {})
+    assert "beside strict fp32" not in rows(vivace.compare(*none))
 
 
 def test_records_of_benchmarks_are_compared_by_their_interval():

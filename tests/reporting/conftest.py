@@ -37,6 +37,7 @@ JOB = {
     "model": "ResNet",
     "num_parameters": 25_557_032,
     "optimizer": "SGD",
+    "sources": {"python": "3.11", "source of imagenet.py": "3dccf237"},
 }
 COMPILE = {"compile": {"mode": "max-autotune-no-cudagraphs", "dynamic": False}}
 PLAN = {"channels_last": {}, "bf16_autocast": {}, **COMPILE, "fused_optimizer": {}}

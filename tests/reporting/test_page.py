@@ -316,16 +316,17 @@ def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder)
         "training_seconds": {"reference": 3.3, "plan": 2.7},
         "long_plan": {
             "plan": {"compile": {}},
-            "plan_path": "runs/tune/plan-long.toml",
+            "plan_path": "/elsewhere/runs/tune/plan-long.toml",
             "speedup": {"estimate": 1.42, "low": 1.36, "high": 1.49},
             "warmup_seconds": 20.1,
             "from_steps": 6614,
             "verified": True,
         },
     }
-    text = read(tune_folder(ledger)).text
-    assert "For trainings of 6,614 steps and more: compile, 1.42× as fast, after a warm-up of 20 s;" in text
-    assert "same model; saved as runs/tune/plan-long.toml" in text
+    folder = tune_folder(ledger)
+    text = read(folder).text
+    assert f"For trainings of 6,614 steps and more there is {folder}/plan-long.toml: compile, 1.42×" in text
+    assert "as fast, after a warm-up of 20 s; same model" in text
     assert "3.3 s → 2.7 s for one training of 330 steps, all included; a step is 2.31× as fast" in text
     assert "one run does not gain by it" not in text
     assert "steps until the warm-up is gained back" not in text

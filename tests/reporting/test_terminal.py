@@ -4,6 +4,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -68,6 +69,23 @@ def test_names_are_neither_markup_nor_control_codes(ledger, tune_folder):
     text = shown(tune_folder(ledger))
     assert text.count("[bold red]Net[/]") == 3
     assert "\x1b" not in text
+
+
+def test_the_path_of_a_plan_for_longer_trainings_is_told_whole(ledger, tune_folder, monkeypatch):
+    plan = {"compile": {}, "fused_optimizer": {"kind": "foreach"}, "bf16_autocast": {}}
+    path, speed = f"/{'elsewhere/' * 9}plan-long.toml", {"estimate": 1.42, "low": 1.36, "high": 1.49}
+    facts = {"speedup": speed, "warmup_seconds": 20.1, "from_steps": 6614}
+    ledger[-1]["long_plan"] = {"plan": plan, "plan_path": path, **facts}
+    folder = tune_folder(ledger)
+    monkeypatch.chdir(folder.parent)
+    text = " ".join(shown(Path(folder.name)).split())
+    assert f"For trainings of 6,614 steps and more there is {folder.name}/plan-long.toml: compile" in text
+
+
+def test_facts_of_the_job_are_no_pythons(ledger, tune_folder):
+    text = shown(tune_folder(ledger))
+    assert "25,557,032" in text
+    assert "{" not in text
 
 
 def test_without_a_verdict_it_says_so(ledger, tune_folder):

@@ -351,7 +351,10 @@ class TestFolder:
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         train(tiny.job, out=whole)
         for steps in (4, 5, 11, None):
-            train(tiny.job, out=parts, resume=True, max_steps=steps)
+            run = train(tiny.job, out=parts, resume=True, max_steps=steps)
+            assert run.epochs_left == {4: 3, 5: 2, 11: 1, None: 0}[steps]
+            assert ("max_steps ended it early, and resume=True goes on" in run._repr_html_()) is bool(steps)
+        assert train(tiny.job, out=tmp_path / "exact", max_steps=STEPS).epochs_left == 0
         assert digest(parts / "model.pt") == digest(whole / "model.pt")
         log = [json.loads(line)["step"] for line in (parts / "metrics.jsonl").read_text().splitlines()]
         assert log == sorted(log)

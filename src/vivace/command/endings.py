@@ -27,11 +27,8 @@ def tuned(result: Result, job: str, console: Console, *, details: bool = False, 
     """What `tune` found, and with `details` all that its page holds; `command` is how it was started."""
     document = result.to_dict()
     document |= {key: short(document[key]) for key in ("plan_path", "report_path")}
-    longer = document["long_plan"]
-    if longer is not None:
-        longer["plan_path"] = short(longer["plan_path"])
     content = _content(
-        Path(result.report_path).parent,
+        Path(short(result.report_path)).parent,
         trials=tuple(result.trials),
         run={"job": {"name": job}, "command": command},
         result=document,

@@ -150,10 +150,10 @@ def _differences(first: Side, second: Side) -> Iterator[Difference]:
     beside = dict.fromkeys(
         "beside the script as it is" if side.kind == "script" else "beside strict fp32"
         for side in (first, second)
-        if side.speedup is not None
+        if side.plan_speedup is not None
     )
     if beside:
-        yield Difference(" / ".join(beside), words.ratio(first.speedup), words.ratio(second.speedup))
+        yield Difference(" / ".join(beside), *(words.ratio(side.plan_speedup) for side in (first, second)))
     if first.plan is not None or second.plan is not None:
         yield Difference("plan", _plan(first), _plan(second), _plan_change(first, second))
     yield from _texts(first, second)

@@ -71,6 +71,11 @@ class Side:
             return None
         return self.step_seconds / self.sample_seconds
 
+    @property
+    def plan_speedup(self) -> Ratio | None:
+        """What its plan brings; None where that is empty."""
+        return None if self.plan == {} else self.speedup
+
     def to_dict(self) -> dict[str, Any]:
         """The document of this side."""
         return dataclasses.asdict(self)

@@ -150,7 +150,7 @@ def _notes(content: Content) -> list[str]:
         notes.append(_NO_LENGTH)
     notes += _cost(result) if content.plan and not content.broken else []
     longer = result.get("long_plan")
-    notes += [_longer(longer)] if isinstance(longer, dict) else []
+    notes += [_longer(longer, content.folder)] if isinstance(longer, dict) else []
     notes += [f"Loading: {content.loading}"] if content.loading else []
     notes += [_TRAINING_DATA] if result.get("metric_data") == "training" else []
     notes += _left_out(content)
@@ -187,15 +187,15 @@ def _cost(result: Mapping[str, Any]) -> list[str]:
     return [f"Tuning took {words.duration(took)}; the plan saves {words.duration(before - after)} a training"]
 
 
-def _longer(plan: dict[str, Any]) -> str:
-    """A plan that wins in longer trainings only."""
+def _longer(plan: dict[str, Any], folder: Path) -> str:
+    """A plan that wins in longer trainings only, which lies in the folder."""
     judged = "same model" if plan.get("verified") else "not verified yet"
     speedup = ratio_of(plan.get("speedup"))
     fast = words.fast(speedup) if speedup else words.UNKNOWN
     return (
-        f"For trainings of {words.number(plan.get('from_steps'))} steps and more: "
-        f"{phrases.plan_name(plan.get('plan') or {})}, {fast}, after a warm-up of "
-        f"{words.duration(plan.get('warmup_seconds'))}; {judged}; saved as {plan.get('plan_path')}"
+        f"For trainings of {words.number(plan.get('from_steps'))} steps and more there is "
+        f"{folder / Path(plan.get('plan_path') or '').name}: {phrases.plan_name(plan.get('plan') or {})}, "
+        f"{fast}, after a warm-up of {words.duration(plan.get('warmup_seconds'))}; {judged}"
     )
 
 
@@ -295,7 +295,7 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
     run, tuned = content.training, _mapping(content.training.get("tuned"))
     found = _mapping(run.get("found"))
     plan, seconds = _mapping(run.get("plan")), words.real(run.get("seconds"))
-    speedup = ratio_of(tuned.get("speedup"))
+    speedup = ratio_of(tuned.get("speedup")) if plan else None
     stopped, unfinished = bool(run.get("interrupted")), bool(run.get("unfinished"))
     figure, sentence = _took(content, seconds, speedup, beside)
     notes = [str(notice) for notice in run.get("notices") or []]
@@ -316,7 +316,7 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
         parts=parts(plan, _mapping(run.get("does"))),
         notes=tuple(notes),
         facts=tuple(_run_facts(run)),
-        next=(again,) if stopped or unfinished else (),
+        next=(again,) if stopped or unfinished or content.epochs_left else (),
         page=str(found.get("page") or ""),
         date=str(run.get("date") or ""),
     )

@@ -232,7 +232,8 @@ class Content:
         """The job's and the machine's facts, in their units."""
         machine, run = self.machine, self.run
         cores = words.number(machine.get("num_cores"))
-        told: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in self.job.items()]
+        job = (fact for fact in self.job.items() if not isinstance(fact[1], dict))  # which holds digests
+        told: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in job]
         told = [(n.removeprefix("num "), phrases.plain(v)) for n, v in told]
         for device in machine.get("devices") or []:
             features = ", ".join(map(str, device.get("features") or []))
@@ -276,6 +277,12 @@ class Content:
         return str(self.result.get("loading") or beforehand or "")
 
     @property
+    def epochs_left(self) -> int:
+        """The epochs that a training run, which nothing interrupted, has left to a resumed one."""
+        stopped = self.training.get("interrupted") or self.training.get("unfinished")
+        return 0 if stopped else int(words.real(self.training.get("epochs_left")) or 0)
+
+    @property
     def trained(self) -> str:
         """How long a training run was, and what it ended with."""
         last = self.metrics[-1] if self.metrics else {}
@@ -283,6 +290,7 @@ class Content:
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
         length = words.count(int(taken or 0), "step")
         length += f" in {words.count(epochs, 'epoch')}" if epochs else ""
+        length += ", ended early by --max-steps" if self.epochs_left else ""
         parts = [f"{length} so far" if self.training.get("unfinished") else length]
         measured = words.real(metric) is not None
         facts = {**last, **self.training}

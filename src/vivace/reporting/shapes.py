@@ -178,6 +178,7 @@ TRAINING = {
     "machine": MACHINE,
     "energy": ENERGY,
     "ranks": NUMBER,
+    "epochs_left": NUMBER,
 }
 NAMES = {Number: "number", Positive: "number above 0", str: "text", bool: "truth value"}
 

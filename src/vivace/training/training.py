@@ -48,7 +48,8 @@ from vivace.training.watch import Unwatched, Watch
 class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
-    `missing_steps` were promised by the length of the data, and no batch came for them.
+    `missing_steps` were promised by the length of the data, and no batch came for them. `epochs_left` are
+    those of the Job that were not trained to their end, as `max_steps` or a signal came before.
     `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed.
     `damaged` are the samples that could not be read: index, path, error, and the times they were met.
     `metric_data` says whether the metric is of ``validation`` or ``training`` data. `watched` is what
@@ -91,6 +92,7 @@ class Run:
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
     energy: dict[str, Any] = dataclasses.field(default_factory=dict)
     ranks: int = 1
+    epochs_left: int = 0
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -101,6 +103,7 @@ class Run:
         metric = [(title, words.number(self.metric))] if self.metric_data else []
         length = f"{words.count(self.steps, 'step')} in {words.count(self.epochs, 'epoch')}"
         stopped = f"Stopped by {self.interrupted_by} after {length}; resume=True goes on"
+        length += "; max_steps ended it early, and resume=True goes on" if self.epochs_left else ""
         same, same_kept = of_run(self.to_dict())
         answer = Answer(
             command="train",
@@ -367,6 +370,7 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
         found=loop.watch.found(),
         energy=loop.progress.meter.told((loop.samples_before + loop.samples) * num_ranks_here()),
         ranks=ranks.world_size,
+        epochs_left=max(0, loop.job.epochs - position.epoch),
     )
     if loop.resumed_from_step is not None:
         run = dataclasses.replace(run, **_known_before(loop.path, run, trained=loop.samples > 0))
