@@ -36,6 +36,7 @@ _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILI
 # `train.py:job,width=64,root=/data`: no character that any shell reads. A folder may be called `lr,a=1`, so
 # that no argument stands before `.py` or a colon.
 _ARGUMENTS = re.compile(r"(?P<name>[^:]+?\.py|.+?:[\w.]+|(?!.*(?::|\.py$))[^,/]+)(?P<given>(,\w+=[^,]*)+)")
+_FOLDER = re.compile(r"[^:]*/(?=[^/:]+\.py:)")
 # Of each file that was loaded, by its module: its path, time of its last change in ns, and bytes. Notebooks
 # edit files.
 _WRITTEN: dict[str, tuple[Path, int, int]] = {}
@@ -267,6 +268,11 @@ def spelled(reference: str) -> str:
         place, job = name, "job"
     name = f"{os.path.normpath(place)}:{job}" if place.endswith(".py") else name
     return ",".join([name, *given])
+
+
+def without_folder(reference: str) -> str:
+    """The same without the folder of a job's file, which may be reached from another one."""
+    return _FOLDER.sub("", spelled(reference), count=1)
 
 
 class JobFunction:

@@ -277,6 +277,23 @@ def test_one_job_in_two_spellings_is_one(trained):
     )
 
 
+def test_different_metrics_are_not_set_against_each_other(trained, tmp_path):
+    def run(name, **facts):
+        folder = trained(name, 1000.0, **facts)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [line | {"metric": 0.1, "seconds": line["step"]} for line in lines]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    first, same = run("a"), run("b", metric=0.9)
+    other = run("c", metric=-0.5, metric_name="score")
+    assert rows(vivace.compare(first, same))["accuracy"][2]
+    assert rows(vivace.compare(first, other))["accuracy / score"][2] == ""
+    for after, drawn in ((same, 2), (other, 0)):
+        page = vivace.compare(first, after, out=tmp_path / f"page of {after.name}").page_path
+        assert Path(page).read_text(encoding="utf-8").count('class="line') == drawn
+
+
 def test_what_is_no_side_is_refused(tmp_path, trained):
     side = trained("a", 1000.0)
     (tmp_path / "empty").mkdir()

@@ -72,6 +72,33 @@ def test_a_run_without_a_metric_at_two_times_is_no_other_training(both, train_fo
         vivace.report(both[1], beside=train_folder / "none")
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"job": "tagger.py:job"}, "trained train.py:job, and the other tagger.py:job: --beside draws two"),
+        ({"job": "train.py:job,width=8"}, "and the other train.py:job,width=8: "),
+        ({"metric_name": "F1"}, "has accuracy for its metric, and the other F1: "),
+        (
+            {"metric_data": "training"},
+            "has accuracy for its metric, and the other accuracy on the training",
+        ),
+    ],
+)
+def test_another_job_or_metric_is_no_other_training(both, tmp_path, other, told):
+    facts = {"job": "train.py:job"}
+    plan = training(tmp_path / "one", [(30, 0.4), (60, 0.85)], **facts)
+    with pytest.raises(FolderError, match=told):
+        vivace.report(plan, beside=training(tmp_path / "two", [(60, 0.5), (120, 0.8)], **facts | other))
+    moved = training(tmp_path / "moved", [(60, 0.5), (120, 0.8)], job="/home/ann/./train.py")
+    assert "1 min instead of 2 min" in vivace.report(plan, beside=moved).read_text(encoding="utf-8")
+
+
+def test_another_machine_is_told(both, tmp_path):
+    plan = training(tmp_path / "one", [(30, 0.4), (60, 0.85)], device="an H200")
+    page = vivace.report(plan, beside=training(tmp_path / "two", [(60, 0.5), (120, 0.8)], device="a laptop"))
+    assert "The other training ran on another machine: a laptop" in page.read_text(encoding="utf-8")
+
+
 def test_a_run_without_times_has_nothing_beside_which_to_draw(both, train_folder):
     """An older run does not say when: its metric is drawn over steps, alone."""
     with pytest.raises(FolderError, match="has no metric at two times"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -144,7 +145,8 @@ def _differences(first: Side, second: Side) -> Iterator[Difference]:
             yield Difference(name, tell(one), tell(other), words.change(one, other) if one and other else "")
     names = dict.fromkeys((first.metric_name, second.metric_name))
     if first.metric is not None or second.metric is not None:
-        yield _told(" / ".join(names), words.number, first.metric, second.metric)
+        row = _told(" / ".join(names), words.number, first.metric, second.metric)
+        yield row if len(names) == 1 else dataclasses.replace(row, change="")
     if first.loss is not None or second.loss is not None:
         yield _told("training loss", words.number, first.loss, second.loss)
     beside = dict.fromkeys(

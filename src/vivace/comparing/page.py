@@ -50,9 +50,11 @@ def _picture(found: Compared) -> Markup | None:
 
 
 def _courses(found: Compared) -> Markup | None:
-    """The metric of both trainings on one axis of minutes; None where one of them has none at two times."""
+    """The metric of both trainings on one axis of minutes; None where one of them has none at two times,
+    or their metrics are different ones.
+    """
     series = {"reference": found.before.course, "plan": found.after.course}
-    if min(map(len, series.values())) < 2:
+    if min(map(len, series.values())) < 2 or found.before.metric_name != found.after.metric_name:
         return None
     name = found.after.metric_name
     return charts.courses(name[:1].upper() + name[1:], series)

@@ -299,6 +299,8 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
     stopped, unfinished = bool(run.get("interrupted")), bool(run.get("unfinished"))
     figure, sentence = _took(content, seconds, speedup, beside)
     notes = [str(notice) for notice in run.get("notices") or []]
+    if beside.get("device") and beside["device"] != run.get("device"):
+        notes.append(f"The other training ran on another machine: {beside['device']}")
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
     notes += [*_found(found), *_left_out(content)]
     name = str(run.get("job") or "")

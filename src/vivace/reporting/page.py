@@ -15,6 +15,7 @@ from vivace import words
 from vivace.errors import FolderError
 from vivace.events import metric_title
 from vivace.files import replace_text
+from vivace.job import without_folder
 from vivace.ledger import Ratio
 from vivace.pages import charts, sameness
 from vivace.pages import render as pages
@@ -37,7 +38,7 @@ def report(folder: str | os.PathLike[str], *, beside: str | os.PathLike[str] | N
     on the same axis of minutes.
 
     Raises FolderError where a folder is missing, holds no run (with `beside`: no metric at two times, in
-    either of both), or cannot be written.
+    either of both, or another job or metric), or cannot be written.
     """
     where = Path(folder)
     if beside is None and (written := page_of_another(where)) is not None:
@@ -55,6 +56,7 @@ def loaded(
     if other is not None:
         _require_metric(other)
         _require_metric(content)
+        _require_one_job(content, other)
     return content, other
 
 
@@ -65,6 +67,22 @@ def _require_metric(content: Content) -> None:
             f"the run in '{content.folder}' has no metric at two times, so none to draw beside another's: "
             "leave --beside out, or let it evaluate more often"
         )
+
+
+def _require_one_job(content: Content, other: Content) -> None:
+    """Raises FolderError where two runs trained different jobs, or their metrics are different ones."""
+    one, two = content.training, other.training
+    jobs = [str(run.get("job") or "") for run in (one, two)]
+    if all(jobs) and without_folder(jobs[0]) != without_folder(jobs[1]):
+        differ = f"trained {jobs[0]}, and the other {jobs[1]}"
+    elif metric_title(one) != metric_title(two):
+        differ = f"has {metric_title(one)} for its metric, and the other {metric_title(two)}"
+    else:
+        return
+    raise FolderError(
+        f"the run in '{content.folder}' {differ}: --beside draws two trainings of one job; `vivace compare` "
+        "tells what differs between two jobs"
+    )
 
 
 def render(content: Content, beside: Content | None = None) -> str:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import threading
 import time
 import warnings
@@ -24,13 +23,12 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
-from vivace.job import spelled
+from vivace.job import without_folder
 from vivace.sweeping.folder import RESULT, TRIALS
 from vivace.sweeping.space import Parameters, Space, combinations, range_told, size_of
 from vivace.tensors.randomness import derive
 from vivace.torch_internals.sampling import REPEATS, Among, Pruner, Sampler
 
-_FOLDER = re.compile(r"[^:]*/(?=[^/:]+\.py:)")  # in which a job's file lies
 NAME = "sweep"  # of the study; Hyperband shares trials out by it
 DISK_SECONDS = 1.0
 REDUCTION = 3
@@ -381,7 +379,7 @@ def _by_words(setting: Mapping[str, Any]) -> dict[str, object]:
     the folder from which a command reaches it may be another, and its source is compared.
     """
     return {
-        "its job": _FOLDER.sub("", spelled(setting["job"]), count=1),
+        "its job": without_folder(setting["job"]),
         **setting["fixed"],
         **{name: json_to_distribution(found) for name, found in setting["space"].items()},
         "its seed": setting["seed"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import torch
 
 from vivace.errors import FolderError
-from vivace.job import Batch, Job, spelled
+from vivace.job import Batch, Job, without_folder
 from vivace.ledger import Ledger
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.training.course import differences, sources_of
-
-_FOLDER = re.compile(r"[^:]*/(?=[^/:]+\.py:)")  # in which a command stood, or not
 
 
 def consists_of(job: Job, session: Session, loader: Iterable[Batch]) -> dict[str, Any]:
@@ -54,16 +51,13 @@ def found_by_tune(file: Path | None, plan: Plan, job: str, fingerprint: str) -> 
         if not job or run["machine"]["fingerprint"] != fingerprint or result["plan"] != plan.to_dict():
             return {}
         tuned = {key: run["job"].get(key) for key in ("name", "sources", "shapes")}
-        doubt = "" if _named(tuned["name"]) == _named(job) else f"the job that it tuned is {tuned['name']}"
+        same = without_folder(tuned["name"]) == without_folder(job)
+        doubt = "" if same else f"the job that it tuned is {tuned['name']}"
         verdict = {key: value for key, value in (result["verdict"] or {}).items() if key != "curves"}
         kept = {"plan": plan.to_dict(), "machine": fingerprint, "job": tuned, "doubt": doubt}
         return {**kept, "speedup": result["speedup"], "verdict": verdict}
     except (KeyError, TypeError, AttributeError):  # of another version
         return {}
-
-
-def _named(job: str) -> str:
-    return _FOLDER.sub("", spelled(job), count=1)
 
 
 def doubt_of(kept: dict[str, Any], now: dict[str, Any]) -> str:
