@@ -1,17 +1,25 @@
 import pytest
 import torch
 
+from vivace.tensors import denormals
 from vivace.tensors.denormals import LOOKS, Denormals, SlowNumbers
 
 CPU = torch.device("cpu")
+MEASURED = denormals.times_slower
 
 
-def told(speeds, share, device=CPU):
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch):
+    """As Intel's are: a hundred times slower with them."""
+    monkeypatch.setattr(denormals, "times_slower", lambda: 100.0)
+
+
+def told(speeds, share, device=CPU, before=0.0):
     """What is said at each look, where a step is looked at then, and something is said."""
     slow, found = SlowNumbers(device), []
     for num, seconds in enumerate(speeds):
         slow.note(seconds)
-        if slow.slower and (text := slow.sentence(share)):
+        if slow.wants_a_share and (text := slow.sentence(before if num < LOOKS else share)):
             found.append((num, text))
     return found
 
@@ -20,15 +28,38 @@ def test_a_run_that_has_become_slower_says_so_once_where_such_numbers_may_be_why
     ((num, text),) = told([1.0] * LOOKS + [1.1] * LOOKS + [1.7] * 5 * LOOKS, 0.03)
     assert num == 2 * LOOKS + LOOKS // 2
     assert text.startswith("a step takes 1.70 times as long as in the beginning, and 3.0 % of the numbers")
+    assert "this processor is up to 100 times slower: that may be why" in text
     assert "[techniques.flush_denormals] in a plan" in text
 
 
 @pytest.mark.parametrize(
     ("later", "share", "device"),
-    [(1.1, 0.5, CPU), (0.5, 0.5, CPU), (1.7, 0.0, CPU), (1.7, 1e-6, CPU), (1.7, 0.5, torch.device("cuda"))],
+    [(1.1, 0.5, CPU), (0.5, 0.5, CPU), (1.7, 0.0, CPU), (1.7, 1e-3, CPU), (1.7, 0.5, torch.device("cuda"))],
 )
 def test_other_runs_say_nothing(later, share, device):
     assert told([1.0] * LOOKS + [later] * 5 * LOOKS, share, device) == []
+
+
+def test_what_was_there_in_the_beginning_is_not_why():
+    slower = [1.0] * LOOKS + [1.7] * 5 * LOOKS
+    assert told(slower, 0.03, before=0.03) == told(slower, 0.03, before=0.025) == []
+    assert told(slower, 0.03, before=0.01)
+
+
+def test_a_processor_that_is_hardly_slower_with_them_is_not_blamed(monkeypatch):
+    monkeypatch.setattr(denormals, "times_slower", lambda: 1.5)
+    assert told([1.0] * LOOKS + [1.7] * 5 * LOOKS, 0.3) == []
+
+
+def test_this_processor_is_asked():
+    with denormals.outside_modes():
+        denormals.flush(True)
+        try:
+            flushed = MEASURED.__wrapped__()
+        finally:
+            denormals.flush(False)
+    assert 0.2 < flushed < 3.0
+    assert MEASURED.__wrapped__() > 0.2
 
 
 def test_a_few_slow_looks_are_no_slower_run():

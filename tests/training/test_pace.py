@@ -1,6 +1,9 @@
 """Stragglers, named with the part of a step in which they are slow, and a run that becomes slower."""
 
+import itertools
+
 import pytest
+import torch
 
 from vivace.tensors import denormals
 from vivace.training.pace import Own, Pace
@@ -44,13 +47,22 @@ def test_own_seconds_are_those_of_data_and_forward_passes():
 def test_where_steps_have_become_slower_a_backward_pass_is_looked_at(
     tiny, tmp_path, monkeypatch, digest, scale
 ):
-    def scaled(model, batch):
-        return scale * tiny.loss(model, batch)
+    def counting():
+        model = tiny.build_model()
+        model.register_buffer("steps", torch.zeros(()))
+        return model
 
-    alone = train(tiny.make(loss=scaled), out=tmp_path / "alone")
-    monkeypatch.setattr(denormals, "SLOWER", 0.0)
+    def scaled(model, batch):
+        model.steps += 1
+        return (scale if model.steps > 3 else 1.0) * tiny.loss(model, batch)
+
+    job = tiny.make(model=counting, loss=scaled)
+    alone = train(job, out=tmp_path / "alone")
+    note, doubled = denormals.SlowNumbers.note, (2.0**n for n in itertools.count())
+    monkeypatch.setattr(denormals.SlowNumbers, "note", lambda self, _: note(self, next(doubled)))
     monkeypatch.setattr(denormals, "LOOKS", 1)
-    seen = train(tiny.make(loss=scaled), out=tmp_path / "seen")
+    monkeypatch.setattr(denormals, "times_slower", lambda: 1e9)
+    seen = train(job, out=tmp_path / "seen")
     assert alone.notices == ()
     assert ["times as long as in the beginning" in notice for notice in seen.notices] == [True] * (scale < 1)
     assert digest(tmp_path / "alone" / "model.pt") == digest(tmp_path / "seen" / "model.pt")

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import statistics
+import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,6 @@ BITS = 71_362  # of 1e-40 as a float32; a thread that takes it for zero could no
 SHARED = 32_768  # numbers from which torch shares an operator among threads, for each of them
 RUNTIME = "libgomp"  # GNU's, which ends the threads of this thread alone; others end those of all
 SLOWER = 1.25  # times, of a run's steps: then it is looked whether these numbers may be why
-LEAST_SHARE = 1e-4  # of the numbers of a backward pass
 LOOKS = 11  # at the time of a sample: so many in the beginning, and the newest ones
 LOOKED_AT = 2**18  # numbers of a tensor among which they are counted, about
 PAUSED_HARD = 2  # omp_pause_hard of OpenMP 5.0, section 3.2.44: the threads end
@@ -61,6 +63,25 @@ def denormals(tensor: torch.Tensor, most: int) -> tuple[int, int]:
         tensor = tensor.narrow(0, 0, max(1, len(tensor) * most // tensor.numel()))
     bits = tensor.detach().view(torch.int32) & 0x7FFFFFFF
     return tensor.numel(), int(((bits > 0) & (bits < 0x00800000)).sum())
+
+
+@functools.cache
+def times_slower() -> float:
+    """How many times slower is this processor with them than with zeros, in a matrix product or a root?
+    Intel's are in the first, AMD's in the second.
+    """
+
+    def seconds(operator: Callable[[torch.Tensor], torch.Tensor], number: float) -> float:
+        square, taken = torch.full((128, 128), number, dtype=torch.float32, device="cpu"), []
+        for _ in range(9):
+            begin = time.perf_counter()
+            operator(square)
+            taken.append(time.perf_counter() - begin)
+        return min(taken)
+
+    operators = (lambda square: square @ torch.ones_like(square)), torch.sqrt
+    with outside_modes():
+        return max(seconds(each, 1e-39) / max(seconds(each, 0.0), 1e-9) for each in operators)
 
 
 def _is_forked() -> bool:
@@ -103,14 +124,22 @@ class Denormals(OperatorMode):
 class SlowNumbers:
     """Tells once in a run that its steps have become slower, where these numbers may be why.
 
-    They are counted in the backward pass of a step, which is slower for that, and whose numbers are the same.
+    They are counted in the backward pass of a step, which is slower for that, and whose numbers are the same:
+    once in the beginning, and then. A disk or another process makes steps slower too: they may be why where
+    so many more of them could explain it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._ended = device.type != "cpu"
         self._first: list[float] = []
         self._newest: deque[float] = deque(maxlen=LOOKS)
-        self.slower = 0.0  # times; then a step is to be looked at
+        self._before: float | None = None  # their share in the beginning
+        self._slower = 0.0  # times
+
+    @property
+    def wants_a_share(self) -> bool:
+        """Is the next step to be looked at?"""
+        return self._slower > 0.0 or (self._before is None and len(self._first) == LOOKS)
 
     def note(self, seconds: float) -> None:
         """Since the last time a sample took so long."""
@@ -119,19 +148,23 @@ class SlowNumbers:
         (self._first if len(self._first) < LOOKS else self._newest).append(seconds)
         if len(self._newest) == LOOKS:
             slower = statistics.median(self._newest) / max(statistics.median(self._first), 1e-12)
-            self.slower = slower if slower >= SLOWER else 0.0
+            self._slower = slower if slower >= SLOWER else 0.0
 
     def sentence(self, share: float) -> str:
         """What has come of the run, and what helps, where they are this share of a step's numbers; empty
         where that explains nothing.
         """
-        slower, self.slower = self.slower, 0.0
+        if self._before is None:
+            self._before = share
+            return ""
+        slower, self._slower = self._slower, 0.0
         self._newest.clear()  # the next answer is of other steps
-        if share < LEAST_SHARE:
+        if (share - self._before) * (times_slower() - 1.0) < slower - 1.0:
             return ""
         self._ended = True
         return (
             f"a step takes {number(slower)} times as long as in the beginning, and {percent(share)} of the "
-            "numbers of its backward pass lie below 1.2e-38; with such numbers a processor is slow, and "
-            "[techniques.flush_denormals] in a plan takes them for zero"
+            "numbers of its backward pass lie below 1.2e-38, with which this processor is up to "
+            f"{number(times_slower())} times slower: that may be why, and [techniques.flush_denormals] in a "
+            "plan takes them for zero"
         )

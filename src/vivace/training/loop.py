@@ -244,9 +244,11 @@ class Loop(Keeping):
         return loss
 
     def _step(self, batch: Batch) -> Any:
-        """One step; where steps have become slower, with a look at the numbers of its backward pass."""
+        """One step; in the beginning, and where steps have become slower, its backward pass's numbers are
+        looked at.
+        """
         session = self.session
-        if not self.numbers.slower or session.plan.compiles or session.build.shards is not None:
+        if not self.numbers.wants_a_share or session.plan.compiles or session.build.shards is not None:
             return self.survival.step(batch)
         seen = Denormals()
 
