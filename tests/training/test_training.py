@@ -269,7 +269,8 @@ class TestFolder:
     def test_a_finished_run_resumes_into_the_same_result(self, tmp_path, tiny):
         first = train(tiny.job, out=tmp_path / "run")
         told = json.loads((tmp_path / "run" / "run.json").read_text())
-        (tmp_path / "run" / "run.json").write_text(json.dumps(told | {"device": "an H100"}))
+        told |= {"device": "an H100", "notices": ["a sample was damaged"]}
+        (tmp_path / "run" / "run.json").write_text(json.dumps(told))
         again = train(tiny.job, out=tmp_path / "run", resume=True)
         assert (again.metric, again.loss, again.steps) == (first.metric, first.loss, first.steps)
         assert again.device == "an H100"  # whose speed it tells
@@ -279,6 +280,10 @@ class TestFolder:
             first.stepping_seconds,
         )
         assert again.samples_per_second > 0
+        assert again.notices == ("a sample was damaged",)
+        kept = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert (kept["notices"], kept["resumed_from_step"]) == (["a sample was damaged"], None)
+        assert vivace.compare(tmp_path / "run", tmp_path / "run").before.step_seconds
 
     def test_what_tune_found_of_the_plan_is_known_to_a_resumed_run(self, tmp_path, searched):
         reference, plan, known = searched

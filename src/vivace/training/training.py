@@ -318,7 +318,7 @@ def _draw(loop: Loop) -> None:
 
 def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
     """Of a resumed run, what a search had found while an earlier process trained it; and where nothing was
-    left to be trained in this one, what the process that ended it measured.
+    left to be trained in this one, what the process that ended it measured, from which step on, and told.
     """
     try:
         before = json.loads((path / "run.json").read_bytes())
@@ -326,8 +326,9 @@ def _known_before(path: Path, run: Run, *, trained: bool) -> dict[str, Any]:
             return {}
         known = {"found": run.found or before["found"]}
         if not trained and (before["steps"], before["interrupted"]) == (run.steps, False):
-            measured = ("samples_per_second", "stepping_seconds", "energy", "device")
+            measured = "samples_per_second", "stepping_seconds", "energy", "device", "resumed_from_step"
             known |= {key: before[key] for key in measured}
+            known["notices"] = tuple(dict.fromkeys((*before["notices"], *run.notices)))
         return known
     except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
         return {}
@@ -372,9 +373,11 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
         ranks=ranks.world_size,
         epochs_left=max(0, loop.job.epochs - position.epoch),
     )
-    if loop.resumed_from_step is not None:
-        run = dataclasses.replace(run, **_known_before(loop.path, run, trained=loop.samples > 0))
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
+    if loop.resumed_from_step is not None:
+        known = _known_before(loop.path, run, trained=loop.samples > 0)
+        facts |= {key: known.pop(key) for key in known.keys() & {"resumed_from_step"}}
+        run = dataclasses.replace(run, **known)
     document = json.dumps(finite({**run.to_dict(), **facts}), indent=1).encode()
     with ranks.together():
         if ranks.writes:
