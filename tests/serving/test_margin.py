@@ -132,7 +132,7 @@ def test_a_share_of_nothing():
         parse_margin("0.5%", 0.0)
 
 
-@pytest.mark.parametrize("margin", ["half", "-1%", "0", "nan", ""])
+@pytest.mark.parametrize("margin", ["half", "-1%", "0", "nan", "", "100%", "200%"])
 def test_bad_margins(margin):
     with pytest.raises(InputError, match="margin"):
         parse_margin(margin, 0.9)

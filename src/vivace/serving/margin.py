@@ -178,7 +178,7 @@ def student(freedom: int) -> float:
 def parse_margin(margin: str | float, reference: float) -> float:
     """``0.5%`` of the reference's metric, or a number in the metric's own unit.
 
-    Raises InputError where it is neither, or a share of a metric of 0.
+    Raises InputError where it is neither, all of the metric or more, or a share of a metric of 0.
     """
     text = str(margin).strip()
     try:
@@ -190,6 +190,8 @@ def parse_margin(margin: str | float, reference: float) -> float:
             f"the margin is {margin!r}; it must be a share of the metric such as 0.5%, or a difference such "
             "as 0.005"
         )
+    if text.endswith("%") and value >= 100:
+        raise InputError(f"the margin is {margin!r}; a share of the metric must be below 100%, such as 0.5%")
     if text.endswith("%") and not reference:
         raise InputError(
             f"the metric is 0, of which {text} is nothing: give the margin as a difference, such as 0.005"
