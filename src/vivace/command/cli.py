@@ -171,7 +171,7 @@ def _show_fits(reference: str, plan: Path | None, ranks: int, out: Screen) -> No
     from vivace.memory.fits import draw, fits
     from vivace.plan import Plan
 
-    cards = {name: gpu.usable_bytes for name, gpu in load_catalogue().items()}
+    cards = {name: gpu.usable_bytes for name, gpu in load_catalogue().items() if gpu.trains}
     found = fits(load(reference), cards, None if plan is None else Plan.load(plan), ranks=ranks)
     out.document({"fits": [fit.to_dict() for fit in found]})
     out.show(partial(draw, found))
