@@ -429,8 +429,8 @@ def _of_file(path: Path) -> str:
         raise JobError(f"there is no file '{path}'")
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError) as error:
-        raise JobError(f"'{path}' cannot be read as Python: {error}") from error
+    except (SyntaxError, ValueError, OSError):
+        return str(path)  # loading it says so
     if any("job" in _bound(statement) for statement in tree.body):
         return str(path)
     jobs = [name for statement in tree.body for name in _job_names(statement)]

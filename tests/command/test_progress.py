@@ -137,6 +137,18 @@ def test_a_notice_is_in_letters_that_every_terminal_has():
     assert line == "rank 1 is 5.03x slower (4.50-5.60)"
 
 
+@pytest.mark.parametrize(("width", "lines"), [(80, 4), (40, 8)])
+def test_on_a_narrow_terminal_a_line_has_room(width, lines):
+    file, progress = io.StringIO(), TuneProgress()
+    with progress:
+        progress._console = Console(file=file, width=width)
+        progress._status = Console(file=io.StringIO()).status("")
+        progress._print("refused  " + "a reason of some words " * 7, indent=20)
+    found = file.getvalue().rstrip().splitlines()
+    assert len(found) <= lines
+    assert all(len(line) <= width for line in found)
+
+
 def test_without_a_terminal_a_long_epoch_tells_a_line_a_minute(monkeypatch):
     monkeypatch.setattr(progress_module, "A_LINE_SECONDS", 0.0)
     begun = ("begin", {"step": 0, "epochs": 3, "steps": 96, "steps_per_epoch": 32})

@@ -57,13 +57,15 @@ class _Lines:
                 self._status.update(_Line(status))
 
     def _print(self, text: str, style: str = "", indent: int = 0) -> None:
-        """One line; on a terminal it is folded between words, `indent` columns behind the time."""
+        """One line; on a terminal it is folded between words, `indent` columns behind the time, or a third
+        of it where it is narrow.
+        """
         line = f"[{time.monotonic() - self._begin:5.0f} s] {in_letters(printable(text))}"
         if self._status is not None:
             line = textwrap.fill(
                 line,
                 self._console.width,
-                subsequent_indent=" " * (10 + indent),
+                subsequent_indent=" " * min(10 + indent, self._console.width // 3),
                 break_on_hyphens=False,
                 break_long_words=False,
             )

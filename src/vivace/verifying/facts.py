@@ -71,9 +71,9 @@ def difference(mine: Facts, theirs: Facts, *, only_shared: bool = False, whose: 
     if not name:
         return ""
     if name not in mine:
-        return f"{name} is gone"
+        return f"{name.removeprefix(SHAPE)} is gone"
     if name not in theirs:
-        return f"{name} is new"
+        return f"{name.removeprefix(SHAPE)} is new"
     return f"{name} is {mine[name]}, and {theirs[name]} in {whose}"
 
 
