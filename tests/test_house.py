@@ -149,7 +149,7 @@ FORBIDDEN = re.compile(
 # Who may read a sentence, and why; everything else reads an error's class and fields.
 READERS_OF_SENTENCES = {
     "errors.py": "torch says these things by a sentence alone",
-    "job.py": "`blame` shows of what a loader's worker raised, and torch raises again, the worker's own line",
+    "blame.py": "it shows of what a loader's worker raised, and torch raises again, the worker's own line",
     "profiling/rules.py": "torch.compile tells why it compiles anew by a sentence alone",
 }
 SENTENCES = {"reason", "message", "sentence", "why"}

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import vivace
+from vivace.blame import blame
 from vivace.errors import JobError
-from vivace.job import blame, load, spelled
+from vivace.job import load, spelled
 
 GOOD = """
 import torch, vivace

@@ -12,13 +12,12 @@ import inspect
 import os
 import re
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from vivace.blame import blame
 from vivace.errors import JobError, VivaceError, nearest
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ Batch: TypeAlias = object
 Whatever else the loss takes is handed to it as it is. See `tensors.trees`.
 """
 
-# What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
-_FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")
-_FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
 # `train.py:job,width=64,root=/data`: no character that any shell reads. A folder may be called `lr,a=1`, so
 # that no argument stands before `.py` or a colon.
 _ARGUMENTS = re.compile(r"(?P<name>[^:]+?\.py|.+?:[\w.]+|(?!.*(?::|\.py$))[^,/]+)(?P<given>(,\w+=[^,]*)+)")
@@ -565,40 +561,3 @@ def _loading(place: str, forget: str | None = None) -> Iterator[None]:
             line = (error.text or "").strip()
             raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}: {line}") from error
         raise JobError(f"'{place}' cannot be loaded: {blame(error)}") from error
-
-
-def blame(error: BaseException, known: str = "") -> str:
-    """``ValueError: text (file.py, line 7: source)`` of the deepest frame outside of Vivace and libraries,
-    and the file that it handed over, unless it is `known`. Of an exception that crossed from a DataLoader's
-    worker, what it was there.
-    """
-    text, frames = str(error).strip(), list(traceback.extract_tb(error.__traceback__))
-    if _FROM_WORKER.match(text):
-        frames = [traceback.FrameSummary(f, int(n), "", line=s) for f, n, s in _FRAMES.findall(text)]
-        text = text.rpartition(f"\n{type(error).__name__}: ")[2] or text.splitlines()[-1]
-    theirs = [frame for frame in frames if _is_theirs(frame.filename)]
-    where = ""
-    if theirs and "importlib" not in theirs[-1].filename:
-        where = f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"
-    text, *more = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if more and (text.endswith(":") or more[0].startswith("- ")):  # it announces what comes, or a list
-        text = f"{text} {more[0]}"
-    if isinstance(error, EOFError):
-        text = "standard input is closed while Vivace runs a job; the job must not read it"
-    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
-
-
-def file_of(error: BaseException) -> str:
-    """The file that the person's line gave to what failed: ``path`` of `numpy.load(path)`; else empty."""
-    calls = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    theirs = [number for number, frame in enumerate(calls, 1) if _is_theirs(frame.f_code.co_filename)]
-    for frame in calls[max(theirs, default=0) :]:
-        for value in map(frame.f_locals.get, inspect.getargvalues(frame).args):
-            if isinstance(value, (str, os.PathLike)) and os.path.isfile(value):
-                return os.fspath(value)
-    return ""
-
-
-def _is_theirs(file: str) -> bool:
-    others = ("<", str(Path(__file__).resolve().parent), sysconfig.get_path("stdlib"))
-    return not file.startswith(others) and "site-packages" not in file

@@ -17,10 +17,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import datasets, transforms
 
+from vivace.blame import blame
 from vivace.data.damage import Damage, path_of
 from vivace.data.order import ordered
 from vivace.errors import JobError, SampleError, is_lost_worker
-from vivace.job import Job, blame
+from vivace.job import Job
 from vivace.testing.jobs import TINY_JOBS
 from vivace.torch_internals.loaders import end_workers_of
 from vivace.training import losses

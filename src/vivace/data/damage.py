@@ -15,10 +15,11 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from vivace import words
+from vivace.blame import blame, file_of
 from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
-from vivace.job import Job, blame, file_of
+from vivace.job import Job
 from vivace.tensors.randomness import seed_streams
 from vivace.torch_internals.loaders import FILE_LISTS
 

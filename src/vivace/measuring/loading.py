@@ -15,8 +15,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from vivace import words
+from vivace.blame import blame
 from vivace.inspection.limits import usable_cores
-from vivace.job import Batch, Job, blame
+from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.observing.observe import now
 from vivace.observing.reference import in_cores

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from vivace import words
+from vivace.blame import blame
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
-from vivace.job import Batch, Job, blame, load
+from vivace.job import Batch, Job, load
 from vivace.memory.forgetting import empty_caches
 from vivace.memory.predict import predict
 from vivace.plan import Plan

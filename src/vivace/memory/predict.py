@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.blame import blame
 from vivace.data.order import share_of
 from vivace.errors import InputError, JobError, Refused, VivaceError
 from vivace.inspection import inspect
-from vivace.job import Batch, Job, blame
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
 from vivace.memory.divided import divide, gather

@@ -27,6 +27,7 @@ from typing import Any
 
 import cloudpickle
 
+from vivace.blame import blame
 from vivace.errors import (
     ChildFailed,
     Code,
@@ -41,7 +42,7 @@ from vivace.errors import (
     ran_out_of_memory,
 )
 from vivace.files import open_own
-from vivace.job import Job, JobFunction, blame, load
+from vivace.job import Job, JobFunction, load
 from vivace.plan import Plan
 from vivace.processes.pipes import is_closed, ready
 from vivace.processes.waiting import waiting

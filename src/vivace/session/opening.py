@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vivace import words
+from vivace.blame import blame
 from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered, require_index
 from vivace.errors import (
@@ -33,7 +34,7 @@ from vivace.errors import (
 )
 from vivace.inspection import inspect
 from vivace.inspection.device_choice import of_launch
-from vivace.job import Batch, Job, blame
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.session import Session

@@ -13,8 +13,8 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any, TypeVar
 
+from vivace.blame import blame
 from vivace.errors import PlanError, Refused, TechniqueWarning, VivaceError, nearest, ran_out_of_memory
-from vivace.job import blame
 from vivace.ledger import Profile
 from vivace.machine import Machine
 from vivace.technique import Card, Numerics, Stage, Technique

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from vivace.blame import blame
 from vivace.data.damage import Damage
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
@@ -28,7 +29,7 @@ from vivace.errors import (
     ran_out_of_memory,
 )
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory, shared_memory
-from vivace.job import Job, blame
+from vivace.job import Job
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length

@@ -13,10 +13,11 @@ import psutil
 import torch
 
 from vivace import words
+from vivace.blame import blame
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, Refused, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.inspection.energy import Meter
-from vivace.job import Batch, Job, blame
+from vivace.job import Batch, Job
 from vivace.plan import Plan
 from vivace.session.opening import reopened, require_one_number, schedulers_of
 from vivace.session.session import Session

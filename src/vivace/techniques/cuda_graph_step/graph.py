@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from vivace.blame import blame
 from vivace.errors import Refused, ran_out_of_memory
-from vivace.job import Batch, blame
+from vivace.job import Batch
 from vivace.technique.facts import Facts
 from vivace.tensors.trees import map_tensors, outline, tensors
 from vivace.torch_internals.modules import own_parts, own_tensors
