@@ -50,6 +50,16 @@ def test_a_card_without_evidence_is_the_best_value_only_where_there_is_no_other(
     assert beside.usd > alone.usd  # by price alone it would lose
 
 
+def test_a_choice_of_several_cards_is_told_as_another_training(profile):
+    several = "times the batch: another training, for the metric to judge"
+    for most, told in ((8, True), (1, False)):
+        advice = vivace.advise(profile(), gpus=("A100-SXM4-80GB",), most=most)
+        numbers = [offer.prediction.num_gpus for offer, _ in choices(advice)]
+        assert (max(numbers) > 1) is told
+        assert advice.picks["best value"].prediction.num_gpus == 1
+        assert any(several in note for note in answering.answer(advice).notes) is told
+
+
 def test_a_better_card_that_is_not_picked_is_told_with_the_reason(profile):
     left_out = "no published figure of the architecture of MI300X is known: not picked"
     beside = vivace.advise(profile(), gpus=("MI300X", "A100-SXM4-80GB"), most=1)

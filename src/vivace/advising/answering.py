@@ -30,7 +30,7 @@ def answer(advice: Advice) -> Answer:
         parts=tuple(
             (tables.marked(offer, marks), _told(advice, offer)) for offer, marks in tables.choices(advice)
         ),
-        notes=tuple(_notes(advice, best)),
+        notes=tuple(_notes(advice)),
         facts=tuple(_facts(advice)),
         next=_next(advice),
         page=advice.page_path or "",
@@ -127,10 +127,10 @@ def _left_out(advice: Advice) -> list[str]:
     return [f"{reason} of {', '.join(of)} is known: not picked" for reason, of in names.items() if reason]
 
 
-def _notes(advice: Advice, best: Offer | None) -> list[str]:
+def _notes(advice: Advice) -> list[str]:
     notes = _left_out(advice)
-    if best is not None and best.prediction.num_gpus > 1:
-        number = best.prediction.num_gpus
+    number = max((offer.prediction.num_gpus for offer, _ in tables.choices(advice)), default=1)
+    if number > 1:
         notes.append(
             f"{number} cards train with {number} times the batch: another training, for the metric to judge"
         )

@@ -69,8 +69,7 @@ def _sentence(found: Compressed) -> str:
         tried = " that was tried" if found.go_on else ""
         return f"No form{tried} is {wanted} than your model as it is, at a batch of {found.batch}"
     return (
-        f"with {winner.name} ({winner.does}): {words.duration(winner.p50)} a call instead of "
-        f"{words.duration(reference.p50)}, at a batch of {found.batch}"
+        f"with {winner.name} ({winner.does}): {words.duration(winner.p50)} a call at a batch of {found.batch}"
     )
 
 
