@@ -32,18 +32,26 @@ class Varying:
         return self.now
 
     def timed(self, gain):
-        return SimpleNamespace(
-            step_seconds=0.1, processes=[], clocks=None, block=lambda steps: self.seconds(gain)[0]
-        )
+        timed = SimpleNamespace(step_seconds=0.1, processes=[], clocks=None)
+
+        def block(steps):
+            wall, processor = self.seconds(gain)
+            timed.clocks = paired.Clocks(processor, alone=True)
+            return wall
+
+        timed.block = block
+        return timed
 
 
 @pytest.fixture
 def raced(monkeypatch):
-    """``raced(gain, target, num)``: so many comparisons of the search, of 15 seconds at most each."""
-    quiet = SimpleNamespace(disturb=lambda: False, largest=0.0)
-    monkeypatch.setattr(paired, "ForeignLoad", lambda processes: quiet)
+    """``raced(gain, target, num)``: so many comparisons of the search, of 15 seconds at most each; beside
+    others where they are `busy`.
+    """
 
-    def run(gain, target, num):
+    def run(gain, target, num, *, busy=False):
+        others = SimpleNamespace(disturb=lambda: busy, largest=0.0)
+        monkeypatch.setattr(paired, "ForeignLoad", lambda processes: others)
         found = []
         for seed in range(num):
             varying = Varying(seed)
@@ -60,9 +68,12 @@ def share(answers):
     return sum(answers) / len(answers)
 
 
+@pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize(("gain", "target"), [(1.0, 1.0), (1.2, 1.2)])
-def test_a_search_tells_no_more_than_pairs_can_know(raced, gain, target):
-    found = raced(gain, target, 600)
+def test_a_search_tells_no_more_than_pairs_can_know(raced, gain, target, busy):
+    found = raced(gain, target, 600, busy=busy)
+    by_processor = share(bool(one.working) for one in found)
+    assert by_processor > 0.99 if busy else by_processor == 0.0
     assert share(one.ratio.low <= gain <= one.ratio.high for one in found) >= 0.94
     assert share(one.ratio.low > gain for one in found) <= 0.04
 
@@ -73,25 +84,26 @@ def test_what_is_clearly_faster_takes_hardly_more_pairs(raced):
     assert share(one.ratio.low > 1.0 for one in found) > 0.97
 
 
+def ran(asking, varying, gain):
+    """What a course concludes of segments that such a machine times."""
+    segment = next(asking)
+    try:
+        while True:
+            segment = asking.send(Timing(*varying.seconds(gain if segment.plan == PLAN else 1.0)))
+    except StopIteration as ended:
+        return ended.value
+
+
+def course_of(device, **known):
+    spending, loop = SimpleNamespace(lost=0.0, affords=lambda *_: True), SimpleNamespace(copy_seconds=0.0)
+    known = {"plan": Plan(), "device": SimpleNamespace(type=device), "loop": loop, **known}
+    return SimpleNamespace(step_seconds=0.01, spending=spending, **known)
+
+
 def adopted(gain, num, device):
     """The comparisons of so many runs of a script, with a plan that brings `gain`."""
-    spending = SimpleNamespace(lost=0.0, affords=lambda *_: True)
-    course = SimpleNamespace(
-        step_seconds=0.01,
-        plan=Plan(),
-        spending=spending,
-        device=SimpleNamespace(type=device),
-        loop=SimpleNamespace(copy_seconds=0.0),
-    )
     for seed in range(num):
-        varying = Varying(seed)
-        asking = Course._compare(course, Plan(), PLAN)
-        segment = next(asking)
-        try:
-            while True:
-                segment = asking.send(Timing(*varying.seconds(gain if segment.plan == PLAN else 1.0)))
-        except StopIteration as ended:
-            yield ended.value
+        yield ran(Course._compare(course_of(device), Plan(), PLAN), Varying(seed), gain)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -104,3 +116,14 @@ def test_a_run_hardly_adopts_what_brings_nothing(device):
     assert (
         share(len(one.pairs) for one in faster) < 7.0
     )  # 5.3, and by either clock 4.2, where each look counted
+
+
+def test_what_was_adopted_for_its_pairs_tells_no_more_with_the_next_ones():
+    later = []
+    for seed, found in enumerate(adopted(1.1, 1000, "cpu")):
+        loop = SimpleNamespace(num_steps=1, copy_seconds=0.0)
+        course = course_of("cpu", plan=PLAN, reference=Plan(), loop=loop, comparison=found)
+        course._record = lambda *_: None
+        ran(Course._time_again(course), Varying(seed + 1000), 1.1)
+        later.append(course.comparison)
+    assert share(one.wall.low > 1.1 for one in later) < 0.02

@@ -454,7 +454,7 @@ class Course:
                 yield from self._afforded(0.0)
                 before = yield Segment(self.reference, steps)
         every = [*self.comparison.pairs, *pairs]
-        self.comparison = compared(every[-WATCHED_PAIRS:], by_processor=by_processor)
+        self.comparison = compared(every[-WATCHED_PAIRS:], by_processor=by_processor, wider=LAST)
         self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
         if found.slower:
             self._take_back(f"it became slower ({found.shown})")

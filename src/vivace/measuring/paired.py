@@ -254,6 +254,7 @@ def compare(
             steps[:] = [1, 1]
             worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
+                worked = stretched(worked, 1.0 if target is None else LAST)
                 return Comparison(worked, _walls(pairs), others.largest, _working(pairs))
         sure = stretched(ratio, EARLY)
         better = target is not None and sure.low > target
