@@ -16,7 +16,8 @@ import vivace
 from vivace.errors import JobError, Refused, Unsteady
 from vivace.inspection.quiet import ForeignLoad
 from vivace.job import load
-from vivace.measuring.paired import Clocks, Contestant, Timed, compare
+from vivace.measuring.paired import UNSTEADY_WIDTH, Clocks, Contestant, Timed, compare
+from vivace.measuring.statistics import LAST, stretched
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 
@@ -145,6 +146,24 @@ def test_what_lies_above_one_is_faster_however_wide(target):
     found = compare(Noisy(1.0, 1.1), Noisy(1 / 20, 2.5), seconds=1e-3, target=target)
     assert found.ratio.wide
     assert 1.0 < found.ratio.low == found.ratio.counts < found.ratio.estimate
+
+
+@pytest.mark.usefixtures("alone")
+def test_whether_a_machine_is_too_unsteady_is_asked_of_the_interval_before_it_is_told_wider():
+    found = compare(Noisy(1.0, 1.0), Noisy(1.0, 1.16), seconds=0, target=1.0)
+    assert found.ratio.wide
+    assert stretched(found.ratio, 1 / LAST).width < UNSTEADY_WIDTH
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("swing", "how"), [(1.12, {"seconds": 0}), (1.02, {"seconds": 60, "tolerance": 0.06})]
+)
+def test_where_time_or_tolerance_ended_the_timing_what_is_faster_is_told_as_wide_as_what_is_not(swing, how):
+    plain = compare(Noisy(1.0, 1.0), Noisy(1 / 4, swing), **how)
+    found = compare(Noisy(1.0, 1.0), Noisy(1 / 4, swing), target=1.0, **how)
+    assert found.pairs == plain.pairs
+    assert found.ratio == stretched(plain.ratio, LAST)
 
 
 @pytest.fixture

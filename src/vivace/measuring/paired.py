@@ -227,7 +227,7 @@ def compare(
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
     there are not enough others. Where these give no answer, blocks become single steps, and on a processor
     its own clock is asked, which does not run while others compute. Raises Unsteady where the interval stays
-    wider than half of the estimate and holds 1.
+    wider than half of the estimate, before it is told wider, and holds 1.
 
     Where both workers tell how long they waited for a processor, a pair is disturbed if they did. With one
     thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other, and
@@ -235,7 +235,7 @@ def compare(
     that Unsteady is raised, as it is for whatever stays wide. Of one thread beside others that does not tell
     how long it waited, the processor's clock counts.
     """
-    deadline = time.monotonic() + seconds
+    deadline, last = time.monotonic() + seconds, 1.0 if target is None else LAST
     steps = [_steps_of_a_block(reference), _steps_of_a_block(candidate)]
     others = ForeignLoad([*reference.processes, *candidate.processes])
     quiet, disturbed = list[_Pair](), list[_Pair]()
@@ -254,25 +254,24 @@ def compare(
             steps[:] = [1, 1]
             worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
-                worked = stretched(worked, 1.0 if target is None else LAST)
-                return Comparison(worked, _walls(pairs), others.largest, _working(pairs))
+                return Comparison(stretched(worked, last), _walls(pairs), others.largest, _working(pairs))
         sure = stretched(ratio, EARLY)
-        better = target is not None and sure.low > target
+        precise = ratio.width < tolerance
+        better = target is not None and sure.low > target and not (precise or sure.wide)
         hopeless = target is not None and sure.high < 0.97 * target
-        enough = ratio.width < tolerance or (better and sure.width < UNSTEADY_WIDTH)
-        if (len(pairs) >= 6 and enough) or hopeless or len(pairs) >= 60 or late:
+        if (len(pairs) >= 6 and (precise or better)) or hopeless or len(pairs) >= 60 or late:
             break
-    ratio = sure if better or hopeless else stretched(ratio, 1.0 if target is None else LAST)
     if told and (loud or ratio.wide):
         working = speed_ratio(_working(pairs), neighbours=True)
         ratio = by_both_clocks(ratio, working, others, target, sound=alone or not loud)
-    if ratio.width > UNSTEADY_WIDTH and ratio.low <= 1.0 <= ratio.high and not hopeless:
+    sure = stretched(ratio, EARLY if better or hopeless else last)
+    if ratio.wide and sure.low <= 1.0 <= sure.high and not hopeless:
         raise Unsteady(
-            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"the machine was too unsteady to conclude: ratio {sure.low:.2f} to {sure.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}",
             foreign_share=others.largest,
         )
-    return Comparison(ratio, _walls(pairs), others.largest)
+    return Comparison(sure, _walls(pairs), others.largest)
 
 
 def _steps_of_a_block(timed: Timed) -> int:
