@@ -551,6 +551,27 @@ class Around(torch.optim.Optimizer):
         self.inner[0].step()
 
 
+class Walking(torch.optim.Optimizer):
+    """Walks through what it has made of its groups and its state as it loaded them."""
+
+    def __init__(self, parameters):
+        super().__init__(list(parameters), {"lr": 0.1})
+        self._prepare()
+
+    def _prepare(self):
+        self.walk = [(group, p, self.state[p]) for group in self.param_groups for p in group["params"]]
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self._prepare()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, weight, state in self.walk:
+            momentum = state.setdefault("momentum", torch.zeros_like(weight))
+            weight.add_(momentum.mul_(0.9).add_(weight.grad), alpha=-group["lr"])
+
+
 class Making(Around):
     """Makes the optimizer inside in its first step."""
 
@@ -587,6 +608,7 @@ def listed(make):
         listed(lambda weights: [one := Sharp(weights, torch.optim.Adam, lr=0.1), one.base]),
         listed(lambda weights: [torch.optim.LBFGS(weights, lr=0.1, max_iter=3, history_size=4)]),
         listed(lambda weights: [torch.optim.LBFGS(weights, max_iter=3, line_search_fn="strong_wolfe")]),
+        {"optimizer": lambda model: Walking(model.parameters())},
         *(
             {"optimizer": lambda model, of=of: Around(model.parameters(), **of)}
             for of in ({}, {"groups": False}, {"state": True}, {"groups": False, "state": True})

@@ -132,7 +132,7 @@ def load_optimizer(
     state: dict[str, Any],
     load: Callable[[torch.optim.Optimizer, dict[str, Any]], None],
 ) -> None:
-    """The inverse of `state_of_optimizer`; `load` gives one optimizer its `state_dict`.
+    """The inverse of `state_of_optimizer`, inside of `shared_as_before`; `load` gives one its `state_dict`.
 
     Memory orders become those of the weights.
     """
@@ -140,18 +140,18 @@ def load_optimizer(
     if inner:
         kept, own = state.get(INNER, {}), {key: value for key, value in state.items() if key != INNER}
         pairs = [(optimizer, own), *((one, kept[name]) for name, one in inner.items() if name in kept)]
-    with _shared_as_before(optimizer):
-        for one, own in pairs:
-            load(one, own)
+    for one, own in pairs:
+        load(one, own)
     align_state(one for one, _ in pairs)  # weights may lie otherwise than where it was saved
 
 
 @contextlib.contextmanager
-def _shared_as_before(outer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, states may be loaded: after it, the groups and the state of an optimizer and of those in it are
-    the objects that they were, with what was loaded, as several may share them.
+def shared_as_before(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Inside, states may be loaded: after it, the groups and the state of those that hold others, and of
+    those in them, are the objects that they were, with what was loaded, as several may share them.
     """
-    spaces = [vars(one) for one in (*inner_optimizers(outer).values(), outer)]
+    held_by = [(*inner.values(), outer) for outer in optimizers if (inner := inner_optimizers(outer))]
+    spaces = [vars(one) for several in held_by for one in several]
     before = [(space, {key: space[key] for key in _SHARED if key in space}) for space in spaces]
     groups = [list(held.get("param_groups", ())) for _, held in before]
     yield

@@ -16,10 +16,10 @@ from vivace.data.iterable import keeps_state
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
 from vivace.job import Batch, Job
 from vivace.plan import Plan
-from vivace.session.opening import call, items_of, schedulers_of
+from vivace.session.opening import call, items_of, parts_of, schedulers_of
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
-from vivace.tensors.optimizers import load_optimizer, state_of_optimizer
+from vivace.tensors.optimizers import load_optimizer, shared_as_before, state_of_optimizer
 from vivace.tensors.randomness import from_plain, restore
 from vivace.training.beside import Beside
 from vivace.training.checkpoints import unstorable
@@ -201,13 +201,15 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
     """
     try:
         if isinstance(thing, torch.optim.Optimizer):
-            load_optimizer(thing, state, partial(_load_one, shards))
+            with shared_as_before([thing]):
+                load_optimizer(thing, state, partial(_load_one, shards))
             return
         if hasattr(thing, "load_state_dict"):
             thing.load_state_dict(state if shards is None else shards.parted(state, state_of(thing)))
             return
-        for key, item in items_of(thing):
-            load_into(item, state[str(key)], what, shards)
+        with shared_as_before(parts_of(thing, torch.optim.Optimizer)):
+            for key, item in items_of(thing):
+                load_into(item, state[str(key)], what, shards)
     except CheckpointError:
         raise
     except Exception as error:

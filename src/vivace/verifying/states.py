@@ -18,6 +18,7 @@ from vivace.tensors.optimizers import (
     IMPLEMENTATION_FLAGS,
     forget_gradients,
     load_optimizer,
+    shared_as_before,
     state_of_optimizer,
 )
 from vivace.tensors.outside import Attributes, Outside, Owners, assign, attributes, changed
@@ -184,9 +185,10 @@ def restore(session: Session, snapshot: Snapshot) -> None:
     if snapshot.python is not None:  # first: it may reach another session's model, and this one is another's
         snapshot.python.put_back(session)
     load_state(session, snapshot.state)
-    for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
-        load_optimizer(optimizer, copy.deepcopy(saved), partial(_load_one, session.build.shards))
-        forget_gradients(optimizer)
+    with shared_as_before(session.optimizers):
+        for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
+            load_optimizer(optimizer, copy.deepcopy(saved), partial(_load_one, session.build.shards))
+            forget_gradients(optimizer)
 
 
 def _load_one(shards: Shards | None, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
