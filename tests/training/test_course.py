@@ -135,7 +135,9 @@ def test_a_learning_rate_of_an_optimizer_inside_of_another_one_counts():
     for shares in (True, False):
         before, one = (Outer(torch.nn.Linear(2, 2).parameters(), rate, shares) for rate in (0.1, 0.2))
         then, now, fresh = course_of(job, before, None), course_of(job, one, None), Fresh(one, None)
-        assert ("optimizer1 lr" in now) is not shares
+        assert ("inner optimizer lr" in now) is not shares
+        assert not differences({key: now[key] for key in now if not key.startswith("inner")}, now)
+        assert len(differences(then, now)) == (1 if shares else 2)
         load_into(one, state_of(before), "the optimizer")
         assert one.inner.param_groups[0]["lr"] == 0.1
         fresh.take(then, now)

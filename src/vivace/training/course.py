@@ -27,6 +27,7 @@ from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, inner_optimizers
 from vivace.torch_internals.modules import INNER_SCHEDULES, inner_schedules
 
 _SOURCE, _PYTHON = "source of ", "python"
+_INSIDE = "inner "  # before the name of an optimizer inside of another one
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -49,9 +50,9 @@ def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
     found = sources_of(job)
     for given in _given(job):
         found |= given.course() if isinstance(given, Fact) else {}
-    for number, one in enumerate(_optimizers(optimizer)):
+    for name, one in _optimizers(optimizer):
         for place, group in enumerate(one.param_groups):
-            where = _where(number, place, len(one.param_groups))
+            where = _where(name, place, len(one.param_groups))
             found |= {
                 f"{where} {key}": _short(value) for key, value in group.items() if key not in _NOT_SETTINGS
             }
@@ -80,13 +81,16 @@ def other_python(then: dict[str, str], now: dict[str, str]) -> str:
 
 def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
     """What has changed, as ``lr: 0.1 -> 0.2``. A module that only one of both has loaded is no change; nor
-    is what another Python makes of the same text.
+    is what another Python makes of the same text, nor an optimizer inside of another one that `then` lacks,
+    as earlier versions wrote none of them down.
     """
     found, reads_otherwise = [], other_python(then, now)
     for key in {**then, **now}:
         before, after = then.get(key), now.get(key)
         source = key.startswith(_SOURCE)
         if before == after or key == _PYTHON or (source and (reads_otherwise or None in (before, after))):
+            continue
+        if before is None and key.startswith(_INSIDE):
             continue
         told = (str(value or "none")[:_MOST_LETTERS] for value in (before, after))
         found.append(key if source else f"{key}: {' -> '.join(told)}")
@@ -221,7 +225,7 @@ class Fresh:
                 {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
                 for group in one.param_groups
             ]
-            for one in self._optimizers
+            for _, one in self._optimizers
         ]
 
     def take(self, then: dict[str, str], now: dict[str, str]) -> None:
@@ -230,9 +234,9 @@ class Fresh:
         A changed learning rate scales the present one and what schedules reckon from.
         """
         changed = {key for key in now if key in then and then[key] != now[key]}
-        for number, (one, groups) in enumerate(zip(self._optimizers, self._groups, strict=True)):
+        for (name, one), groups in zip(self._optimizers, self._groups, strict=True):
             for place, fresh in enumerate(groups):
-                where = _where(number, place, len(groups))
+                where = _where(name, place, len(groups))
                 for key in fresh:
                     if f"{where} {key}" in changed:
                         self._set(one, place, key, fresh[key], then[f"{where} {key}"])
@@ -255,16 +259,18 @@ class Fresh:
                 part.base_lrs = [rate * ratio if at == place else rate for at, rate in enumerate(rates)]
 
 
-def _optimizers(optimizer: object) -> list[torch.optim.Optimizer]:
-    """All of them, the last those inside of others that have hyper-parameters of their own."""
-    found = parts_of(optimizer, torch.optim.Optimizer)
-    known = {id(group) for one in found for group in one.param_groups}
-    inner = [one for outer in found for one in inner_optimizers(outer).values()]
-    return found + [one for one in inner if not known.issuperset(map(id, one.param_groups))]
+def _optimizers(optimizer: object) -> list[tuple[str, torch.optim.Optimizer]]:
+    """All of them by name, the last those inside of others that have hyper-parameters of their own."""
+    outer = parts_of(optimizer, torch.optim.Optimizer)
+    known = {id(group) for one in outer for group in one.param_groups}
+    inside = [one for each in outer for one in inner_optimizers(each).values()]
+    inside = [one for one in inside if not known.issuperset(map(id, one.param_groups))]
+    named = ((before, enumerate(found)) for before, found in (("", outer), (_INSIDE, inside)))
+    return [(f"{before}optimizer{number or ''}", one) for before, found in named for number, one in found]
 
 
-def _where(number: int, place: int, num_groups: int) -> str:
-    return f"optimizer{number or ''}{f' group {place}' if num_groups > 1 else ''}"
+def _where(name: str, place: int, num_groups: int) -> str:
+    return f"{name}{f' group {place}' if num_groups > 1 else ''}"
 
 
 def _schedules(scheduler: object) -> list[tuple[str, Any]]:
