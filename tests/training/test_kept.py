@@ -575,12 +575,14 @@ class Walking(torch.optim.Optimizer):
 class Making(Around):
     """Makes the optimizer inside in its first step."""
 
-    def __init__(self, parameters):
-        super().__init__(parameters)
-        self.inner = []
+    def __init__(self, parameters, momentum=0.9, shares=False):
+        super().__init__(parameters, groups=False)
+        self.inner, self.momentum, self.shares = [], momentum, shares
 
     def step(self, closure=None):
-        self.inner = self.inner or [torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)]
+        if not self.inner:
+            self.inner = [torch.optim.SGD(self.param_groups, lr=0.1, momentum=self.momentum)]
+            self.inner[0].state = self.state if self.shares else self.inner[0].state
         super().step()
 
 
@@ -631,3 +633,9 @@ def test_an_optimizer_that_another_one_makes_in_a_step_begins_anew_and_is_named(
     same, notices = whole_and_in_parts(job_of(optimizer=lambda model: Making(model.parameters())), tmp_path)
     assert not same
     assert "begin anew ('optimizer.inner.0')" in notices[0]
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0}, {"shares": True}])
+def test_one_without_a_state_of_its_own_is_not_named(tmp_path, settings):
+    job = job_of(optimizer=lambda model: Making(model.parameters(), **settings))
+    assert whole_and_in_parts(job, tmp_path) == (True, ())

@@ -120,15 +120,36 @@ class WarmingUnseen(Warming):
 class Around(torch.optim.Optimizer):
     """Steps by another one, whose momentum its own state leaves out."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, momentum=0.9):
         super().__init__(weights, {"lr": 0.05})
-        self.inner = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.05, momentum=momentum)
 
     def step(self, closure=None):
         self.inner.step()
 
 
-OPTIMIZERS = {"warming": Warming, "warming_unseen": WarmingUnseen, "around": Around}
+class AroundNone(Around):
+    """The one inside keeps no state."""
+
+    def __init__(self, weights):
+        super().__init__(weights, momentum=0)
+
+
+class AroundOwn(Around):
+    """The one inside shares the state of the one around it."""
+
+    def __init__(self, weights):
+        super().__init__(weights)
+        self.state = self.inner.state
+
+
+OPTIMIZERS = {
+    "warming": Warming,
+    "warming_unseen": WarmingUnseen,
+    "around": Around,
+    "around_none": AroundNone,
+    "around_own": AroundOwn,
+}
 
 
 def job(kind):
@@ -195,6 +216,11 @@ def test_nor_is_an_edit_whose_optimizer_steps_by_another_one():
     verdict = vivace.verify(job("around"), against=job("around"), budget=20)
     assert verdict.kept is None
     assert "an optimizer holds another one" in verdict.reason
+
+
+@pytest.mark.parametrize("kind", ["around_none", "around_own"])
+def test_but_one_whose_optimizer_has_the_whole_state_is(kind):
+    assert vivace.verify(job(kind), against=job(kind), budget=20).kept
 
 
 def test_nor_is_an_edit_of_one():

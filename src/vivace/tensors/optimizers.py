@@ -114,11 +114,22 @@ def inner_optimizers(outer: torch.optim.Optimizer) -> dict[str, torch.optim.Opti
     return dict(found[1:])
 
 
-def left_out(outer: object) -> dict[str, torch.optim.Optimizer]:
+def left_out(outer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
     """The optimizers inside of one whose `state_dict` is torch's, which leaves them out."""
-    if not isinstance(outer, torch.optim.Optimizer):
-        return {}
     return inner_optimizers(outer) if type(outer).state_dict is torch.optim.Optimizer.state_dict else {}
+
+
+def unhanded(optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
+    """The paths of those inside whose own state neither the `state_dict` of the one around them holds nor
+    another of `optimizers`.
+    """
+    known = set(map(id, optimizers))
+    return {
+        name
+        for outer in optimizers
+        for name, one in left_out(outer).items()
+        if one.state and one.state is not outer.state and id(one) not in known
+    }
 
 
 def state_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

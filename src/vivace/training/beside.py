@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import nn
 
-from vivace.tensors.optimizers import left_out
+from vivace.tensors.optimizers import inner_optimizers, unhanded
 from vivace.tensors.outside import as_it_is, assign, attributes, changed, traces
 from vivace.torch_internals.modules import own_tensors
 from vivace.torch_internals.tensors import version_of
@@ -46,10 +46,11 @@ class Beside:
     ) -> None:
         self._models, self._captured, self._plain = list(models), captured, plain
         self._owners: list[nn.Module | torch.optim.Optimizer] = [*models, *optimizers]
+        self._optimizers = list(optimizers)
+        self._inner = [name for outer in optimizers for name in inner_optimizers(outer)]
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
         self._switches_built = {key: getattr(owner, name) for key, owner, name in self._switches()}
         begun = attributes(self._owners) if plain else {}  # in main memory, as it is only compared
-        self._inner_built = self._inner()
         self._traced = traces(self._owners) if plain else {}
         self._attributes = {key: as_it_is(value, torch.Tensor.cpu) for key, value in begun.items()}
 
@@ -75,11 +76,8 @@ class Beside:
         known = {key: built[key] for key in others if built.get(key) is not None}
         found += changed({key: others[key] for key in known}, known)
         named = [".".join(filter(None, (self._owner(index), name, key))) for index, name, key in found]
-        return sorted([*named, *self._inner() - self._inner_built])
-
-    def _inner(self) -> set[str]:
-        """The optimizers inside of others: into one that a step makes, no state can be loaded before it."""
-        return {f"optimizer.{name}" for outer in self._owners for name in left_out(outer)}
+        made = unhanded(self._optimizers).difference(self._inner)  # by a step, before which nothing is loaded
+        return sorted([*named, *(f"optimizer.{name}" for name in made)])
 
     def _owner(self, index: int) -> str:
         """What the name of an attribute begins with: of several models with the number."""

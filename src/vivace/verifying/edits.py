@@ -21,7 +21,7 @@ from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
-from vivace.tensors.optimizers import left_out
+from vivace.tensors.optimizers import unhanded
 from vivace.tensors.trees import Digest, bytes_of, map_tensors
 from vivace.torch_internals import compiler
 from vivace.verifying import beginnings, measured, schedules
@@ -479,8 +479,6 @@ class Edited(Side):
 
         What of that it keeps nothing of after the same batches, though of others it does, is `untrained`.
         """
-        if any(map(left_out, self.session.optimizers)):
-            return "an optimizer holds another one, whose state no other job is handed: ask for the metric"
         _, kept_by, position = lent.snapshots[-1]
         restore(self.session, self.snapshots[0])
         mine: StatesByName = {}
@@ -489,6 +487,8 @@ class Edited(Side):
             mine = _by_name(self.session, [o.state_dict() for o in self.session.optimizers])
             if all(mine.get(name) for name, theirs in kept_by.items() if theirs):
                 break
+        if unhanded(self.session.optimizers):
+            return "an optimizer holds another one, whose state no other job is handed: ask for the metric"
         alike = any(set(mine.get(name, {})) == set(theirs) for name, theirs in kept_by.items() if theirs)
         for name, theirs in kept_by.items():
             if alike and theirs and not mine.get(name):
