@@ -541,14 +541,15 @@ class Sharp(torch.optim.Optimizer):
 class Around(torch.optim.Optimizer):
     """Steps by others, and has their groups, their state, both or neither."""
 
-    def __init__(self, parameters, groups=True, state=False):
+    def __init__(self, parameters, groups=True, state=False, kind=torch.optim.SGD, name="inner"):
         parameters = list(parameters)
         super().__init__(parameters, {"lr": 0.1})
-        self.inner = [torch.optim.SGD(self.param_groups if groups else parameters, lr=0.1, momentum=0.9)]
-        self.state = self.inner[0].state if state else self.state
+        inner = kind(self.param_groups if groups else parameters, lr=0.1, momentum=0.9)
+        self.name, self.state = name, inner.state if state else self.state
+        setattr(self, name, [inner])
 
     def step(self, closure=None):
-        self.inner[0].step()
+        getattr(self, self.name)[0].step()
 
 
 class Walking(torch.optim.Optimizer):
@@ -570,6 +571,18 @@ class Walking(torch.optim.Optimizer):
         for group, weight, state in self.walk:
             momentum = state.setdefault("momentum", torch.zeros_like(weight))
             weight.add_(momentum.mul_(0.9).add_(weight.grad), alpha=-group["lr"])
+
+
+class Warming(torch.optim.SGD):
+    """Warms up by a count of its own steps."""
+
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.01 * min(self.count, 10)
+        super().step(closure)
 
 
 class Making(Around):
@@ -613,7 +626,13 @@ def listed(make):
         {"optimizer": lambda model: Walking(model.parameters())},
         *(
             {"optimizer": lambda model, of=of: Around(model.parameters(), **of)}
-            for of in ({}, {"groups": False}, {"state": True}, {"groups": False, "state": True})
+            for of in (
+                {},
+                {"groups": False},
+                {"state": True},
+                {"groups": False, "state": True},
+                {"kind": Warming},
+            )
         ),
     ],
 )
@@ -639,3 +658,10 @@ def test_an_optimizer_that_another_one_makes_in_a_step_begins_anew_and_is_named(
 def test_one_without_a_state_of_its_own_is_not_named(tmp_path, settings):
     job = job_of(optimizer=lambda model: Making(model.parameters(), **settings))
     assert whole_and_in_parts(job, tmp_path) == (True, ())
+
+
+def test_one_that_had_another_name_begins_anew_and_is_named(tmp_path):
+    vivace.train(job_of(optimizer=lambda model: Around(model.parameters())), out=tmp_path, max_steps=4)
+    job = job_of(optimizer=lambda model: Around(model.parameters(), name="others"))
+    run = vivace.train(job, out=tmp_path, resume=True, changed="ok")
+    assert "begin anew ('optimizer.others.0')" in run.notices[0], run.notices

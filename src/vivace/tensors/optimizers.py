@@ -142,8 +142,9 @@ def load_optimizer(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     load: Callable[[torch.optim.Optimizer, dict[str, Any]], None],
-) -> None:
+) -> list[str]:
     """The inverse of `state_of_optimizer`, inside of `shared_as_before`; `load` gives one its `state_dict`.
+    Returns the paths of those inside that begin anew, as they had other names when others were written down.
 
     Memory orders become those of the weights.
     """
@@ -154,6 +155,7 @@ def load_optimizer(
     for one, own in pairs:
         load(one, own)
     align_state(one for one, _ in pairs)  # weights may lie otherwise than where it was saved
+    return sorted(inner.keys() - state[INNER].keys()) if INNER in state else []
 
 
 @contextlib.contextmanager

@@ -45,9 +45,11 @@ class Beside:
         plain: bool,
     ) -> None:
         self._models, self._captured, self._plain = list(models), captured, plain
-        self._owners: list[nn.Module | torch.optim.Optimizer] = [*models, *optimizers]
         self._optimizers = list(optimizers)
-        self._inner = [name for outer in optimizers for name in inner_optimizers(outer)]
+        inner = [pair for outer in optimizers for pair in inner_optimizers(outer).items()]
+        self._inner = [name for name, _ in inner]
+        self._owners: list[nn.Module | torch.optim.Optimizer] = [*models, *optimizers]
+        self._owners += [one for _, one in inner]
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
         self._switches_built = {key: getattr(owner, name) for key, owner, name in self._switches()}
         begun = attributes(self._owners) if plain else {}  # in main memory, as it is only compared
@@ -81,8 +83,9 @@ class Beside:
 
     def _owner(self, index: int) -> str:
         """What the name of an attribute begins with: of several models with the number."""
-        if index >= len(self._models):
-            return "optimizer"
+        if (place := index - len(self._models)) >= 0:
+            names = ["optimizer"] * len(self._optimizers) + [f"optimizer.{name}" for name in self._inner]
+            return names[place]
         return str(index) if len(self._models) > 1 else ""
 
     def load(self, state: list[tuple[int, str, str, Any]]) -> None:

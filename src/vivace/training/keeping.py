@@ -250,9 +250,10 @@ class Keeping(Strides):
         shards = self.session.build.shards
         load_into(self.session.built, found.model, "the model", shards)
         load_beside(self.beside, state.get("beside", []))
-        self.begun_anew = [*map(str, state.get("anew", []))]
         load_gradients(self.unapplied, state.get("gradients", []))
-        load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
+        anew = load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
+        told = [*map(str, state.get("anew", [])), *(f"optimizer.{name}" for name in anew)]
+        self.begun_anew = [*dict.fromkeys(told)]
         load_into(self.scheduler, state["scheduler"], "the scheduler")
         fresh.take(found.manifest["course"], self.checkpoints.facts["course"])
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")

@@ -194,22 +194,21 @@ def whole_state_of(thing: object, shards: Shards | None, ranks: Ranks) -> Any:
     return state if shards is None else shards.gathered(state, keep=ranks.writes)
 
 
-def load_into(thing: object, state: Any, what: str, shards: Shards | None = None) -> None:
-    """The inverse of `state_of`, and with `shards` of `whole_state_of`.
+def load_into(thing: object, state: Any, what: str, shards: Shards | None = None) -> list[str]:
+    """The inverse of `state_of`, and with `shards` of `whole_state_of`; returns what `load_optimizer` does.
 
     Raises CheckpointError where `what` does not take the state.
     """
     try:
         if isinstance(thing, torch.optim.Optimizer):
             with shared_as_before([thing]):
-                load_optimizer(thing, state, partial(_load_one, shards))
-            return
+                return load_optimizer(thing, state, partial(_load_one, shards))
         if hasattr(thing, "load_state_dict"):
             thing.load_state_dict(state if shards is None else shards.parted(state, state_of(thing)))
-            return
+            return []
         with shared_as_before(parts_of(thing, torch.optim.Optimizer)):
-            for key, item in items_of(thing):
-                load_into(item, state[str(key)], what, shards)
+            found = [load_into(item, state[str(key)], what, shards) for key, item in items_of(thing)]
+        return [name for names in found for name in names]
     except CheckpointError:
         raise
     except Exception as error:
