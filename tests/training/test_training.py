@@ -442,7 +442,7 @@ class TestChanges:
 
     def test_also_one_that_ended_before_its_first_checkpoint(self, tmp_path, tiny, digest):
         train(tiny.job, out=tmp_path / "whole", seed=5)
-        failing = dataclasses.replace(tiny.job, on_gradients=lambda model: 1 / 0)
+        failing = dataclasses.replace(tiny.job, data=lambda: 1 / 0)
         with pytest.raises(JobError, match="division by zero"):
             train(failing, out=tmp_path / "run", seed=5)
         assert train(tiny.job, out=tmp_path / "run", resume=True).resumed_from_step is None

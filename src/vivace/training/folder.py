@@ -20,7 +20,7 @@ _LOCK = "lock"
 _PLAN = "plan.toml"
 LEDGER = "saved.jsonl"  # what was saved, beside the checkpoints
 LOG = "metrics.jsonl"
-SEED = "seed"  # with which the run began, in digits
+SEED = "run.seed"  # with which the run began, in digits
 FORMER = "former"  # what a checkpoint is renamed to before another of the same step takes its place
 CHECKPOINT = re.compile(rf"step_(\d{{1,18}})(\.{FORMER}\..*)?")
 _held: set[Path] = set()
@@ -87,7 +87,7 @@ class RunFolder:
 
     def _refuse_foreign(self, continues: bool) -> None:
         names = _names_in(self.path)
-        found = sorted(names - {_LOCK, "checkpoints"})
+        found = sorted(names - {_LOCK, SEED, "checkpoints"})
         if _PLAN not in names and not self.checkpoints.is_symlink():  # then no checkpoint is a run's either
             found += sorted(f"checkpoints/{name}" for name in _names_in(self.checkpoints))
         elif _PLAN in names and {"checkpoints", LEDGER, LOG} & names:  # else a search's plan, or a person's

@@ -14,7 +14,6 @@ import torch
 
 from vivace.errors import CheckpointError, FolderError
 from vivace.events import EventKind, OnEvent
-from vivace.files import replace_text
 from vivace.job import Job
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
@@ -27,7 +26,7 @@ from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, course_of, doubt_of_schedule
 from vivace.training.feed import DAMAGED, Feed
 from vivace.training.finite import are_finite
-from vivace.training.folder import LEDGER, SEED
+from vivace.training.folder import LEDGER
 from vivace.training.options import Options
 from vivace.training.progress import ListenerFailed, Progress
 from vivace.training.ranks import Ranks, Stranded
@@ -107,7 +106,6 @@ class Keeping(Strides):
                 (path / name).unlink(missing_ok=True)
         if ranks.writes:
             session.plan.save(path / "plan.toml")
-            replace_text(path / SEED, f"{seed}\n")
         where = path if ranks.writes else None
         log_bytes, on_gpus = self.position.log_bytes, self.device.type == "cuda"
         self.progress = Progress(where, self.position.step, log_bytes, on_event, on_gpus=on_gpus)

@@ -33,7 +33,7 @@ from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
 from vivace.training.checkpoints import kept_plan, kept_seed, kept_tuned, save_model
 from vivace.training.crew import num_ranks, num_ranks_here
-from vivace.training.folder import RunFolder
+from vivace.training.folder import SEED, RunFolder
 from vivace.training.loop import DEADLINE, Loop
 from vivace.training.options import LARGEST_SEED, Changed, OnNan, Options
 from vivace.training.progress import raising_the_listeners
@@ -184,8 +184,7 @@ def train(
             if ranks.writes:
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
-        if resume and seed is None:
-            options = dataclasses.replace(options, seed=kept_seed(path))
+        options = _seeded(options, path, ranks, kept=resume and seed is None)
         with ranks.together():
             machine = inspect()
         tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) or kept_tuned(path / "checkpoints")
@@ -206,6 +205,15 @@ def train(
             loop.run()
             run = _write_results(loop, machine, name)
         return _handed_on(loop, run)
+
+
+def _seeded(options: Options, path: Path, ranks: Ranks, *, kept: bool) -> Options:
+    """With the seed `kept` of the run; it is written down, as a run may end before its first checkpoint."""
+    with ranks.together():
+        seed = kept_seed(path) if kept else options.seed
+        if ranks.writes:
+            replace_text(path / SEED, f"{seed}\n")
+    return dataclasses.replace(options, seed=seed)
 
 
 def _handed_on(loop: Loop, run: Run) -> Run:
