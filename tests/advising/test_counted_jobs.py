@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +18,11 @@ import vivace
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.demand import Demand, load_models
 from vivace.advising.predict import Predictor
-from vivace.advising.source import counted_model, open_subject
+from vivace.advising.source import UNKNOWN_MEMORY, counted_model, open_subject
 from vivace.errors import JobError
 from vivace.memory.fits import fits
 from vivace.memory.imagine import imagine
+from vivace.memory.predict import predict
 from vivace.work.count import count_work
 
 
@@ -279,7 +283,59 @@ def test_a_job_that_looks_at_numbers_finds_no_tensor_without_them_in_its_own_cac
     (tmp_path / "job.py").write_text(CACHED)
     found = open_subject(f"{tmp_path / 'job.py'}:job")
     assert found.counted == "real"
-    assert [note.partition(",")[0] for note in found.notes] == ["the step looks at numbers"]
+    assert [note.partition(",")[0] for note in found.notes[:-1]] == ["the step looks at numbers"]
+    assert found.notes[-1] == UNKNOWN_MEMORY
+
+
+def test_a_job_that_was_counted_is_told_where_predicting_its_memory_ends_the_process(tmp_path):
+    often = (
+        "    global built\n    built += 1\n    return torch.nn.Linear(16, 16) if built < 2 else os._exit(3)\n"
+    )
+    job = CACHED.replace("job =", f"built = 0\n\n\ndef model():\n{often}\n\njob =")
+    job = job.replace("lambda: torch.nn.Linear(16, 16)", "model").replace("found.item() > 1000", "False")
+    (tmp_path / "job.py").write_text(job)
+    found = open_subject(f"{tmp_path / 'job.py'}:job")
+    assert (found.counted, found.notes, found.demand.num_tensors) == ("fake", (UNKNOWN_MEMORY,), 2)
+
+
+def test_a_job_that_was_counted_is_told_where_predicting_its_memory_takes_too_long(monkeypatch):
+    work = imagine(lengths((8,)), "job")
+
+    def run(command, **_):
+        if command[-2] == "counted.py":
+            Path(command[-1]).write_text(json.dumps({"work": work}))
+        raise subprocess.TimeoutExpired(command, 600)
+
+    monkeypatch.setattr("vivace.advising.source.subprocess.run", run)
+    assert open_subject("counted.py").batch_size == 8
+    with pytest.raises(JobError, match="was not counted within 600 s"):
+        open_subject("other.py")
+
+
+def test_the_memory_of_a_step_is_predicted_no_more_often_than_there_are_answers(monkeypatch):
+    asked = []
+
+    def predict_once(job, plan, **more):
+        asked.append(plan)
+        return predict(job, plan, **more)
+
+    def narrow(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(batch).square().mean()
+
+    monkeypatch.setattr("vivace.memory.imagine.predict", predict_once)
+    plain = lengths((8,))
+    found = imagine(plain, "job")
+    assert (len(asked), found["step_memory"] == found["mixed_memory"]) == (2, False)
+    found = imagine(dataclasses.replace(plain, loss=narrow), "job")
+    assert (len(asked), found["step_memory"] == found["mixed_memory"]) == (3, True)
+    found = imagine(dataclasses.replace(plain, loss=None, step=own_step), "job")
+    assert (len(asked), "step_memory" in found, "mixed_memory" in found) == (4, False, False)
+
+
+def own_step(model, optimizer, batch):
+    model(batch).square().mean().backward()
+    optimizer.step()
 
 
 def lengths(*rows):

@@ -40,6 +40,10 @@ IN_OPERATORS = (
     "attention is counted in single operators, as in the published figures: where one kernel does it, it "
     "takes less time and memory"
 )
+UNKNOWN_MEMORY = (
+    "the memory of its step could not be predicted: what a step holds for a moment is left out, which of a "
+    "language model is as much again"
+)
 ABOVE_0 = ("steps_per_epoch", "epochs", "step_seconds", "batches_at_once")
 AMOUNTS = (
     *("optimizer_bytes", "activation_bytes", "frozen_bytes", "host_seconds_per_sample"),
@@ -289,11 +293,16 @@ def _count(reference: str) -> Subject:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise JobError(f"'{reference}' was not counted within {COUNTING_SECONDS} s") from None
-        if not out.is_file():
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise JobError(f"counting the work of '{reference}' ended with code {done.returncode}: {last}")
+            if not out.is_file():  # it is there once the work is counted, also before its memory is known
+                raise JobError(f"'{reference}' was not counted within {COUNTING_SECONDS} s") from None
+        else:
+            if not out.is_file():
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                ended = f"ended with code {done.returncode}: {last}"
+                raise JobError(f"counting the work of '{reference}' {ended}")
         document = json.loads(out.read_text(encoding="utf-8"))
     if "error" in document:
         raise VivaceError.from_dict(document["error"])
-    return _subject(document["work"], reference, "fake")
+    found = _subject(document["work"], reference, "fake")
+    unknown = () if found.step_memory else (UNKNOWN_MEMORY,)
+    return dataclasses.replace(found, notes=(*found.notes, *unknown))

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,17 @@ FORMAT = 1
 PRECISIONS = {8: "fp64", 2: "amp"}  # by the bytes of a number
 
 
-def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
+def imagine(
+    job: Job, name: str, *, real: bool = False, keep: Callable[[dict[str, Any]], object] = lambda work: None
+) -> dict[str, Any]:
     """The ``work`` of a profile for one step of `job`: counts, sizes and amounts, with no seconds in them.
 
     Where batches differ, it is the work of one of mean size, and what is kept for the largest; of those that
     a few seconds of looking through the data show.
 
-    The step runs on fake tensors, or on `real` ones. Raises JobError in the person's own words where the job
-    cannot be built, and NeedsNumbers where fake tensors do not suffice.
+    The step runs on fake tensors, or on `real` ones. `keep` is given what was counted before the memory of
+    the step is predicted, which takes as long again and may end the process. Raises JobError in the person's
+    own words where the job cannot be built, and NeedsNumbers where fake tensors do not suffice.
     """
     loader: Any = job.data()
     seen = look_through(readable(loader, job), LOOKING_SECONDS)
@@ -76,7 +80,7 @@ def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
     samples = batch_size(seen.by_size[usual]) or 1
     empty_caches(mode)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return {
+    document = {
         "format": FORMAT,
         "name": name,
         "counted": "real" if real else "fake",
@@ -97,23 +101,29 @@ def imagine(job: Job, name: str, *, real: bool = False) -> dict[str, Any]:
         "host_seconds_per_sample": None,
         "device": None,
         "demand": _demand(work, samples, parameters, mean / usual if usual else 1.0),
-        **({} if real else _memory(job, seen.by_size[largest])),
         "notes": _notes(seen, real=real),
     }
+    keep(document)
+    own = document["precision"] == "amp"
+    return document if real else {**document, **_memory(job, seen.by_size[largest], mixed=own)}
 
 
-def _memory(job: Job, batch: Batch) -> dict[str, Any]:
-    """What a GPU needs for a step as it is, and for one in mixed precision; nothing where that cannot be
-    predicted.
+def _memory(job: Job, batch: Batch, *, mixed: bool) -> dict[str, Any]:
+    """What a GPU needs for a step as it is, and for one in mixed precision, which may be the same; nothing
+    where that cannot be predicted.
     """
-    mixed = [
+    narrower = [
         cls() for cls in lowering_the_peak("cuda", Numerics.ROUNDING) if cls.card.stage == Stage.PRECISION
     ]
+
+    def told(plan: Plan) -> dict[str, Any]:
+        predicted = predict(job, plan, batch=batch, device="cuda")
+        return {"lines": predicted.lines, "spared_bytes": predicted.spared_bytes}
+
     found = {}
-    for name, plan in (("step_memory", Plan()), ("mixed_memory", Plan(mixed[:1]))):
-        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
-            predicted = predict(job, plan, batch=batch, device="cuda")
-            found[name] = {"lines": predicted.lines, "spared_bytes": predicted.spared_bytes}
+    with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+        found["step_memory"] = told(Plan())
+        found["mixed_memory"] = found["step_memory"] if mixed else told(Plan(narrower[:1]))
     return found
 
 
@@ -234,8 +244,12 @@ def _touched(parameter: torch.nn.Parameter) -> int:
 def main() -> None:
     """Write the document; errors are one JSON document too, and exit code 2."""
     name, out, real, here = sys.argv[1], Path(sys.argv[2]), "real" in sys.argv[3:], os.getcwd()
+
+    def keep(work: dict[str, Any]) -> None:
+        replace_text(out, json.dumps({"work": work}))
+
     try:
-        document: dict[str, Any] = {"work": imagine(load(name), name, real=real)}
+        document: dict[str, Any] = {"work": imagine(load(name), name, real=real, keep=keep)}
         code = 0
     except NeedsNumbers:
         sys.stdout.flush()
