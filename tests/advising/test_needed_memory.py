@@ -77,6 +77,14 @@ def texts(model):
     )
 
 
+def in_mixed_precision(job):
+    def loss(model, batch):
+        with torch.autocast(batch.device.type, torch.bfloat16):
+            return job.loss(model, batch)
+
+    return dataclasses.replace(job, loss=loss)
+
+
 def labelled(model, inputs, labels):
     return vivace.Job(
         model=model,
@@ -150,6 +158,16 @@ def test_computing_again_does_not_lower_what_the_update_holds():
         assert Predictor(subject, "fp32").one(card).how == how
 
 
+def test_micro_batches_add_to_gradients_that_stay_while_they_run():
+    card = find_gpu("H100")
+    room = card.usable_bytes - CONTEXT_BYTES
+    memory = StepMemory(((0.2 * room, room), (0.6 * room, 0.0)), 0.0)
+    subject = dataclasses.replace(counted_model("torchvision:resnet50@224"), step_memory=memory)
+    assert (
+        Predictor(subject, "fp32").one(card).how == "4 micro-batches"
+    )  # of two each holds 1.1 times the room
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD])
 def test_of_tables_with_sparse_gradients_only_the_rows_that_were_looked_up_are_updated(optimizer, tmp_path):
     subject = subject_of(recommender(optimizer), tmp_path)
@@ -183,9 +201,13 @@ def test_another_precision_than_was_predicted_takes_as_many_bytes_a_number(tmp_p
     assert mixed - single == pytest.approx(2 * subject.demand.num_parameters, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "shared"), [("GB10", True), ("Jetson Orin", True), ("M4 Max", False), ("H100", False)]
-)
-def test_that_a_processor_takes_its_own_from_a_shared_memory_is_told(name, shared):
-    (offer,) = vivace.advise("torchvision:resnet50@224", gpus=[name], steps=10, precision="fp32").asked
-    assert fit_of(offer).endswith("left, less what the processor takes of it") is shared
+def test_logits_that_are_wide_in_mixed_precision_are_no_wider_without(tmp_path):
+    plain = texts(Transformer)
+    single, mixed = (subject_of(job, tmp_path) for job in (plain, in_mixed_precision(plain)))
+    assert (single.precision, mixed.precision) == ("fp32", "amp")
+    for precision in ("fp32", "tf32", "fp64"):
+        alone, told = (
+            Predictor(one, precision).needed_bytes(Setting(precision, 16)) - CONTEXT_BYTES
+            for one in (single, mixed)
+        )
+        assert 0.85 < told / alone < 1.2

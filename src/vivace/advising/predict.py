@@ -171,7 +171,7 @@ class Predictor:
         updated = self.subject.demand.num_updated if setting.num_gpus > 1 else 0
         share = setting.batch_size / self.subject.batch_size
         summed = updated * WEIGHT_BYTES.get(setting.precision, 4)
-        return self._memory(setting).reserved_bytes(share) + summed + CONTEXT_BYTES
+        return sum(self._memory(setting).at_peak(share)) + summed + CONTEXT_BYTES
 
     def _memory(self, setting: Setting) -> StepMemory:
         """What the subject's batch takes in the setting's precision: as `vivace.memory` predicts it where the
@@ -179,7 +179,7 @@ class Predictor:
         that a step holds for a moment.
 
         Autocast keeps a narrow copy of each weight until the backward pass, also of one that is frozen behind
-        trained ones, as beside low-rank adapters.
+        trained ones, as beside low-rank adapters. Where it is the job's own, only what is kept is as narrow.
         """
         subject, demand = self.subject, self.subject.demand
         if setting.precision.startswith("amp_") and subject.mixed_memory is not None:
@@ -189,8 +189,13 @@ class Predictor:
         copied = (2 if now < wide else 0) * (demand.num_updated + subject.frozen_bytes / before)
         if subject.step_memory is not None:
             copied = copied if was >= before else 0.0  # else they are there
-            found = [(a * wide / before + copied, b * now / was) for a, b in subject.step_memory.lines]
-            return StepMemory(tuple(found), subject.step_memory.spared_bytes * now / was)
+            spared, wider = subject.step_memory.spared_bytes, wide / before
+            most = spared if subject.precision == "amp" else math.inf
+            found = [
+                (a * wider + copied, b * wider + min(b, most) * (now / was - wider))
+                for a, b in subject.step_memory.lines
+            ]
+            return StepMemory(tuple(found), spared * now / was)
         state = (subject.optimizer_bytes + subject.frozen_bytes) * wide / before
         kept = FRAGMENTATION * subject.activation_bytes * now / was
         fixed = (demand.num_parameters + demand.num_updated) * wide + state + copied
@@ -206,13 +211,14 @@ class Predictor:
         room = gpu.usable_bytes
         if whole <= room:
             return [("", 1, 0.0)]
-        spared = self._memory(setting).spared_bytes * setting.batch_size / self.subject.batch_size
+        memory, of_all = self._memory(setting), setting.batch_size / self.subject.batch_size
+        spared, (_, growing) = memory.spared_bytes * of_all, memory.at_peak(of_all)
         share = (whole - room) / max(spared, 1.0)
         found = [("recompute", 1, share)] if kept < room and share <= 0.75 else []
         if found and self.subject.demand.count_of("batch_norm"):
             return found
         for pieces in (2, 4, 8, 16, 32, MOST_MICRO_BATCHES):
-            if setting.batch_size / pieces >= 1 and kept + (whole - kept) / pieces <= room:
+            if setting.batch_size / pieces >= 1 and kept + growing / pieces <= room:
                 found.append((f"{pieces} micro-batches", pieces, 0.0))
                 break
         return found or [("does not fit", 1, 0.0)]

@@ -60,9 +60,9 @@ class StepMemory:
     lines: tuple[tuple[float, float], ...]
     spared_bytes: float
 
-    def reserved_bytes(self, share: float) -> float:
-        """For this share of the batch."""
-        return max(fixed + share * growing for fixed, growing in self.lines)
+    def at_peak(self, share: float) -> tuple[float, float]:
+        """Of this share of the batch what is there whatever the batch, and what grows with it."""
+        return max(((fixed, share * growing) for fixed, growing in self.lines), key=sum)
 
 
 @dataclasses.dataclass(frozen=True)
