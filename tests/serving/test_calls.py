@@ -19,6 +19,7 @@ from vivace.serving.forms import BY_NAME, REFERENCE
 from vivace.serving.material import Material
 from vivace.serving.serve import in_torch
 from vivace.serving.trained import Trained, damaged_of
+from vivace.serving.values import padding_computed
 
 SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "served.py"))
 made, small, pictures = SCENE["made"], SCENE["small"], SCENE["pictures"]
@@ -565,6 +566,7 @@ def test_a_compiled_form_answers_in_the_metrics_batches_where_they_matter(judged
         assert all(numpy.allclose(a, b, atol=1e-5) for a, b in zip(ones, others, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_forms_are_timed_on_texts_of_all_lengths(judged, tmp_path):
     judged(SCENE["tagging"])
     worker = Worker(SCENE["tagging"], "", str(tmp_path), torch.get_num_threads())
@@ -600,6 +602,16 @@ def test_padding_is_computed_where_outputs_are_compared(judged, tmp_path):
     assert numpy.allclose(expected, answered, atol=1e-5)
     assert not numpy.allclose(expected, timed, atol=1e-2)
     assert numpy.allclose(expected[:, :-2], timed[:, :-2], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_metric_that_reads_padding_is_refused(judged):
+    """In evaluation torch has zeros there, and a file has not: it would be another model."""
+    with pytest.raises(Refused, match="transformer layers have at padded positions"):
+        judged(SCENE["pooling"])
+    assert torch.backends.mha.get_fastpath_enabled()
+    with padding_computed():  # as the job's file may have it
+        judged(SCENE["pooling"])
 
 
 def test_memory_is_told_where_there_is_no_proc(monkeypatch):

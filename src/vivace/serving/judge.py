@@ -45,6 +45,11 @@ DAMAGED = "damaged.jsonl"
 ADDITIVE = 1e-6  # of a metric: so near must it be to the mean over samples, or to itself when asked again
 ALONE_SECONDS = 20.0  # for the metric of each sample alone
 FIRST = 20  # samples, which foretell how long all take
+SKIPPING = (
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.MultiheadAttention,
+)  # padding, in evaluation
 
 Piece = tuple[Any, tuple[int, slice | None]]
 """A batch or a part of it, the batch's number, and which of its rows these are."""
@@ -80,6 +85,7 @@ class Judge:
         ]
         self._require_replayable()
         self._require_repeatable()
+        self._require_padding_unread()
         write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
         calibrated_on, num_shared = self._write_calibration(calibration, calls)
@@ -124,6 +130,29 @@ class Judge:
                     f"the model returns another '{name}' each time that it is called with the same input: "
                     "another form of it cannot be compared; let it draw no random numbers in evaluation mode"
                 )
+
+    def _require_padding_unread(self) -> None:
+        """Raises Refused where the metric reads what torch's transformer layers leave zero at padding in
+        evaluation, and another form of them computes.
+        """
+        assert self.recording is not None
+        if not any(isinstance(part, SKIPPING) for part in self.model.modules()):
+            return
+        given = [one.given for each in self.recording.calls for one in each]
+        with torch.no_grad(), Streams(derive(0, "padding")):
+            skipped = [self._answers(*map_tensors(one, torch.clone)) for one in given]
+        changed = [
+            [_where_they_differ(*pair) for pair in zip(*answers, strict=True)]
+            for answers in zip(self._theirs, skipped, strict=True)
+        ]
+        before = self.recording.metric
+        now = self._metric(changed, self.recording.batches, [(b, None) for b in self._numbers])
+        if abs(now - before) > ADDITIVE * max(1.0, abs(before)):
+            raise Refused(
+                "the job's metric depends on what the model's transformer layers have at padded positions: "
+                "zeros in evaluation mode, and computed numbers in another form of it; leave these out by "
+                "the mask, or call torch.backends.mha.set_fastpath_enabled(False) in the job's file"
+            )
 
     def _answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[numpy.ndarray[Any, Any]]:
         return [array_of(tensor, "returns") for tensor in tensors(self.model(*args, **kwargs))]
@@ -271,6 +300,17 @@ def _refuse(*_: object) -> None:
         "the job's metric calls the model in a way in which nothing can stand in for it: write "
         "metric=(model, batches) so that it calls the model that it is given, as model(...)"
     )
+
+
+def _where_they_differ(
+    computed: numpy.ndarray[Any, Any], skipped: numpy.ndarray[Any, Any]
+) -> numpy.ndarray[Any, Any]:
+    """The first, with other numbers where the second is another one by far more than rounding."""
+    if computed.dtype.kind != "f":
+        return skipped
+    size = abs(computed).max(initial=0.0)
+    other = numpy.random.default_rng(0).normal(scale=size, size=computed.shape).astype(computed.dtype)
+    return numpy.where(abs(computed - skipped) > REPEATABLE * size, other, computed)
 
 
 def _require_fp32(model: nn.Module) -> None:
