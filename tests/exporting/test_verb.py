@@ -80,6 +80,13 @@ def test_what_a_model_keeps_of_its_last_batch_is_no_constant(trained, tmp_path):
     assert found.layers["checks"], found.layers["reason"]
 
 
+def test_what_a_model_draws_from_the_files_own_generators_is_the_same_in_each_build(trained, tmp_path):
+    _, run = trained("projecting")
+    found = vivace.export(run, to="onnx", out=tmp_path)
+    assert found.kept, found.reason
+    assert found.layers["checks"], found.layers["reason"]
+
+
 def test_the_persons_own_batch_is_asked_whole():
     """What a model keeps of its first batch may be a constant of that size alone."""
     images = [[numpy.zeros((rows, 2))] for rows in (20, 20, 7)]

@@ -1,5 +1,6 @@
 """Tiny jobs whose models are served: pictures of three kinds, and several ways of calling the model."""
 
+import numpy
 import torch
 from torch import nn
 from torch.nn import functional
@@ -181,6 +182,20 @@ class Drawing(nn.Module):
 
     def forward(self, images):
         return self.last(torch.cos(images.flatten(1) @ self.directions))
+
+
+OWN, OWN_NUMPY = torch.Generator().manual_seed(3), numpy.random.default_rng(3)
+
+
+class Projecting(Drawing):
+    """Its directions are drawn from the file's own generators."""
+
+    def __init__(self):
+        super().__init__()
+        self.directions = torch.randn(36, 48, generator=OWN) + torch.tensor(OWN_NUMPY.normal(size=48)).float()
+
+
+projecting = made(model=Projecting)
 
 
 def drawn(part):

@@ -12,6 +12,7 @@ from torch import nn
 from vivace.job import Job
 from vivace.serving.calls import Calls, Flat, first_call
 from vivace.serving.trained import load_trained, untrained
+from vivace.tensors.outside import Outside, own_streams
 
 CALIBRATION = "calibration"
 Shapes = tuple[dict[int, Any], ...]
@@ -52,12 +53,16 @@ def gather(job: Job, run: str, calls: Path) -> Material:
     the job begins with.
 
     Its model was never called: what one keeps of a call, as a mask of its length, a trace takes for a
-    constant.
+    constant. So it is built anew, as a copy's hooks may be the first one's. Each build draws the same from
+    generators that the person's modules hold, and they are left as they were.
     """
+    begun = Outside(own_streams(), [])
 
     def loaded() -> nn.Module:
+        begun.put_back()
         return load_trained(job, Path(run))[0] if run else untrained(job)
 
     first = first_call(job, loaded())
     flat = Flat(loaded(), first.given, writes=first.writes).eval().requires_grad_(False)
+    begun.put_back()
     return Material(flat, Calls.load(calls), Calls.load(calls / CALIBRATION))

@@ -555,6 +555,12 @@ def is_persons(thing: object) -> bool:
     return type(thing) is types.SimpleNamespace or not of_library(type(thing).__module__)
 
 
+def own_streams() -> list[object]:
+    """The generators of random numbers that modules of the person's hold by a name."""
+    spaces = [dict(vars(module)) for name, module in list(sys.modules.items()) if not of_library(name)]
+    return [value for space in spaces for value in space.values() if isinstance(value, _STREAMS)]
+
+
 def of_library(module: str) -> bool:
     """Is what a module defines no code of the person's?"""
     top = module.partition(".")[0]
