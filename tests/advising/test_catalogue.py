@@ -226,7 +226,7 @@ OWN_FAMILY = (
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrelease = "2026-13"', "release = '2026-13'"),
         (
             'format = 1\n[[gpus]]\nname = "RTX 3090"\nboost_mhz = 4000',
-            "RTX 3090: fp32 is quoted as 35.6 TFLOP/s, units x clock x width gives 83.97; if it is so",
+            "RTX 3090: fp32 is quoted as 35.6 TFLOP/s, units x clock x width gives 83.97; with a clock",
         ),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nmeasured = { bandwidth = 100 }', "does not fit a peak"),
     ],
@@ -246,6 +246,15 @@ def test_an_own_entry_that_contradicts_itself_stands_where_it_says_why(tmp_path:
         'disputed = { bandwidth_gbs = "overclocked", measured = "while another job ran" }'
     )
     assert load_catalogue(path)["RTX 3090"].bandwidth == 1200e9
+
+
+def test_what_is_disputed_of_a_shipped_entry_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text(
+        'format = 1\n[[gpus]]\nname = "B200-SXM-180GB"\nmeasured = { fp16 = 600 }\n'
+        'disputed = { measured = "throttled" }'
+    )
+    assert set(load_catalogue(path)["B200-SXM-180GB"].disputed) == {"bandwidth_gbs", "measured"}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -312,13 +312,20 @@ def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
     for number, entry in enumerate(own.get("gpus", []), 1):
         if not isinstance(entry.get("name"), str):
             raise InputError(f"{path}: device {number} has no name")
-        entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
+        known = entries.get(entry["name"], {})
+        entries[entry["name"]] = {**known, **entry}
+        reasons = [one.get("disputed", {}) for one in (known, entry)]
+        if all(isinstance(one, dict) for one in reasons):  # else it is refused below
+            entries[entry["name"]]["disputed"] = {**reasons[0], **reasons[1]}
     where = path or GPUS_FILE
     gpus = {name: _gpu(entry, families, sources, where) for name, entry in entries.items()}
     for entry in own.get("gpus", []):
         wrong = disagreements(gpus[entry["name"]])
         if wrong:
-            so = "if it is so, disputed says why, by field: { fp32 = 'why' }, or bandwidth_gbs, or measured"
+            so = (
+                "with a clock, units or a data rate give also the rates or bandwidth that follow from it; "
+                "if it is so, disputed says why, by field: { fp32 = 'why' }, or bandwidth_gbs, or measured"
+            )
             raise InputError(f"{where}: {wrong[0]}; {so}")
     return gpus, _names(gpus.values())
 
