@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -75,13 +76,24 @@ class Errand:
         return any((Path(self.folder) / name).exists() for name in told)
 
     def make_way(self) -> None:
-        """Remove what an earlier run has left; a given plan lies in the folder from here on."""
-        for name in filter(self.is_earlier, self.earlier):
-            (Path(self.folder) / name).unlink()
-        if self.plan is not None and not (path := Path(self.folder) / PLAN).exists():
-            from vivace.plan import Plan
+        """Remove what an earlier run has left; a given plan lies in the folder from here on.
 
-            Plan.from_dict(self.plan).save(path)
+        One process at a time: another's new file is no earlier one. The given plan may be the earlier one,
+        which is replaced and never missing.
+        """
+        folder = Path(self.folder)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # the folder is gone, or its disk has no such locks
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for name in filter(self.is_earlier, self.earlier):
+                if name != PLAN or self.plan is None:
+                    (folder / name).unlink(missing_ok=True)
+            if self.plan is not None and (self.is_earlier(PLAN) or not (folder / PLAN).exists()):
+                from vivace.plan import Plan
+
+                Plan.from_dict(self.plan).save(folder / PLAN)
 
     def take_document(self) -> dict[str, Any] | None:
         """What came of the script; None where it has not said that."""
