@@ -26,6 +26,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling import judge
 from vivace.profiling.answering import answer
+from vivace.profiling.run import NEW
 from vivace.testing import TINY_JOBS
 
 CEILINGS = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
@@ -271,7 +272,7 @@ def test_an_interrupted_script_is_judged_by_what_was_recorded(tmp_path, machine)
         start_new_session=True,
     )
     try:
-        while not (tmp_path / "out" / "unfinished" / "record.json").is_file() and process.poll() is None:
+        while not (tmp_path / "out" / NEW / "record.json").is_file() and process.poll() is None:
             time.sleep(0.1)
         scripts = psutil.Process(process.pid).children()
         while scripts:  # Python drops an interrupt that comes while it runs a finalizer: people press again
@@ -298,24 +299,29 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path):
     with pytest.raises(FolderError, match=r"not empty \(trace.json\)"):
         vivace.profile(command=["python"], out=own)
     assert (own / "trace.json").read_text() == "of another profiler"
+    profiled = tmp_path / "profiled"
+    (profiled / "unfinished" / "chapters").mkdir(parents=True)
+    (profiled / "lock").touch()
+    with pytest.raises(FolderError, match=r"not empty \(unfinished\)"):
+        vivace.profile(command=["python", "mistyped.py"], out=profiled)
+    assert (profiled / "unfinished" / "chapters").is_dir()
 
 
 def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
     (tmp_path / "lock").touch()
     (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
     (tmp_path / "record.json").write_text('{"clean_steps": 9}')
-    (tmp_path / "rank-1").mkdir()
+    (tmp_path / "rank-1" / "of_a_script").mkdir(parents=True)
     (tmp_path / "rank-1" / "record.json").write_text("{}")
     (tmp_path / "trace.json.tmp").write_text("torch's own, of a profile that was killed")
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished" / "record.json").write_text('{"clean_steps": 9}')  # of a profile that was killed
+    (tmp_path / NEW).mkdir()
+    (tmp_path / NEW / "record.json").write_text('{"clean_steps": 9}')  # of a profile that was killed
     done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
     assert done.document["replaced"] == "python old.py"
     assert done.page_path.is_file()
     assert done.trace_path.is_file()
-    names = "job.log lock profile.html profile.json rank-1 record.json trace.json"
+    names = "job.log lock profile.html profile.json record.json trace.json"
     assert sorted(file.name for file in tmp_path.iterdir()) == names.split()
-    assert not list((tmp_path / "rank-1").iterdir())
 
 
 def test_what_cannot_be_profiled_costs_no_earlier_profile(tmp_path, machine):
@@ -416,7 +422,7 @@ def test_a_script_reads_its_own_standard_input(tmp_path, machine):
 def test_a_script_interrupted_before_its_first_step_was_interrupted(tmp_path, machine, monkeypatch):
     class Interrupted:
         def __init__(self, *_, **__):
-            (tmp_path / "unfinished" / "record.json").write_text('{"state": "warm"}')
+            (tmp_path / NEW / "record.json").write_text('{"state": "warm"}')
 
         def wait(self, timeout=None):
             if timeout is None:

@@ -225,7 +225,7 @@ def _write(document: dict[str, Any], folder: Path) -> None:
 
 
 PLAN_OF_RANKS, LOG = "plan-of-ranks.toml", "job.log"
-NEW = "unfinished"  # the folder of what a profile writes, until there is an answer
+NEW = "profile.unfinished.tmp"  # a profile writes in it until it answers; no person has such a name
 WRITTEN = ("profile.html", "profile.json", "record.json*", "trace.json*", "worker-*.json", PLAN_OF_RANKS)
 OWN = (*WRITTEN, "rank-*", LOG, NEW, LOCK)
 LEFT_BEHIND = ("worker-*.json", "trace.json.*", "rank-*/worker-*.json", "rank-*/trace.json.*")  # by a process
@@ -243,7 +243,9 @@ def _prepared(folder: Path) -> Iterator[tuple[Path, Path, str | None]]:
         new = own_folder(folder / NEW)
         try:
             yield folder, new, _earlier(folder / "profile.json")
-            _remove(folder, (*WRITTEN, "rank-*/*"))
+            _remove(folder, WRITTEN)
+            for earlier in folder.glob("rank-*"):
+                shutil.rmtree(earlier, ignore_errors=True)
             for file in new.iterdir():
                 file.replace(folder / file.name)
         finally:
