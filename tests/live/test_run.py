@@ -357,6 +357,10 @@ def test_what_never_trains_costs_no_earlier_run(tmp_path, program):
     told = json.loads(done.stdout)
     assert (told["outcome"], told["plan_path"]) == ("nothing_seen", None)
     assert not program or told["reason"].endswith("; an earlier result stays in runs/run")
+    asking = f"import vivace; vivace.run_here(); {program}"
+    asks = alone(sys.executable, "-c", asking, cwd=tmp_path, PYTHONPATH=str(SOURCE))
+    assert "an earlier result stays" in said(asks)
+    assert lying_in(folder) == EARLIER
 
 
 def test_one_that_trains_replaces_an_earlier_run(tmp_path):
@@ -373,6 +377,16 @@ def test_one_that_trains_replaces_an_earlier_run(tmp_path):
         assert "fused_optimizer" not in found.get("plan.toml", "")
         assert found.get("ledger.jsonl") != EARLIER["ledger.jsonl"]
         assert found.get("run.html") != EARLIER["run.html"]
+
+
+def test_a_run_that_is_killed_leaves_no_other_ones_plan(tmp_path):
+    folder = tmp_path / "runs/run"
+    folder.mkdir(parents=True)
+    for name, text in EARLIER.items():
+        (folder / name).write_text(text)
+    program = FEW_STEPS + "import os; os._exit(9)"
+    vivace_run("--", sys.executable, "-c", program, cwd=tmp_path, code=9)
+    assert lying_in(folder) == {}
 
 
 def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):

@@ -55,7 +55,7 @@ def tell(loop: Loop) -> None:
     finally:
         _took(document, loop.clock.wall() - begin)
         say(errand, document)
-        if name == DOCUMENT or not errand.became:  # else nobody waits for it
+        if name == DOCUMENT or (errand.launcher and not errand.became):  # else nobody waits for it
             replace_text(Path(errand.folder) / name, json.dumps(finite(document)))
 
 

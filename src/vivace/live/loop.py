@@ -396,6 +396,8 @@ class Loop:
             self.look_anew()
         if self.seen.ends_step(optimizer):
             self.num_steps += 1
+            if self.num_steps == 1 and self.errand.search_seconds is None:
+                self.errand.make_way()  # a run that is killed leaves no other one's plan as its own
             if self._looked:
                 self._wait(optimizer, now)
             else:
