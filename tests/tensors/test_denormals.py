@@ -34,7 +34,7 @@ def test_a_run_that_has_become_slower_says_so_once_where_such_numbers_may_be_why
 
 @pytest.mark.parametrize(
     ("later", "share", "device"),
-    [(1.1, 0.5, CPU), (0.5, 0.5, CPU), (1.7, 0.0, CPU), (1.7, 1e-3, CPU), (1.7, 0.5, torch.device("cuda"))],
+    [(1.1, 0.5, CPU), (0.5, 0.5, CPU), (1.7, 0.0, CPU), (1.7, 1e-4, CPU), (1.7, 0.5, torch.device("cuda"))],
 )
 def test_other_runs_say_nothing(later, share, device):
     assert told([1.0] * LOOKS + [later] * 5 * LOOKS, share, device) == []
@@ -42,8 +42,21 @@ def test_other_runs_say_nothing(later, share, device):
 
 def test_what_was_there_in_the_beginning_is_not_why():
     slower = [1.0] * LOOKS + [1.7] * 5 * LOOKS
-    assert told(slower, 0.03, before=0.03) == told(slower, 0.03, before=0.025) == []
+    assert told(slower, 0.03, before=0.03) == told(slower, 0.03, before=0.0299) == []
     assert told(slower, 0.03, before=0.01)
+
+
+def test_one_of_them_slows_down_all_that_are_computed_with_it():
+    slower = [1.0] * LOOKS + [1.7] * 5 * LOOKS
+    assert told(slower, 1e-3)  # of which up to 1.6 % of the vectors hold one
+    assert told([1.0] * LOOKS + [90.0] * 5 * LOOKS, 0.07)
+    assert not told([1.0] * LOOKS + [110.0] * 5 * LOOKS, 0.5)
+
+
+def test_where_no_more_of_them_came_the_processor_is_not_asked(monkeypatch):
+    """As where they are taken for zero: then no product would be slow."""
+    monkeypatch.setattr(denormals, "times_slower", None)
+    assert told([1.0] * LOOKS + [1.7] * 5 * LOOKS, 0.0) == []
 
 
 def test_a_processor_that_is_hardly_slower_with_them_is_not_blamed(monkeypatch):
@@ -58,8 +71,7 @@ def test_this_processor_is_asked():
             flushed = MEASURED.__wrapped__()
         finally:
             denormals.flush(False)
-    assert 0.2 < flushed < 3.0
-    assert MEASURED.__wrapped__() > 0.2
+    assert 0.2 < flushed < 1.5 * MEASURED.__wrapped__()  # a root of zero is slow on some, too
 
 
 def test_a_few_slow_looks_are_no_slower_run():

@@ -28,6 +28,7 @@ SHARED = 32_768  # numbers from which torch shares an operator among threads, fo
 RUNTIME = "libgomp"  # GNU's, which ends the threads of this thread alone; others end those of all
 SLOWER = 1.25  # times, of a run's steps: then it is looked whether these numbers may be why
 LOOKS = 11  # at the time of a sample: so many in the beginning, and the newest ones
+VECTOR = 16  # float32 numbers that the widest instructions take at once: one of them slows down all
 LOOKED_AT = 2**18  # numbers of a tensor among which they are counted, about
 PAUSED_HARD = 2  # omp_pause_hard of OpenMP 5.0, section 3.2.44: the threads end
 _IMPORTED_BY = os.getpid()
@@ -67,8 +68,8 @@ def denormals(tensor: torch.Tensor, most: int) -> tuple[int, int]:
 
 @functools.cache
 def times_slower() -> float:
-    """How many times slower is this processor with them than with zeros, in a matrix product or a root?
-    Intel's are in the first, AMD's in the second.
+    """How many times slower is this processor with them than with normal numbers, in a matrix product or a
+    root? Intel's are in the first, AMD's in the second.
     """
 
     def seconds(operator: Callable[[torch.Tensor], torch.Tensor], number: float) -> float:
@@ -81,7 +82,7 @@ def times_slower() -> float:
 
     operators = (lambda square: square @ torch.ones_like(square)), torch.sqrt
     with outside_modes():
-        return max(seconds(each, 1e-39) / max(seconds(each, 0.0), 1e-9) for each in operators)
+        return max(seconds(each, 1e-39) / max(seconds(each, 1.0), 1e-9) for each in operators)
 
 
 def _is_forked() -> bool:
@@ -159,7 +160,8 @@ class SlowNumbers:
             return ""
         slower, self._slower = self._slower, 0.0
         self._newest.clear()  # the next answer is of other steps
-        if (share - self._before) * (times_slower() - 1.0) < slower - 1.0:
+        vectors = min(1.0, VECTOR * (share - self._before))  # that hold one, at most
+        if vectors <= 0.0 or vectors * (times_slower() - 1.0) < slower - 1.0:
             return ""
         self._ended = True
         return (
