@@ -93,10 +93,10 @@ def test_another_job_or_metric_is_no_other_training(both, tmp_path, other, told)
     assert "1 min instead of 2 min" in vivace.report(plan, beside=moved).read_text(encoding="utf-8")
 
 
-def test_another_machine_is_told(both, tmp_path):
+def test_another_device_is_told(both, tmp_path):
     plan = training(tmp_path / "one", [(30, 0.4), (60, 0.85)], device="an H200")
     page = vivace.report(plan, beside=training(tmp_path / "two", [(60, 0.5), (120, 0.8)], device="a laptop"))
-    assert "The other training ran on another machine: a laptop" in page.read_text(encoding="utf-8")
+    assert "The other training ran on another device: a laptop" in page.read_text(encoding="utf-8")
 
 
 def test_a_run_without_times_has_nothing_beside_which_to_draw(both, train_folder):

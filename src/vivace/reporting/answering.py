@@ -300,7 +300,7 @@ def _trained(content: Content, beside: Mapping[str, Any]) -> Answer:
     figure, sentence = _took(content, seconds, speedup, beside)
     notes = [str(notice) for notice in run.get("notices") or []]
     if beside.get("device") and beside["device"] != run.get("device"):
-        notes.append(f"The other training ran on another machine: {beside['device']}")
+        notes.append(f"The other training ran on another device: {beside['device']}")
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
     notes += [*_found(found), *_left_out(content)]
     name = str(run.get("job") or "")
