@@ -15,7 +15,6 @@ from vivace.advising.catalogue import find_gpu
 from vivace.advising.formula import Setting, predict_parts
 from vivace.advising.predict import Predictor
 from vivace.advising.source import StepMemory, counted_model, open_subject
-from vivace.advising.tables import fit_of
 from vivace.machine import CONTEXT_BYTES
 from vivace.memory.fits import fits
 from vivace.memory.imagine import imagine

@@ -210,7 +210,7 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
     watts = (gpu.power_watts or 250.0) / ((gpu.num_units or 80) * clock)
     layout = "single" if not half else "half_nhwc" if setting.channels_last else "half_nchw"
     wide = 0.5 if setting.precision in ("fp16", "bf16") else 1.0
-    gradients = 4 * wide * demand.num_parameters
+    gradients = 4 * wide * demand.num_updated
     around = 2 * (1 - 1 / setting.num_gpus) * gradients  # what a ring moves of them
     year = max(min(setting.year, LAST_YEAR), FIRST_YEAR) - BASE_YEAR
     return {

@@ -104,10 +104,7 @@ def fit_of(offer: Offer) -> str:
         return f"does not fit: needs {words.size(p.needed_bytes)}"
     if p.how:
         return f"fits at {words.times(p.slowdown)} the time with {p.how}"
-    shared = (
-        ", less what the processor takes of it" if p.gpu.form == "soc" and p.gpu.vendor != "Apple" else ""
-    )
-    return f"{words.size(p.headroom_bytes)} left{shared}"
+    return f"{words.size(p.headroom_bytes)} left"
 
 
 def draw_software(advice: SoftwareAdvice, console: Console) -> None:
