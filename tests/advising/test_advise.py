@@ -613,7 +613,7 @@ def test_what_cards_lack_takes_no_row_of_the_first_screen(monkeypatch):
     cards = ["V100", "RTX 3090", "RTX 4090", "A100", "H100", "T4", "P100", "MI50"]
     advice = vivace.advise("resnet50", gpus=cards, target="10000")
     lines = answer_lines(answering.answer(advice), 80)
-    assert sum(line.startswith("  ") for line in lines) >= 8
+    assert sum(line.startswith("  ") for line in lines) >= 7  # what eight cards train takes one, too
     assert any("RTX 4090" in line for line in lines)
     assert "This training is short: one card is enough." in lines
 
