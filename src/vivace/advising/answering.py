@@ -30,7 +30,7 @@ def answer(advice: Advice) -> Answer:
         parts=tuple(
             (tables.marked(offer, marks), _told(advice, offer)) for offer, marks in tables.choices(advice)
         ),
-        notes=tuple(_notes(advice)),
+        notes=tuple(_notes(advice, best)),
         facts=tuple(_facts(advice)),
         next=_next(advice),
         page=advice.page_path or "",
@@ -113,7 +113,9 @@ def _told(advice: Advice, offer: Offer) -> str:
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"
     beside = against or (tables.fit_of(offer) if offer.prediction.how else "")
     lack = "" if own else lack_of(offer.prediction.gpu)
-    return "; ".join(filter(None, (f"{tables.time_of(offer)}{cost}", beside, lack)))
+    number = offer.prediction.num_gpus
+    several = f"{number}x batch" if number > 1 else ""
+    return "; ".join(filter(None, (f"{tables.time_of(offer)}{cost}", several, beside, lack)))
 
 
 def _left_out(advice: Advice) -> list[str]:
@@ -127,10 +129,10 @@ def _left_out(advice: Advice) -> list[str]:
     return [f"{reason} of {', '.join(of)} is known: not picked" for reason, of in names.items() if reason]
 
 
-def _notes(advice: Advice) -> list[str]:
+def _notes(advice: Advice, best: Offer | None) -> list[str]:
     notes = _left_out(advice)
-    number = max((offer.prediction.num_gpus for offer, _ in tables.choices(advice)), default=1)
-    if number > 1:
+    if best is not None and best.prediction.num_gpus > 1:
+        number = best.prediction.num_gpus
         notes.append(
             f"{number} cards train with {number} times the batch: another training, for the metric to judge"
         )
