@@ -5,6 +5,7 @@ import hashlib
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,8 +167,9 @@ def test_a_plan_that_cannot_act_on_one_process_is_refused(run):
         under_plan(job, Plan.from_dict({"ddp": {}}), flat)
 
 
-def test_the_plan_of_the_run_is_what_is_timed(run, tmp_path):
+def test_the_plan_of_the_run_is_what_is_timed(run, tmp_path, monkeypatch):
     job, folder = run
+    monkeypatch.setitem(sys.modules, "theirs", object())  # no module, and has no names
     document = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**document, "plan": {"bf16_autocast": {}}}))
     Judge(job, str(folder), str(tmp_path)).record()

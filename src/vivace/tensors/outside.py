@@ -557,7 +557,8 @@ def is_persons(thing: object) -> bool:
 
 def own_streams() -> list[object]:
     """The generators of random numbers that modules of the person's hold by a name."""
-    spaces = [dict(vars(module)) for name, module in list(sys.modules.items()) if not of_library(name)]
+    theirs = [module for name, module in list(sys.modules.items()) if not of_library(name)]
+    spaces = [dict(getattr(module, "__dict__", {})) for module in theirs]  # any object may stand there
     return [value for space in spaces for value in space.values() if isinstance(value, _STREAMS)]
 
 
