@@ -45,11 +45,8 @@ DAMAGED = "damaged.jsonl"
 ADDITIVE = 1e-6  # of a metric: so near must it be to the mean over samples, or to itself when asked again
 ALONE_SECONDS = 20.0  # for the metric of each sample alone
 FIRST = 20  # samples, which foretell how long all take
-SKIPPING = (
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.MultiheadAttention,
-)  # padding, in evaluation
+# These leave padding out in evaluation.
+SKIPPING = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 Piece = tuple[Any, tuple[int, slice | None]]
 """A batch or a part of it, the batch's number, and which of its rows these are."""
