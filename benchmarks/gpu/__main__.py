@@ -22,6 +22,7 @@ from summary import write
 import vivace
 from vivace.errors import InputError
 from vivace.processes.launch import preload
+from vivace.words import count
 
 # Seconds. These are the commands for a GPU that is lent for half an hour, ten minutes a command. What matters
 # most comes first, and what one does not reach of a part goes on in the next.
@@ -94,6 +95,11 @@ def main() -> int:
         for name, case in cases.get(part, {}).items()
         if case["status"] in ("failed", "broken")
     ]
+    unsteady = sum(
+        case["status"] == "unsteady" for part in dict(planned) for case in cases.get(part, {}).values()
+    )
+    if unsteady:
+        print(f"the machine was too unsteady for {count(unsteady, 'case')}; the same call measures again")
     print("\n".join(["failed or broken:", *bad]) if bad else "nothing failed, no promise was broken")
     return 1 if bad else 0
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import vivace
-from vivace.errors import ChildFailed, InputError, Refused
+from vivace.errors import ChildFailed, InputError, Refused, Unsteady
 from vivace.inspection.nvidia import ask, visible
 
 SAME = ("device", "driver", "torch", "dry")
 FILE = "cases.jsonl"
 Case = dict[str, Any]
+AGAIN = ("failed", "unsteady")  # what another call does again
 FAILED: Case = {"status": "failed"}
 
 
@@ -74,7 +75,7 @@ class Book:
     """The cases of one part, until its time is up. Whatever a case does, the next one comes.
 
     Args:
-        folder: where ``cases.jsonl`` lies; what it holds is not done again, except what failed.
+        folder: where ``cases.jsonl`` lies; what it holds is done again only where it failed or was unsteady.
         seconds: the time that this part has.
         written: called after each case.
     """
@@ -117,7 +118,8 @@ class Book:
     def case(self, name: str, measure: Callable[[], Case], *, seconds: float = 2.0) -> Case:
         """The result of a case, from the file where it stands there; `seconds` is what it needs at least.
 
-        ``status`` is ok, refused (with the reason), broken (a promise), failed, or unreached (not written).
+        ``status`` is ok, refused (with the reason), broken (a promise), unsteady (the machine was, too much
+        for an answer), failed, or unreached (not written).
         """
         if self.done(name):
             return self.cases[name]
@@ -129,6 +131,8 @@ class Book:
             result = {"status": "ok", **measure()}
         except Refused as refused:
             result = {"status": "refused", "reason": _clean(str(refused))}
+        except Unsteady as unsteady:
+            result = {"status": "unsteady", "reason": _clean(str(unsteady))}
         except Exception as error:  # the next case must come
             kind = "" if isinstance(error, ChildFailed) else f"{type(error).__name__}: "
             result = {"status": "failed", "reason": _clean(f"{kind}{error}")}
@@ -151,7 +155,7 @@ class Book:
 
     def done(self, *names: str) -> bool:
         """Is nothing left to do of these cases?"""
-        return all(self.cases.get(name, FAILED)["status"] != "failed" for name in names)
+        return all(self.cases.get(name, FAILED)["status"] not in AGAIN for name in names)
 
     def keep(self, folder: Path) -> None:
         """Put what a command has written into one file here, which takes the place of an older one."""

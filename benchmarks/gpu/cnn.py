@@ -15,7 +15,7 @@ from counters import measured
 from norm_shapes import ALLOWED, NUM_CASES, PRODUCTS, SHAPES
 from speed import Settings, Track
 
-from vivace.measuring import paired
+from vivace import ledger
 from vivace.processes.launch import Child, Source
 
 HERE = Path(__file__).resolve().parent
@@ -130,7 +130,7 @@ def _contract(book: Book) -> None:
 
 def _waterfall(book: Book, name: str, plans: dict[str, Settings]) -> None:
     """Strict fp32, then each plan beside it, with the bytes that its kernels must move and the bound."""
-    paired.UNSTEADY_WIDTH = math.inf if book.dry else paired.UNSTEADY_WIDTH
+    ledger.WIDE = math.inf if book.dry else ledger.WIDE
     if book.dry:
         plans = {"+ fused_batchnorm": {k: v for k, v in NORM.items() if k != "cudnn_benchmark"}}
         plans["graph without compile"] = {**plans["+ fused_batchnorm"], **GRAPH}

@@ -13,6 +13,7 @@ from typing import Any
 from book import Book, Case
 
 import vivace
+from vivace import ledger
 from vivace.errors import ChildFailed, Code, Refused
 from vivace.measuring import paired
 from vivace.plan import Plan
@@ -63,7 +64,7 @@ DRY = {"mlp": ("fp32, graph",), "bert": ("PyTorch's defaults", "bf16")}
 
 def speed(book: Book) -> None:
     """Every job under strict fp32, PyTorch's defaults, TF32, and each of its plans."""
-    paired.UNSTEADY_WIDTH = math.inf if book.dry else paired.UNSTEADY_WIDTH
+    ledger.WIDE = math.inf if book.dry else ledger.WIDE
     for name, own in WORKLOADS.items():
         chosen = {"PyTorch's defaults": {}, "TF32": {"tf32": {}}, **own}
         if book.dry:

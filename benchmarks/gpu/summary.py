@@ -300,7 +300,7 @@ def _stage(name: str, case: Case, cases: dict[str, Case]) -> tuple[str, ...]:
 
 
 def _problems(cases: dict[str, Case]) -> list[str]:
-    """What was refused, broken or failed, with its reason; equal reasons in one line."""
+    """What was refused, broken, unsteady or failed, with its reason; equal reasons in one line."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for name, case in cases.items():
         if case["status"] != "ok":

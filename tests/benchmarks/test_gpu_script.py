@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 import vivace
-from vivace.errors import ChildFailed, Code, InputError, JobError, Refused
+from vivace.errors import ChildFailed, Code, InputError, JobError, Refused, Unsteady
 from vivace.machine import Device
 from vivace.measuring import paired
 from vivace.verifying.verdict import Verdict
@@ -190,16 +190,25 @@ def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
     def refuse():
         raise Refused("cuda_graph_step: no")
 
+    def hesitate():
+        raise Unsteady("too unsteady to conclude")
+
     assert part.case("a", fail)["status"] == "failed"
     assert part.case("b", refuse)["status"] == "refused"
+    assert part.case("d", hesitate) | {"seconds": 0} == {
+        "status": "unsteady",
+        "reason": "too unsteady to conclude",
+        "seconds": 0,
+    }
     assert part.case("c", lambda: {"value": 1})["value"] == 1
     again = book.Book(tmp_path, "speed", 60, FACTS)
     assert again.case("c", fail)["value"] == 1, "done already"
-    assert again.case("a", lambda: {"value": 2})["value"] == 2, "failed ones are tried again"
+    for name in ("a", "d"):
+        assert again.case(name, lambda: {"value": 2})["value"] == 2, "these are tried again"
     facts, parts = book.read(tmp_path)
     assert facts == FACTS
     statuses = {name: case["status"] for name, case in parts["speed"].items()}
-    assert statuses == {"a": "ok", "b": "refused", "c": "ok"}
+    assert statuses == {"a": "ok", "b": "refused", "c": "ok", "d": "ok"}
 
 
 @pytest.mark.parametrize("part", ["ceilings", "cnn", "feed"])

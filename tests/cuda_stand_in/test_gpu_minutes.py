@@ -19,6 +19,7 @@ CALLS = {
     ("second", "peer", "memory", "verdicts"): None,
     ("third",): "tune-mlp.tar.gz",
 }
+TIMED = ("speed", "cnn")
 MOST_FILES = 8  # come back from where GPUs are lent by the command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -94,7 +95,8 @@ def rehearsed(stand_in, tmp_path_factory):
         assert (out / "results.md").exists()
         script.end(words)
         assert lines_of(out)[: len(left)] == left, "what was there stays"
-    names = [(entry.get("part"), entry.get("case")) for entry in entries_of(out)]
+    kept = [entry for entry in entries_of(out) if entry.get("status") != "unsteady"]
+    names = [(entry.get("part"), entry.get("case")) for entry in kept]
     assert len(names) == len(set(names)), "nothing was done twice"
     return out
 
@@ -103,7 +105,8 @@ def rehearsed(stand_in, tmp_path_factory):
 def test_every_case_of_a_part_is_kept_or_refused(rehearsed, part):
     cases = cases_of(rehearsed, part)
     assert cases
-    assert {name: case for name, case in cases.items() if case["status"] not in ("ok", "refused")} == {}
+    told = ("ok", "refused", "unsteady") if part in TIMED else ("ok", "refused")  # beside other processes
+    assert {name: case for name, case in cases.items() if case["status"] not in told} == {}
     scenes = {case["status"] for name, case in cases.items() if "scene" in name}
     assert scenes == ({"ok"} if part == "correctness" else set())
 
@@ -123,7 +126,7 @@ def test_what_a_gpu_alone_can_tell_comes_first(rehearsed):
 
 def test_a_graph_was_timed_and_bytes_were_counted(rehearsed):
     cases = cases_of(rehearsed, "cnn")
-    assert cases["resnet50_256 | graph without compile"]["status"] == "ok"
+    assert cases["resnet50_256 | graph without compile"]["status"] in ("ok", "unsteady")
     found = cases["resnet50_256 | bytes"]["found"]
     steps = [found[way]["bytes"] for way in ("bfloat16 products", "bfloat16 fused", "bfloat16", "float32")]
     assert steps == sorted(set(steps))

@@ -115,8 +115,7 @@ def test_what_may_help_is_tried_before_a_second_baseline_where_time_is_short(tun
 def test_a_confirmation_takes_several_pairs_of_processes(tmp_path, monkeypatch):
     for name in ("MOST_ROUNDS", "MOST_LATE_ROUNDS"):
         monkeypatch.setattr(f"vivace.tuning.bench.{name}", 3)
-    for name in ("measuring.paired.UNSTEADY_WIDTH", "ledger.WIDE"):  # also where the machine is busy
-        monkeypatch.setattr(f"vivace.{name}", 1e9)
+    monkeypatch.setattr("vivace.ledger.WIDE", 1e9)  # also where the machine is busy
     ledger = Ledger(tmp_path / "ledger.jsonl")
     bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=None)
     try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from vivace.errors import Unsteady
 from vivace.inspection.energy import Meter
 from vivace.inspection.quiet import TOLERATED_SHARE, ForeignLoad
-from vivace.ledger import WIDE, Ratio
+from vivace.ledger import Ratio
 from vivace.machine import Machine
 from vivace.measuring.statistics import EARLY, LAST, speed_ratio, stretched
 from vivace.plan import Plan
@@ -25,7 +25,6 @@ from vivace.words import percent
 
 WORKER = "vivace.measuring.worker:Worker"
 BLOCK_SECONDS = 0.3
-UNSTEADY_WIDTH = WIDE
 LEAST_WORK = 0.15  # of a core: of a process that computed less, processor time says little of a step
 
 
@@ -250,7 +249,7 @@ def compare(
             continue
         ratio = speed_ratio(_walls(pairs), neighbours=True)
         told, alone = all(each.starved is not None for each in pairs), all(each.alone for each in pairs)
-        if loud and not told and (alone or ratio.width > UNSTEADY_WIDTH / 2):
+        if loud and not told and (alone or stretched(ratio, 2.0).wide):
             steps[:] = [1, 1]
             worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
@@ -317,7 +316,7 @@ def _by_processor(pairs: Sequence[_Pair], wall: Ratio) -> Ratio | None:
         return None
     ratio = speed_ratio(working)
     agree = wall.low <= ratio.high and ratio.low <= wall.high
-    decided = not ratio.low <= 1.0 <= ratio.high or ratio.width <= UNSTEADY_WIDTH
+    decided = not ratio.low <= 1.0 <= ratio.high or not ratio.wide
     return ratio if agree and decided else None
 
 
