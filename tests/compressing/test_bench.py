@@ -33,12 +33,16 @@ class Process:
 
 
 class Served:
-    """Stands for a process that serves a form."""
+    """Stands for a process that serves a form, on samples of one length."""
+
+    a_call = None  # seconds of one, where lengths differ
 
     def __init__(self, owner, form):
         self.child, self.step_seconds, self.form = Process(form.name), 1.0, form
 
-    def open(self, _, batch):
+    def open(self, _, batch, inputs):
+        self.calls_a_step = inputs if self.a_call else 1
+        self.step_seconds = self.calls_a_step * (self.a_call or 1.0)
         if batch == 64 and self.form.name != "eager_fp32":
             raise TimedOut("no answer to 'warm' within 60 s")
         if (self.form.name, batch) in CANNOT:
@@ -109,6 +113,16 @@ def test_forms_are_timed_at_a_batch_beside_a_fresh_process_of_the_model_as_it_is
     assert row.reason == "a batch of 32 cannot be made"
     begun.deadline = 0.0
     assert [row.reason for row in begun.beside(BESIDE, 64)] == ["", *["not ready within 1 min"] * 2]
+
+
+@pytest.mark.parametrize(("seconds", "inputs"), [(0.01, 16), (0.024, 16), (0.05, 6), (1.0, 4)])
+def test_where_samples_differ_in_length_each_block_is_of_the_same_ones(begun, monkeypatch, seconds, inputs):
+    """As many as a block has time for: every form is called with these, the model as it is too."""
+    monkeypatch.setattr(Served, "a_call", seconds)
+    begun.renew()
+    with begun._served(BY_NAME["eager_bf16"]) as server:
+        assert server.calls_a_step == begun._reference.calls_a_step == inputs
+    assert sum(child.alive for child in Process.begun if child.name == "eager_fp32") == 1
 
 
 @pytest.mark.parametrize(

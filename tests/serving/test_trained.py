@@ -176,7 +176,7 @@ def test_the_plan_of_the_run_is_what_is_timed(run, tmp_path, monkeypatch):
     worker = Worker(job, str(folder), str(tmp_path), torch.get_num_threads())
     heard = []
     worker.material.flat.model[0].register_forward_hook(lambda *given: heard.append(given[-1].dtype))
-    worker.open("trained_plan", str(tmp_path), 4)
+    worker.open("trained_plan", str(tmp_path), 4, 16)
     worker.warm(0.0)
     worker.block(3)
     assert set(heard) == {torch.bfloat16}

@@ -32,6 +32,7 @@ TIMEOUT = 1200.0
 PATIENCE_SECONDS = 60.0  # before a form counts as hanging, however little of the budget is left
 LOOK_SECONDS, TIMED_SECONDS, CONFIRMED_SECONDS = 3.0, 6.0, 8.0
 WARM_SECONDS = 0.5
+INPUTS, FEWEST_INPUTS = 16, 4  # different batches that are timed in turn; the fewer where lengths differ
 ENVELOPE_SECONDS, FEWEST_SAMPLES = 1.0, 16  # of the model as it is; its shadows take ten times as long
 TOLERANCE = 0.03  # of a ratio: how far its interval may reach
 LOOK_TOLERANCE = 0.06  # after a short look: the form that is chosen is measured again
@@ -42,11 +43,12 @@ class Server(Timed):
 
     def __init__(self, bench: Bench, form: Form) -> None:
         super().__init__(bench.worker(form), bench.timeout)
-        self.form = form
+        self.form, self.calls_a_step = form, 1
 
-    def open(self, folder: Path, batch: int) -> float:
+    def open(self, folder: Path, batch: int, inputs: int) -> float:
         """Be ready to be timed; the seconds that opening and the first call took."""
-        opened = self.ask("open", form=self.form.name, folder=str(folder), batch=batch)
+        opened = self.ask("open", form=self.form.name, folder=str(folder), batch=batch, inputs=inputs)
+        self.calls_a_step = opened["calls_a_step"]
         self.warm(WARM_SECONDS, self.timeout)
         return float(opened["seconds"]) + self.warmup_seconds
 
@@ -74,6 +76,7 @@ class Bench:
         self.further = dict[str, tuple[Source, str]]()
         self.deadline = math.inf
         self.batch, self.threads, self.margin = batch, 1, 0.0
+        self.inputs = INPUTS
         self.judge = self._new_judge()
         self.facts: dict[str, Any] = {}
         self._envelopes: dict[str, list[float]] = {}
@@ -96,9 +99,14 @@ class Bench:
         """A fresh process for the reference: an interruption may have left an answer of the old one."""
         if self._reference is not None:
             self._reference.close()
-        self._reference = Server(self, BY_NAME[REFERENCE])
-        self._reference.open(self.files, self.batch)
-        _time_once(self._reference)
+        self._reference = reference = Server(self, BY_NAME[REFERENCE])
+        reference.open(self.files, self.batch, self.inputs)
+        fewer = max(FEWEST_INPUTS, round(BLOCK_SECONDS / reference.step_seconds * reference.calls_a_step))
+        if fewer < reference.calls_a_step / 1.5:  # a call with each length takes too long for one block
+            self.inputs = fewer
+            self.renew()
+        else:
+            _time_once(reference)
 
     def _revive(self) -> None:
         """A fresh process for each that has died, as of lack of memory: without it no form can be judged."""
@@ -237,7 +245,7 @@ class Bench:
     def _served(self, form: Form, batch: int | None = None) -> Iterator[Server]:
         server = Server(self, form)
         try:
-            server.open(self.files, batch or self.batch)
+            server.open(self.files, batch or self.batch, self.inputs)
             yield server
         finally:
             server.close()
@@ -316,7 +324,8 @@ class Bench:
         """How far rounding moves each output, on as many samples as the model does in a second or so."""
         assert self._reference is not None
         if numbers not in self._envelopes:
-            in_time = ENVELOPE_SECONDS / max(self._reference.step_seconds / self.batch, 1e-6)
+            step = self.batch * self._reference.calls_a_step
+            in_time = ENVELOPE_SECONDS / max(self._reference.step_seconds / step, 1e-6)
             samples = int(max(FEWEST_SAMPLES, min(in_time, PROOF_SAMPLES)))
             self._envelopes[numbers] = self._reference.ask("envelope", numbers=numbers, samples=samples)
         return self._envelopes[numbers]

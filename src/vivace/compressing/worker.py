@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy
@@ -26,7 +27,6 @@ from vivace.serving.serve import Arrays, Run, in_torch, opened
 from vivace.serving.trained import plan_of
 from vivace.serving.values import padding_computed
 
-INPUTS = 16  # different batches that are timed in turn
 MOST_TIMES = 20_000
 
 
@@ -42,12 +42,16 @@ class Worker(Maker):
         self._inputs: list[list[numpy.ndarray[Any, Any]]] = []
         self._times: list[float] = []
         self._turn = 0
+        self._calls_a_step = 1
         self._before = 0
 
-    def open(self, form: str, folder: str, batch: int) -> dict[str, Any]:
-        """Be ready to serve the form in batches of so many samples."""
+    def open(self, form: str, folder: str, batch: int, inputs: int) -> dict[str, Any]:
+        """Be ready to serve the form in batches of so many samples, of so many different ones in turn. Where
+        these differ in length, a step that is timed is a call with each: steps would differ else.
+        """
         begin = time.perf_counter()
-        self._inputs = self.calls.several(INPUTS, batch)
+        self._inputs = self.calls.several(inputs, batch)
+        self._calls_a_step = inputs if self.calls.ragged else 1
         self.form, self.batch, self.files = form_named(form), batch, Path(folder)
         self._before = _resident()
         if self.form.name == TRAINED_PLAN:
@@ -59,25 +63,26 @@ class Worker(Maker):
         else:
             path = str(Path(folder) / self.form.file)
             self.serve, self.handle = opened(self.form.runtime, path, self.form.numbers, self.threads)
-        return {"seconds": time.perf_counter() - begin}
+        return {"seconds": time.perf_counter() - begin, "calls_a_step": self._calls_a_step}
 
     def warm(self, seconds: float = 0.5) -> dict[str, Any]:
         """Call until steady: at least 5 times, or once with each length, and `seconds` after the first."""
         first = self._timed(1)
         begin = time.perf_counter()
-        self._timed(INPUTS if self.calls.ragged else 5)
+        steps = [self._timed(self._calls_a_step) for _ in range(5 if self._calls_a_step == 1 else 1)]
         while time.perf_counter() - begin < seconds:
-            self._timed(1)
-        steady = sorted(self._times[1:])[len(self._times[1:]) // 2]
+            steps.append(self._timed(self._calls_a_step))
+        steady = median(steps)
         self._times = []
-        return {"step_seconds": steady, "warmup_seconds": max(0.0, first - steady)}
+        return {"step_seconds": steady, "warmup_seconds": max(0.0, first - steady / self._calls_a_step)}
 
     def block(self, steps: int, cached: bool = False) -> dict[str, float | None]:
-        """Time `steps` calls on the person's own samples, which are at hand, by all clocks."""
+        """Time so many steps on the person's own samples, which are at hand, by all clocks."""
         begin, ready = time.process_time(), _ready_seconds()
-        seconds = self._timed(steps)
+        count = steps * self._calls_a_step
+        seconds = self._timed(count)
         working, starved = time.process_time() - begin, _ready_seconds()
-        found = {"seconds": seconds, "samples": steps * self.batch, "waited": 0.0, "processor": working}
+        found = {"seconds": seconds, "samples": count * self.batch, "waited": 0.0, "processor": working}
         return {
             **found,
             "threads": self.threads,
@@ -88,7 +93,7 @@ class Worker(Maker):
         assert self.serve is not None
         whole = 0.0
         for _ in range(count):
-            arrays = self._inputs[self._turn % INPUTS]
+            arrays = self._inputs[self._turn % len(self._inputs)]
             self._turn += 1
             begin = time.perf_counter()
             self.serve(arrays)

@@ -368,17 +368,21 @@ class Calls:
         return joined
 
     def several(self, number: int, count: int) -> list[list[numpy.ndarray[Any, Any]]]:
-        """So many calls on `count` samples each; of all lengths that there are, where they differ.
+        """So many calls on `count` samples each; where lengths differ, from short to long, each standing for
+        as many of the calls as the next.
 
         Raises Refused as `sample` does.
         """
         if not self.ragged:
             return [self.sample(count, count * place) for place in range(number)]
-        usable, found = self._of(count), []
+        usable, found = sorted(self._of(count), key=self._numbers_a_sample), []
         for place in range(number):
-            inputs = usable[place * len(usable) // number if len(usable) > number else place % len(usable)]
+            inputs = usable[(2 * place + 1) * len(usable) // (2 * number)]
             found.append(self.cut(inputs, count * place % (self.rows_of(inputs) - count + 1), count))
         return found
+
+    def _numbers_a_sample(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> float:
+        return sum(array.size for array in inputs) / self.rows_of(inputs)
 
     def _of(self, count: int) -> list[list[numpy.ndarray[Any, Any]]]:
         """The calls on at least `count` samples. Raises Refused where there is none."""
