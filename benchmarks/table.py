@@ -35,7 +35,7 @@ NOTABLE = 0.03  # of a step, from which an operator is listed
 MARKERS = re.compile(r"(<!-- (figures|evidence|scripts|tasks|gpus) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
     "README.md": {
-        "machine": "Measured on {device}, {cores} cores, torch {torch}:",
+        "machine": "Measured on {device} ({features}), {cores} cores, torch {torch}:",
         "columns": (
             "job",
             "date",
@@ -56,7 +56,7 @@ WORDS = {
         "missing": "No steady measurement yet: {jobs}.",
     },
     "README.zh-CN.md": {
-        "machine": "测量环境：{device}，{cores} 核，torch {torch}：",
+        "machine": "测量环境：{device}（{features}），{cores} 核，torch {torch}：",
         "columns": (
             "任务",
             "日期",
@@ -159,7 +159,9 @@ def table(records: list[dict], file: str) -> str:
     parts = []
     for _, group in itertools.groupby(newest, key=lambda record: record["machine"]["fingerprint"]):
         rows = list(group)
-        parts.append(words["machine"].format(**rows[0]["machine"], torch=_versions(rows, "torch")))
+        machine = rows[0]["machine"]
+        machine = {**machine, "features": ", ".join(machine["features"])}
+        parts.append(words["machine"].format(**machine, torch=_versions(rows, "torch")))
         columns = [words["columns"], *(_cells(row, words) for row in rows)]
         limited = any(reached(row) != UNKNOWN for row in rows)
         if not limited:
