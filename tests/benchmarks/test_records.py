@@ -172,10 +172,11 @@ def test_the_share_of_the_limit_and_where_a_step_goes_are_said_where_they_are_kn
 
 @pytest.mark.parametrize("name", READMES)
 def test_a_table_in_which_no_limit_is_known_has_no_column_for_it(name):
-    machine = {"fingerprint": "f", "device": "a CPU", "cores": 2}
+    machine = {"fingerprint": "f", "device": "a CPU", "features": ["avx2", "amx_bf16"], "cores": 2}
     record = {"job": "mlp", "date": "2026-01-02", "machine": machine, "versions": {"torch": "2.15"}}
     record |= {"baselines": {"strict_fp32": 10.0}, "plan": {}, "trials": [], "kept": None}
     words, found = table.WORDS[name], table.table([record], name)
+    assert "avx2, amx_bf16" in found
     assert words["columns"][table.LIMITED] not in found
     assert words["limited"] not in found
     limit = {"share": 0.383, "step_seconds": 1.0, "bound_seconds": 0.383, "operators": []}
