@@ -68,6 +68,8 @@ def test_ranges_are_read_as_written(text, found):
         ("lr=1..", "no range of numbers"),
         ("lr=1..nan", "no range of numbers"),
         ("lr=2..1", "below the upper"),
+        ("lr=1e-4...1e-1:log", "more than two dots between its ends: write lr=1e-4..1e-1:log$"),
+        ("factor=0...5", "write factor=0..5$"),
         ("lr=0..1:log", "begins above 0"),
         ("lr=1,2:log", "belongs to a range"),
         ("width=32,32", "twice"),

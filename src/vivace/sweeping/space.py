@@ -140,6 +140,9 @@ def _between(
     low, high = (_value(end.strip()) for end in told.split("..", 1))
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
         raise InputError(f"'{name}={text}' is no range of numbers: write {_FORMS}")
+    if "..." in told:  # the third dot would make a tenth of 1e-1
+        right = re.sub(r"\.{3,}", "..", text)
+        raise InputError(f"'{name}={text}' has more than two dots between its ends: write {name}={right}")
     if _kinds_of(parameter) - {"None"} == {"str"}:
         raise InputError(
             f"'{name}={text}': {name} is a text, and a range is of numbers: write {name}={low},{high}"
