@@ -20,7 +20,7 @@ class EventKind(enum.StrEnum):
     | ``verdict`` | tune | plan: as text; verdict: a `vivace.Verdict` |
     | ``prepared`` | verify | seconds: of the reference; left_seconds: for the plan; compiles: and more |
     | ``seed`` | verify | what is known after one seed of the test of the metric; left_seconds |
-    | ``begin`` | train | step: where it stands; epochs; steps and steps_per_epoch: in all, None if unknown |
+    | ``begin`` | train | step, epochs, num_parameters; steps and steps_per_epoch: in all, None if unknown |
     | ``resume`` | train | step: from which the run goes on |
     | ``step`` | train | step, epoch, loss, samples_per_second, [skipped_steps] |
     | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data, seconds: since it began] |

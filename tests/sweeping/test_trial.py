@@ -48,6 +48,22 @@ def test_a_trial_that_came_to_its_end_is_not_pruned(jobs, tmp_path, monkeypatch)
     assert searching._saved([pruned], study.setting.epochs) == pruned.seconds > 0  # one of its two epochs
 
 
+@pytest.mark.parametrize("prune", [False, True])
+def test_a_trial_builds_its_model_once(jobs, tmp_path, monkeypatch, prune):
+    """A second one beside the first may not fit into the memory, and would end what has been trained."""
+    built = []
+
+    def model():
+        assert not built, "it is built a second time"
+        built.append(torch.nn.Linear(6, 3))
+        return built[0]
+
+    monkeypatch.setattr(trial, "ask_parent", lambda _: {"prune": prune})
+    job = JobFunction(lambda: dataclasses.replace(jobs.job(), model=model))
+    found = trial.Trial(job, torch.get_num_threads()).train({}, {}, str(tmp_path / "run"), 0)
+    assert (found["pruned"], found["num_parameters"], found["of_epochs"]) == (prune, 21, 3)
+
+
 @pytest.mark.parametrize(
     ("kept", "left"),
     [

@@ -13,9 +13,7 @@ from vivace.events import Event, EventKind
 from vivace.job import Job, JobFunction
 from vivace.plan import Plan
 from vivace.processes.child import ask_parent
-from vivace.session.opening import call, models_of
 from vivace.sweeping.folder import CHECKPOINTS, PLAN, can_go_on
-from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import whole_manifest
 from vivace.training.training import Run
 from vivace.watching.tally import Tally
@@ -36,6 +34,7 @@ class Trial:
         torch.set_num_threads(threads)
         self.job = job
         self._num_epochs = 0
+        self._num_parameters: int | None = None  # before the model is built
         self._plan: dict[str, Any] = {}
         self._declined, self._out = "", Path()
         self._epoch: dict[str, Any] = {}  # what the last one brought
@@ -60,7 +59,7 @@ class Trial:
                 self._declined = str(refused)
                 run = self._run(job, Plan(), out, seed)
         except Pruned:
-            return {"pruned": True, **self._epoch, **_cost(job)}
+            return {"pruned": True, **self._epoch, **self._cost(job)}
         if run.interrupted:
             raise ChildFailed(f"it was stopped by {run.interrupted_by} in epoch {run.epochs + 1}")
         steps = run.steps - (run.resumed_from_step or 0)
@@ -71,7 +70,7 @@ class Trial:
             "epoch": run.epochs,
             "step_seconds": run.stepping_seconds / steps if steps else None,
             "plan_left": self._plan_left(run.plan),
-            **_cost(job),
+            **self._cost(job),
         }
 
     def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
@@ -86,7 +85,13 @@ class Trial:
             on_broken="fallback",
         )
 
+    def _cost(self, job: Job) -> dict[str, Any]:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_bytes": peak, "num_parameters": self._num_parameters, "of_epochs": job.epochs}
+
     def _heard(self, event: Event) -> None:
+        if event.kind == EventKind.BEGIN:
+            self._num_parameters = event.payload["num_parameters"]
         if event.kind != EventKind.EPOCH:
             return
         found = {key: event.payload.get(key) for key in ("epoch", "metric", "loss", "step")}
@@ -110,10 +115,3 @@ def comparable(job: Job) -> Job:
     if job.metric is None:
         raise JobError("a sweep needs the Job's metric(model, batches), higher is better, to compare by")
     return job
-
-
-def _cost(job: Job) -> dict[str, Any]:
-    with Streams(0):
-        num_parameters = sum(p.numel() for m in models_of(job, call(job, "model")) for p in m.parameters())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"peak_bytes": peak, "num_parameters": num_parameters, "of_epochs": job.epochs}

@@ -109,6 +109,7 @@ class Loop(Keeping):
             )
         steps, self.an_epoch = self._length()
         facts = {"step": self.position.step, "epochs": self.job.epochs, "steps_per_epoch": self.an_epoch}
+        facts["num_parameters"] = sum(p.numel() for m in self.session.build.models for p in m.parameters())
         self.progress.tell(EventKind.BEGIN, **facts, steps=steps)
         self.watch.begin(self.progress, None if steps is None else steps - self.position.step)
         self.survival.note(self.position.step)
