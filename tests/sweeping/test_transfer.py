@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
@@ -168,6 +169,70 @@ def test_a_schedule_that_sets_learning_rates_itself_is_refused():
         jobs[0].scheduler(jobs[0].optimizer(jobs[0].model()))
     for multiplying in jobs[1:]:
         assert multiplying.scheduler(multiplying.optimizer(multiplying.model())) is not None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "what"),
+    [
+        (
+            lambda o: lr_scheduler.CosineAnnealingLR(o, 100, eta_min=1e-4),
+            "CosineAnnealingLR with eta_min=0.0001",
+        ),
+        (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 9, eta_min=1e-4), "eta_min=0.0001"),
+        (lambda o: lr_scheduler.ReduceLROnPlateau(o, min_lr=1e-4), "ReduceLROnPlateau with min_lr=0.0001"),
+        (
+            lambda o: lr_scheduler.CyclicLR(o, [g["lr"] for g in o.param_groups], 1.0, cycle_momentum=False),
+            "max_lr=1",
+        ),
+        (
+            lambda o: lr_scheduler.SequentialLR(
+                o, [lr_scheduler.LinearLR(o), lr_scheduler.CosineAnnealingLR(o, 9, eta_min=1e-5)], [5]
+            ),
+            "CosineAnnealingLR with eta_min=1e-05",
+        ),
+    ],
+)
+def test_a_schedule_that_comes_to_a_rate_of_its_own_is_refused(schedule, what):
+    """Although it begins with those of the groups: the hidden weights' may be below it, and would rise."""
+    wide = transferred(dataclasses.replace(job(width=64), scheduler=schedule), job(width=16))
+    with pytest.raises(JobError, match=f"the Job's .*{what} sets learning rates itself"):
+        wide.scheduler(wide.optimizer(wide.model()))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 100),
+        lambda o: lr_scheduler.ReduceLROnPlateau(o, min_lr=[g["lr"] / 10 for g in o.param_groups]),
+        lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.StepLR(o, 3)], [5]),
+    ],
+)
+def test_a_schedule_that_comes_to_nothing_or_to_a_share_is_none_of_these(schedule):
+    wide = transferred(dataclasses.replace(job(width=64), scheduler=schedule), job(width=16))
+    assert wide.scheduler(wide.optimizer(wide.model())) is not None
+
+
+class Tied(nn.Module):
+    """Words in and out by one table, or by a table each; or one layer under two names."""
+
+    def __init__(self, width, kinds):
+        super().__init__()
+        self.words = nn.Embedding(8, width) if "embedding" in kinds else nn.Linear(width, 8, bias=False)
+        self.head = nn.Linear(width, 8, bias=False)
+        if "tied" in kinds:
+            self.head.weight = self.words.weight
+
+
+def test_a_weight_that_is_both_looked_up_and_multiplied_is_refused():
+    with pytest.raises(
+        JobError, match=r"'words.weight' and 'head.weight' are one weight, whose learning rate"
+    ):
+        growths_of(Tied(64, "embedding, tied"), Tied(16, "embedding, tied"))
+    assert not growths_of(Tied(64, "embedding"), Tied(16, "embedding"))["words.weight"].is_output
+    assert growths_of(Tied(64, "tied"), Tied(16, "tied"))["words.weight"].is_output
+    assert (
+        growths_of(Tied(16, "embedding, tied"), Tied(16, "embedding, tied"))["words.weight"].rate(True) == 1.0
+    )
 
 
 def test_a_weight_that_is_not_the_models_is_refused():

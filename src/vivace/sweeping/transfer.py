@@ -28,14 +28,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from vivace.errors import JobError, Refused
 from vivace.job import Job, JobFunction
 from vivace.sweeping.space import Parameters
 from vivace.tensors.randomness import Streams
+from vivace.watching.written import schedules_in
 
 ADAPTIVE = (torch.optim.Adam, torch.optim.AdamW)
 PLAIN = (torch.optim.SGD,)
+_COMES_TO = {  # where these hold the learning rates that they come to, whatever those of the groups were
+    lr_scheduler.CosineAnnealingLR: "eta_min",
+    lr_scheduler.CosineAnnealingWarmRestarts: "eta_min",
+    lr_scheduler.ReduceLROnPlateau: "min_lrs",
+    lr_scheduler.CyclicLR: "max_lrs",
+}
 
 
 class Transferred(JobFunction):
@@ -92,16 +100,24 @@ def transferred(job: Job, base: Job) -> Job:
 
 
 def _scheduled(schedule: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> Any:
-    """What the Job's scheduler returns. Raises JobError where it does not multiply each group's own rate."""
+    """What the Job's scheduler returns. Raises JobError where it does not multiply each group's own rate, or
+    will not when it comes to a rate of its own.
+    """
     before = [float(group["lr"]) for group in optimizer.param_groups]
     found = schedule(optimizer)
-    after = [float(group["lr"]) for group in optimizer.param_groups]
-    for one, new in zip(before, after, strict=True):
-        if not math.isclose(new * before[0], after[0] * one, rel_tol=1e-6):
-            raise JobError(
-                f"the Job's {type(found).__name__} sets learning rates itself, so that what is carried over "
-                "would be lost: give it one for each of optimizer.param_groups, or a schedule that multiplies"
-            )
+    given = [(type(found).__name__, [float(group["lr"]) for group in optimizer.param_groups])]
+    for part in schedules_in(found):
+        for name in {name for kind, name in _COMES_TO.items() if isinstance(part, kind)}:
+            bound = getattr(part, name)
+            rates = bound if isinstance(bound, list) else [bound] * len(before)
+            given.append((f"{type(part).__name__} with {name.removesuffix('s')}={rates[0]:g}", rates))
+    for what, rates in given:
+        for one, new in zip(before, rates, strict=True):
+            if not math.isclose(new * before[0], rates[0] * one, rel_tol=1e-6):
+                raise JobError(
+                    f"the Job's {what} sets learning rates itself, so that what is carried over would be "
+                    "lost: give it one for each of optimizer.param_groups, or a schedule that multiplies"
+                )
     return found
 
 
@@ -127,18 +143,19 @@ class Growth:
 
 
 def growths_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
-    """The growth of each weight. Raises JobError where the models differ in more than sizes."""
+    """The growth of each weight. Raises JobError where the models differ in more than sizes, or where modules
+    of two kinds share a weight, as an embedding and the output layer may.
+    """
     mine, theirs = dict(model.named_parameters()), dict(base.named_parameters())
     if mine.keys() != theirs.keys():
         name = min(mine.keys() ^ theirs.keys())
         raise JobError(
             f"models of other widths must have the same weights, and '{name}' is in one of them only"
         )
-    owners = {
-        f"{name}.{own}".lstrip("."): module
-        for name, module in model.named_modules()
-        for own, _ in module.named_parameters(recurse=False)
-    }
+    places: dict[int, list[tuple[str, nn.Module]]] = {}
+    for place, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((f"{place}.{own}".lstrip("."), module))
     found = {}
     for name, parameter in mine.items():
         if parameter.dim() != theirs[name].dim():
@@ -146,7 +163,14 @@ def growths_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
                 f"'{name}' has {parameter.dim()} dimensions, and {theirs[name].dim()} at another width"
             )
         ratios = [a / b for a, b in zip(parameter.shape, theirs[name].shape, strict=True)]
-        found[name] = _growth(owners[name], ratios)
+        growths = {_growth(owner, ratios): place for place, owner in places[id(parameter)]}
+        if len(growths) > 1:
+            one, other, *_ = growths.values()
+            raise JobError(
+                f"'{one}' and '{other}' are one weight, whose learning rate would have to change in two ways "
+                "with the width: untie them, or leave --transfer out"
+            )
+        found[name] = next(iter(growths))
     return found
 
 
