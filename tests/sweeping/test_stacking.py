@@ -42,6 +42,10 @@ def opened():
         row.close()
 
 
+def structure(row):
+    return structure_of(row.job, row.model, row.optimizer)
+
+
 def stacked(rows):
     feed = Feed()
     for row in rows:
@@ -69,7 +73,7 @@ def test_each_row_is_the_run_that_train_makes_of_it(jobs, opened, tmp_path, rule
     settings[1]["dropout"] = 0.5
     seeds = [0, 1, 2]
     rows = opened(jobs.job, *settings, seeds=seeds)
-    assert len({structure_of(row) for row in rows}) == 1
+    assert len({structure(row) for row in rows}) == 1
     stack = stacked(rows)
     assert type(stack.rule).__name__ == rule
     stack.at_once = at_once
@@ -365,8 +369,8 @@ def test_structures_differ_where_rows_may_not_share_a_stack(jobs, opened):
     plain, wide, clipped, dropped, other = opened(
         jobs.job, {}, {"width": 9}, {"clip": 1.0}, {"dropout": 0.4, "lr": 0.3}, {"optimizer": "adam"}
     )
-    assert structure_of(plain) == structure_of(dropped)
-    assert len({structure_of(row) for row in (plain, wide, clipped, other)}) == 4
+    assert structure(plain) == structure(dropped)
+    assert len({structure(row) for row in (plain, wide, clipped, other)}) == 4
 
 
 def test_a_run_of_which_a_stack_would_leave_something_out_is_refused(jobs, opened):

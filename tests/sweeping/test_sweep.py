@@ -29,8 +29,9 @@ from vivace.sweeping.answering import answer
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.fused import Fused
 from vivace.sweeping.packing import Packing
+from vivace.sweeping.probe import kind_of
 from vivace.sweeping.runs import Runs
-from vivace.sweeping.space import to_dict
+from vivace.sweeping.space import space_of, to_dict
 from vivace.sweeping.study import Asked, Setting, Study
 
 JOBS = Path(__file__).parent / "jobs.py"
@@ -430,6 +431,37 @@ def test_a_stack_that_is_killed_goes_on_from_its_checkpoints(tmp_path, fork_serv
     for folder in folders:
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         assert [line["epoch"] for line in lines] == list(range(1, 61))
+
+
+@pytest.mark.parametrize(("fusing", "shaping"), [(True, ["width", "batch", "optimizer"]), (False, ["width"])])
+def test_what_runs_of_a_stack_have_in_common_decides_who_shares_one(tmp_path, fusing, shaping):
+    """But for a real number: two runs with one clipping are two that the search did not want."""
+    function = JobFunction(f"{JOBS}:job")
+    told = ["lr=0.01..1", "dropout=0,0.5", "clip=0.5..1", "width=4..8", "batch=16,32", "optimizer=sgd,adam"]
+    space, fixed = space_of(told, function.parameters)
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        found = searching._look(Source(function), space, fixed, 1, folder, print, fusing)
+    assert (found["sizing"], found["shaping"]) == (["width"], shaping)
+
+
+def test_data_that_cannot_be_read_is_left_to_the_trials(jobs):
+    def data():
+        raise OSError("the disk is away")
+
+    broken = dataclasses.replace(jobs.job(), data=data)
+    assert kind_of(broken, broken.model()) == ""
+    assert kind_of(jobs.job(), broken.model()) != ""
+
+
+def test_runs_of_each_batch_size_are_stacked(tmp_path, monkeypatch):
+    always_stacked(tmp_path, monkeypatch)
+    found = vivace.sweep(
+        f"{JOBS}:job", ["lr=0.05..0.2", "batch=16,32", "epochs=1"], trials=8, seeds=0, workers=1,
+        out=tmp_path / "out",
+    )  # fmt: skip
+    assert sorted(one["shape"]["batch"] for one in found.fusing) == [16, 32]
+    assert all(one["fused"] for one in found.fusing)
+    assert [trial.fused for trial in found.trials] == [2] * 8
 
 
 def test_a_search_of_shapes_comes_to_most_of_them(tmp_path, monkeypatch):

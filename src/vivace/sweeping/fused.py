@@ -11,7 +11,7 @@ from vivace.sweeping.study import Asked
 if TYPE_CHECKING:
     from vivace.sweeping.runs import Runs
 
-Shape = tuple[tuple[str, Any], ...]  # the parameters that decide how large weights are, by name
+Shape = tuple[tuple[str, Any], ...]  # the parameters that decide who may share a stack, by name
 
 
 class Fused:

@@ -10,11 +10,18 @@ from typing import Any
 import torch
 from optuna.distributions import CategoricalDistribution
 
+from vivace.data.damage import Damage
+from vivace.data.order import ordered
+from vivace.errors import VivaceError
 from vivace.job import Job, JobFunction
 from vivace.measuring.worker import LIBRARIES
-from vivace.session.opening import call, models_of, optimizer_of
+from vivace.session.opening import call, first_batches, models_of, optimizer_of
 from vivace.sweeping.space import Parameters, Space
+from vivace.sweeping.stacking.rows import structure_of
 from vivace.sweeping.trial import comparable
+from vivace.tensors.loaders import known_length
+from vivace.tensors.randomness import SeededStreams
+from vivace.tensors.trees import outline
 from vivace.training.course import sources_of
 from vivace.training.resuming import schedule_of
 
@@ -38,8 +45,11 @@ class Probe:
         train = ("tensorboard.summary.writer.record_writer", "tensorboard.compat.proto.event_pb2")
         return [*train, *(name for name in sys.modules if name.partition(".")[0] in OTHERS)]
 
-    def look(self, parameters: Parameters) -> dict[str, Any]:
-        """Epochs, metric and the shape of one configuration. Raises JobError where it cannot be built."""
+    def look(self, parameters: Parameters, closely: bool) -> dict[str, Any]:
+        """Epochs, metric and the shape of one configuration, and its kind where that is looked at `closely`.
+
+        Raises JobError where it cannot be built.
+        """
         job = comparable(self.job(**parameters))
         model = call(job, "model")
         modules = models_of(job, model)
@@ -48,6 +58,7 @@ class Probe:
             "metric_name": job.metric_name,
             "metric_data": job.metric_data,
             "shape": shape_of(job, modules),
+            "kind": kind_of(job, model) if closely else "",
             "sources": sources_of(job),
             "num_parameters": sum(p.numel() for m in modules for p in m.parameters()),
         }
@@ -67,6 +78,25 @@ def shape_of(job: Job, modules: Iterable[torch.nn.Module]) -> str:
         if isinstance(tensor, torch.Tensor)
     ]
     return hashlib.sha256(repr((found, job.step is None)).encode()).hexdigest()[:16]
+
+
+def kind_of(job: Job, built: object) -> str:
+    """Equal for jobs whose runs have what those of one stack have in common (see `structure_of`), and first
+    batches that are built alike; empty where that cannot be seen: why, each trial says of itself.
+    """
+    if job.step is not None:
+        return ""
+    try:
+        structure = structure_of(job, models_of(job, built)[0], optimizer_of(job, built))
+        with SeededStreams(0):
+            loader = call(job, "data")
+        batch = first_batches(ordered(loader, seed=0, epoch=0, damage=Damage.of(job)), 1)
+    except VivaceError:
+        return ""
+    batches = known_length(loader), outline(batch)
+    if outline(batch) not in batches:  # it holds what is not looked into
+        return ""
+    return hashlib.sha256(repr((structure, *batches)).encode()).hexdigest()[:16]
 
 
 def variations(space: Space, fixed: Parameters) -> dict[str, list[Parameters]]:

@@ -55,7 +55,7 @@ class Runs:
         plan: under which every trial trains.
         packing: how many run at a time, and with how many threads each.
         tell: hears ``swept`` of every trial.
-        shaping: the parameters that change the shapes of weights: runs that agree in them may be fused.
+        shaping: the parameters that decide who may share a stack: runs that agree in them may be fused.
         fusing: may runs be trained as one?
         cluster: where trials run; left out, on this machine.
     """

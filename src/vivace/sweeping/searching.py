@@ -81,8 +81,9 @@ def run_sweep(
         cluster = stack.enter_context(contextlib.closing(cluster_at(folder, workers))) if cluster_at else None
         stack.enter_context(ends_like_ctrl_c())  # Ray takes SIGTERM for itself when it connects
         tell("phase", {"name": "the job is looked at"})
-        looked = _look(source, searched, fixed, machine.num_cores, folder, tell)
-        _require_width(transfer, searched, looked["shaping"])
+        fusing = not loaded.techniques and against != "seconds" and cluster is None
+        looked = _look(source, searched, fixed, machine.num_cores, folder, tell, fusing)
+        _require_width(transfer, searched, looked["sizing"])
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against, loaded)
         study = Study(folder.journal, setting, searched)
         changed = _begun_anew(study, folder, looked["sources"], tell)
@@ -97,7 +98,7 @@ def run_sweep(
             packing=packing,
             tell=tell,
             shaping=looked["shaping"],
-            fusing=not loaded.techniques and against != "seconds" and cluster is None,
+            fusing=fusing,
             cluster=cluster,
         )
         interrupted, finalists = _run(study, runs, trials, seeds, tell)
@@ -223,58 +224,71 @@ def _transferring(
     return Transferred(job, name, min(values))
 
 
-def _require_width(name: str | None, space: Space, shaping: Sequence[str]) -> None:
+def _require_width(name: str | None, space: Space, sizing: Sequence[str]) -> None:
     """Raises InputError where what is to be transferred along would change nothing."""
-    if name in space and name not in shaping:
+    if name in space and name not in sizing:
         raise InputError(f"{name} changes the shape of no weight: give the width with --transfer")
 
 
 def _look(
-    source: Source, space: Space, fixed: dict[str, Any], threads: int, folder: SweepFolder, tell: Tell
+    source: Source,
+    space: Space,
+    fixed: dict[str, Any],
+    threads: int,
+    folder: SweepFolder,
+    tell: Tell,
+    fusing: bool,
 ) -> dict[str, Any]:
     """What the parameters change; raises JobError where the first configuration cannot be built. Of another
     that cannot, `tell` says so: its parameter may fit with other values of the rest.
+
+    `sizing` change shapes of weights; those and the others in `shaping` decide which runs may be fused, if
+    any may. A real number is not among the others: no two runs have one in common, unless they are made to.
     """
     tried, found = probe.variations(space, fixed), dict[str, list[dict[str, Any] | None]]()
+    counted = [name for name, values in space.items() if not isinstance(values, FloatDistribution)]
     with Child(probe.ENTRY, source, {"threads": threads}, log=folder.path / LOG) as child:
         preload(probe.OURS)  # while the child begins
-        first = _looked_at(child, *tried[""])
+        first = _looked_at(child, *tried[""], closely=fusing)
         for name, some in tried.items():
-            found[name] = [first if name == "" else _if_built(child, one, tell) for one in some]
+            look = partial(_if_built, child, tell=tell, closely=fusing and name in counted)
+            found[name] = [first if name == "" else look(one) for one in some]
         preload(child.ask("libraries", SILENCE_SECONDS))
         if isinstance(function := source.payload, Transferred):
             name = function.width
             wide = [one for one, look in zip(tried.get(name, []), found.get(name, []), strict=True) if look]
             _asked(child, "rates", (wide or tried.get(name) or tried[""])[-1])
     looks = [one for some in found.values() for one in some if one is not None]
-    counted = [name for name, values in space.items() if not isinstance(values, FloatDistribution)]
+    sizing = [
+        n for n, some in found.items() if any(not one or one["shape"] != first["shape"] for one in some)
+    ]
+    kinds = {n: {first["kind"], *(one["kind"] for one in some if one)} - {""} for n, some in found.items()}
     return {
         **first,
         "epochs": max(one["epochs"] for one in looks),
-        "shaping": [
-            n for n, some in found.items() if any(not one or one["shape"] != first["shape"] for one in some)
-        ],
+        "sizing": sizing,
+        "shaping": [name for name in space if name in sizing or len(kinds[name]) > 1],
         "largest": tried[""][0] | {name: _largest(name, tried, found) for name in counted},
     }
 
 
-def _looked_at(child: Child, parameters: Parameters) -> dict[str, Any]:
-    found: dict[str, Any] = _asked(child, "look", parameters)
+def _looked_at(child: Child, parameters: Parameters, *, closely: bool) -> dict[str, Any]:
+    found: dict[str, Any] = _asked(child, "look", parameters, closely=closely)
     return found
 
 
-def _asked(child: Child, command: str, parameters: Parameters) -> Any:
+def _asked(child: Child, command: str, parameters: Parameters, **how: bool) -> Any:
     try:
         with enough_memory_to(f"begin a trial with {told(parameters)}"):
-            found = child.ask(command, SILENCE_SECONDS, parameters=parameters)
+            found = child.ask(command, SILENCE_SECONDS, parameters=parameters, **how)
     except JobError as error:
         raise JobError(f"with {told(parameters)}: {error}") from None
     return found
 
 
-def _if_built(child: Child, parameters: Parameters, tell: Tell) -> dict[str, Any] | None:
+def _if_built(child: Child, parameters: Parameters, tell: Tell, *, closely: bool) -> dict[str, Any] | None:
     try:
-        return _looked_at(child, parameters)
+        return _looked_at(child, parameters, closely=closely)
     except (JobError, OutOfMemory) as error:
         tell("notice", {"text": f"{error}; a trial in which this happens fails, and the sweep goes on"})
         return None

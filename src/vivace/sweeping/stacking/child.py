@@ -96,7 +96,7 @@ class StackedTrials:
             number, parameters = trial["number"], trial["parameters"]
             try:
                 row = Row(number, parameters, self.job(**parameters), self.machine, trial["seed"])
-                structure = structure_of(row)
+                structure = structure_of(row.job, row.model, row.optimizer)
                 if self.structure not in (None, structure):
                     raise Refused("its model, loss or optimizer is built otherwise than those of the others")
                 if self.stack is not None and not self.stack.takes(row):

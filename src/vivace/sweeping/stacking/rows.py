@@ -148,24 +148,22 @@ class Row:
             raise Refused("ReduceLROnPlateau is stepped each step")
 
 
-def structure_of(row: Row) -> tuple[Any, ...]:
-    """Equal for rows that may share a stack: modules with their settings, weights, groups of the optimizer,
+def structure_of(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Equal for runs that may share a stack: modules with their settings, weights, groups of the optimizer,
     and the code of the loss with the plain values in it. Rates of dropout may differ.
     """
-    modules = [
-        (name, type(module).__qualname__, _settings(module)) for name, module in row.model.named_modules()
-    ]
-    weights = [(n, tuple(t.shape), t.requires_grad) for n, t in row.model.named_parameters()]
-    names = {id(parameter): name for name, parameter in row.model.named_parameters()}
-    groups = [[names.get(id(p), "") for p in group["params"]] for group in row.optimizer.param_groups]
+    modules = [(name, type(module).__qualname__, _settings(module)) for name, module in model.named_modules()]
+    weights = [(n, tuple(t.shape), t.requires_grad) for n, t in model.named_parameters()]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
     return (
         repr(modules),
         repr(weights),
         repr(groups),
-        type(row.optimizer).__qualname__,
-        repr(_code(row.job.loss)),
-        repr(_code(row.job.on_gradients)),
-        row.job.scheduler_every,
+        type(optimizer).__qualname__,
+        repr(_code(job.loss)),
+        repr(_code(job.on_gradients)),
+        job.scheduler_every,
     )
 
 
