@@ -83,7 +83,6 @@ def run_sweep(
         tell("phase", {"name": "the job is looked at"})
         fusing = not loaded.techniques and against != "seconds" and cluster is None
         looked = _look(source, searched, fixed, machine.num_cores, folder, tell, fusing)
-        _require_width(transfer, searched, looked["sizing"])
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against, loaded)
         study = Study(folder.journal, setting, searched)
         changed = _begun_anew(study, folder, looked["sources"], tell)
@@ -224,12 +223,6 @@ def _transferring(
     return Transferred(job, name, min(values))
 
 
-def _require_width(name: str | None, space: Space, sizing: Sequence[str]) -> None:
-    """Raises InputError where what is to be transferred along would change nothing."""
-    if name in space and name not in sizing:
-        raise InputError(f"{name} changes the shape of no weight: give the width with --transfer")
-
-
 def _look(
     source: Source,
     space: Space,
@@ -240,10 +233,11 @@ def _look(
     fusing: bool,
 ) -> dict[str, Any]:
     """What the parameters change; raises JobError where the first configuration cannot be built. Of another
-    that cannot, `tell` says so: its parameter may fit with other values of the rest.
+    that cannot, `tell` says so: its parameter may fit with other values of the rest. Raises InputError where
+    what learning rates are to be carried over along would change no weight.
 
-    `sizing` change shapes of weights; those and the others in `shaping` decide which runs may be fused, if
-    any may. A real number is not among the others: no two runs have one in common, unless they are made to.
+    `shaping` change shapes of weights or, where runs may be fused, what else those of one stack have in
+    common. Of real numbers only the first counts: no two runs share one, unless they are made to.
     """
     tried, found = probe.variations(space, fixed), dict[str, list[dict[str, Any] | None]]()
     counted = [name for name, values in space.items() if not isinstance(values, FloatDistribution)]
@@ -262,11 +256,12 @@ def _look(
     sizing = [
         n for n, some in found.items() if any(not one or one["shape"] != first["shape"] for one in some)
     ]
+    if isinstance(function, Transferred) and function.width in space and function.width not in sizing:
+        raise InputError(f"{function.width} changes the shape of no weight: give the width with --transfer")
     kinds = {n: {first["kind"], *(one["kind"] for one in some if one)} - {""} for n, some in found.items()}
     return {
         **first,
         "epochs": max(one["epochs"] for one in looks),
-        "sizing": sizing,
         "shaping": [name for name in space if name in sizing or len(kinds[name]) > 1],
         "largest": tried[""][0] | {name: _largest(name, tried, found) for name in counted},
     }
