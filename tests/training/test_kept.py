@@ -343,6 +343,37 @@ def test_gradients_that_an_own_step_adds_up_go_on_after_a_stop(tmp_path, every):
     assert [len(one) for one in state["gradients"]] == ([2] if every > 1 else [0])
 
 
+class Wrapped(torch.optim.Optimizer):
+    """Around another one, and without torch's own `__init__`."""
+
+    def __init__(self, inner):
+        self.inner, self.state = inner, inner.state
+        self.zero_grad, self.load_state_dict = inner.zero_grad, inner.load_state_dict
+        self.state_dict = inner.state_dict
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_a_step_of_ones_own_may_have_an_optimizer_that_never_calls_torchs_init(tmp_path):
+    def step(model, optimizer, batch):
+        loss = model(batch[0]).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def optimizer(model):
+        return Wrapped(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    job = job_of(lambda: torch.nn.Linear(2, 1), loss=None, step=step, optimizer=optimizer, epochs=1)
+    assert whole_and_in_parts(job, tmp_path, stops=(6, 11)) == (True, ())
+
+
 def test_a_job_with_a_loss_keeps_no_gradients(tmp_path):
     vivace.train(job_of(), out=tmp_path, max_steps=2)
     state = torch.load(tmp_path / "checkpoints" / "step_2" / "state.pt", weights_only=True)

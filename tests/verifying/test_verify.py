@@ -216,6 +216,52 @@ def test_an_own_step_is_verified_too(ruler_of):
     assert ruler_of(jobs.gan).judge({"bf16_autocast": {}})["kept"]
 
 
+class Lookahead(torch.optim.Optimizer):
+    """As the usual published one: around another, without torch's own `__init__`."""
+
+    def __init__(self, inner):
+        self.inner, self.state, self.num_steps = inner, inner.state, 0
+        self.slow = [weight.detach().clone() for group in inner.param_groups for weight in group["params"]]
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return {"inner": self.inner.state_dict(), "slow": self.slow, "num_steps": self.num_steps}
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state["inner"])
+        self.slow, self.num_steps = [weight.clone() for weight in state["slow"]], state["num_steps"]
+
+    def step(self, closure=None):
+        loss = self.inner.step(closure)
+        self.num_steps += 1
+        if self.num_steps % 5 == 0:
+            fast = [weight for group in self.param_groups for weight in group["params"]]
+            for slow, weight in zip(self.slow, fast, strict=True):
+                slow.lerp_(weight.detach(), 0.5)
+                weight.data.copy_(slow)
+        return loss
+
+
+def looking_ahead():
+    return dataclasses.replace(jobs.mlp(), optimizer=lambda model: Lookahead(jobs.mlp().optimizer(model)))
+
+
+def test_an_optimizer_that_never_calls_torchs_own_init_is_one_like_others(claim):
+    ruler = Ruler(looking_ahead(), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge({})
+    assert verdict["kept"], verdict["reason"]
+    verdict = ruler.judge({"bf16_autocast": {}})
+    assert verdict["kept"], verdict["reason"]
+    assert ruler.judge(claim(freeze_a_layer))["kept"] is False
+
+
 def test_other_batches_are_caught_though_everything_else_is_exact(rulers, planted):
     def repeat_the_first(build):
         build.wrap(Seam.BATCHES, lambda following, loader: [next(iter(following(loader)))] * 3)

@@ -43,6 +43,7 @@ from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.precision import set_fp32_precision
 from vivace.tensors.randomness import SeededStreams, derive
 from vivace.tensors.trees import bytes_of, fields_of, tensors
+from vivace.torch_internals.modules import give_step_hooks
 from vivace.torch_internals.tensors import storage_ids
 
 LOOKING_SECONDS = 3.0
@@ -214,7 +215,10 @@ def optimizer_of(job: Job, built: Any) -> Any:
         raise JobError(
             f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
         )
-    groups = [group for one in parts_of(optimizer, torch.optim.Optimizer) for group in one.param_groups]
+    optimizers = parts_of(optimizer, torch.optim.Optimizer)
+    for one in optimizers:
+        give_step_hooks(one)
+    groups = [group for one in optimizers for group in one.param_groups]
     given = [weight for group in groups for weight in group["params"]]
     others = _not_kept(built, given)
     if job.step is None and len(others) == len(given):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,10 +75,16 @@ _FLATTENING: Any = named(
     "torch.fx.graph._PyTreeCodeGen", lost="forward functions that take lists cannot be traced"
 )
 
+_STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _step_hooks = [
     attribute(torch.optim.Optimizer, name, lost="it is not seen that somebody waits for a whole update")
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    for name in _STEP_HOOKS
 ]
+_runs_hooks = attribute(
+    torch.optim.Optimizer,
+    "_patch_step_function",
+    lost="an optimizer that never calls torch's own __init__ cannot be verified",
+)
 INNER_SCHEDULES = "_schedulers"  # in the state of a schedule, too
 attribute(
     torch.optim.lr_scheduler.SequentialLR,
@@ -177,6 +184,15 @@ def form_of_output(graph: fx.Graph) -> Any:
     """The form of what a traced function returns, where its trace has flattened that; else None."""
     flattens = isinstance(_codegen(graph), _FLATTENING)
     return _codegen(graph).pytree_info.out_spec if flattens else None
+
+
+def give_step_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Let hooks run where its class never calls torch's own `__init__`, as that of many wrappers."""
+    if not all(hasattr(optimizer, name) for name in _STEP_HOOKS):
+        kinds = ("_optimizer_state_dict", "_optimizer_load_state_dict")
+        for name in (*_STEP_HOOKS, *(f"{kind}_{when}_hooks" for kind in kinds for when in ("pre", "post"))):
+            setattr(optimizer, name, OrderedDict())
+        _runs_hooks(optimizer)()
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -192,7 +192,8 @@ def restore(session: Session, snapshot: Snapshot) -> None:
 
 
 def _load_one(shards: Shards | None, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+    groups = state.get("param_groups", optimizer.param_groups)  # a class may keep its state in its own way
+    for group, mine in zip(groups, optimizer.param_groups, strict=True):
         group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
     optimizer.load_state_dict(state if shards is None else shards.parted_optimizer(state, optimizer))
 
