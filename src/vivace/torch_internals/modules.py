@@ -164,12 +164,6 @@ def convolution_with(
     return result
 
 
-def convolves_as(module: Convolution, kind: type[Convolution]) -> bool:
-    """Does it do what that class does, with weights that may be computed, as parametrized ones are?"""
-    own = type(module)
-    return own.forward is kind.forward and own._conv_forward is kind._conv_forward
-
-
 def is_compiled(module: nn.Module) -> bool:
     """Did the person compile it, in place or around it?"""
     return bool(_compiled_call(module)) or hasattr(module, _WRAPPED)
