@@ -321,6 +321,7 @@ class TestFolder:
         monkeypatch.chdir(tmp_path)
         run = train(name.format(file="tiny.py"), plan, out=tmp_path / "run", max_steps=1)
         assert run.tuned == known
+        assert train("tiny.py", plan.parent, out=tmp_path / "named", max_steps=1).tuned == known
         assert not train("tiny.py:slow", plan, out=tmp_path / "other", max_steps=1).tuned
 
     def test_what_a_search_found_while_it_trained_is_known_to_a_resumed_run(self, tmp_path, tiny):

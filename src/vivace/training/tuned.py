@@ -42,7 +42,7 @@ def found_by_tune(file: Path | None, plan: Plan, job: str, fingerprint: str) -> 
     if file is None:
         return {}
     try:
-        records = Ledger(file.parent / "ledger.jsonl").read()
+        records = Ledger((file if file.is_dir() else file.parent) / "ledger.jsonl").read()
     except (OSError, FolderError):
         return {}
     last = {record["record"]: record for record in records if record.get("record") in ("run", "result")}
