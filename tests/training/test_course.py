@@ -144,6 +144,20 @@ def test_a_learning_rate_of_an_optimizer_inside_of_another_one_counts():
         assert [each.param_groups[0]["lr"] for each in (one, one.inner)] == [pytest.approx(0.2)] * 2
 
 
+def test_an_optimizer_that_finds_its_learning_rate_itself_may_be_given_one_and_back():
+    class Finding(torch.optim.Optimizer):
+        def __init__(self, weights, rate):
+            super().__init__(weights, {"lr": rate})
+
+    job = vivace.Job(model=print, data=list, loss=print, optimizer=print)
+    for rates in ((None, 0.1), (0.1, None)):
+        before, one = (Finding(torch.nn.Linear(2, 2).parameters(), rate) for rate in rates)
+        then, now, fresh = course_of(job, before, None), course_of(job, one, None), Fresh(one, None)
+        load_into(one, state_of(before), "the optimizer")
+        fresh.take(then, now)
+        assert one.param_groups[0]["lr"] == rates[1]
+
+
 SCHEDULES = {
     "milestones": lambda rates, optimizer, length: rates.MultiStepLR(optimizer, [length, 90]),
     "phases": lambda rates, optimizer, length: rates.OneCycleLR(optimizer, 0.1, total_steps=length),

@@ -246,7 +246,7 @@ class Fresh:
 
     def _set(self, optimizer: torch.optim.Optimizer, place: int, key: str, value: Any, before: str) -> None:
         group = optimizer.param_groups[place]
-        if key != "lr":
+        if key != "lr" or "None" in (before, str(value)):  # of optimizers that find a rate themselves
             group[key] = value
             return
         ratio = float(value) / float(before) if float(before) else 1.0
