@@ -236,6 +236,32 @@ class TestTraining:
         )
         assert seen[:12] != seen[12:]  # set_epoch was called
 
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_a_sampler_is_told_the_epoch_also_where_its_loader_makes_batches_itself(self, tmp_path, whole):
+        class Own(DataLoader):
+            def __iter__(self):
+                yield from super().__iter__()
+
+        class Shuffled(torch.utils.data.Sampler):
+            epoch = 0
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __iter__(self):
+                yield from random.Random(self.epoch).sample(range(SAMPLES), SAMPLES)
+
+        def data():
+            rows = [(torch.full((3,), float(index)), index % 2) for index in range(SAMPLES)]
+            batches = torch.utils.data.BatchSampler(Shuffled(), BATCH, drop_last=False)
+            return Own(rows, batch_sampler=batches) if whole else Own(rows, BATCH, sampler=Shuffled())
+
+        made, seen = job(), []
+        loss = lambda model, batch: seen.extend(batch[0][:, 0].tolist()) or made.loss(model, batch)  # noqa: E731
+        train(Job(**{**vars(made), "data": data, "loss": loss}), out=tmp_path / "run")
+        assert seen[:SAMPLES] == random.Random(0).sample(range(SAMPLES), SAMPLES)
+        assert seen[SAMPLES:] == random.Random(1).sample(range(SAMPLES), SAMPLES)
+
     def test_an_order_that_nothing_fixes_is_told_before_it_is_needed(self, tmp_path):
         events = []
         run = train(

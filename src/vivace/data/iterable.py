@@ -43,7 +43,7 @@ class IterableData:
     Args:
         source: the person's loader, or any iterable of batches.
         seed: of the streams under which everything is drawn.
-        epoch: given to ``set_epoch`` where the source or its dataset has that.
+        epoch: given to ``set_epoch`` where the source, its dataset or a sampler of it has that.
         start_batch: batches to get behind.
         share: ``(batch) -> batch``, what one rank takes.
         place: what `place` returned in the process that was stopped.
@@ -175,8 +175,10 @@ class IterableData:
         generator = getattr(self.source, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(self.seed)
-        owners: tuple[Any, ...] = self.source, getattr(self.source, "dataset", None)
-        for owner in owners:
+        owners: list[Any] = [self.source]
+        owners += (getattr(self.source, name, None) for name in ("dataset", "sampler", "batch_sampler"))
+        owners.append(getattr(owners[-1], "sampler", None))
+        for owner in {id(owner): owner for owner in owners}.values():
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(self.epoch)
 
