@@ -474,17 +474,26 @@ def test_a_batch_after_the_last_step_is_not_asked_for(tmp_path):
     assert vivace.train(job, out=tmp_path / "two", max_steps=5).steps == 5
 
 
-def test_a_listener_that_fails_costs_no_step(tmp_path):
+@pytest.mark.parametrize(
+    ("plan", "kind", "first"), [({}, "step", 15), ({"micro_batches": {"num": 2}}, "watch", 1)]
+)
+def test_a_listener_that_fails_costs_no_step(tmp_path, plan, kind, first):
     def listener(event):
-        if event.payload.get("step", 0) >= 15:
+        if event.kind == kind and event.payload["step"] >= first:
             raise ConnectionError("the tracker is gone")
 
+    plan, parts = vivace.Plan.from_dict(plan), tmp_path / "parts"
+    rates = torch.optim.lr_scheduler.LinearLR
+    job = job_of(scheduler=lambda optimizer: rates(optimizer, total_iters=9), scheduler_every="step")
     with pytest.raises(ConnectionError, match="the tracker is gone") as failed:
-        vivace.train(job_of(), out=tmp_path, on_event=listener)
+        vivace.train(job, plan, out=parts, on_event=listener)
     assert "was kept" in failed.value.__notes__[0]
-    last = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "checkpoints").glob("step_*"))
-    assert last >= 15
-    assert vivace.train(job_of(), out=tmp_path, resume=True).resumed_from_step == last
+    last = max(int(path.name.removeprefix("step_")) for path in (parts / "checkpoints").glob("step_*"))
+    assert last >= first
+    assert vivace.train(job, plan, out=parts, resume=True).resumed_from_step == last
+    vivace.train(job, plan, out=tmp_path / "whole")
+    weights = [torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("whole", "parts")]
+    assert torch.equal(weights[0]["weight"], weights[1]["weight"])
 
 
 def test_a_warning_is_shown_once_however_often_a_schedule_steps(tmp_path):

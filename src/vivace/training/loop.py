@@ -202,11 +202,6 @@ class Loop(Keeping):
                 else:
                     self._go_over_to(other, lost)
                 return self._train_epoch()
-            if self.job.scheduler_every == "step":
-                for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
-                    self._step_scheduler()
-            self.survival.note(position.step)
-            self._rest(ends=position.batch == self.an_epoch or self._reached())
             self._after_step()
             if self.stopped_by:
                 return False
@@ -224,6 +219,17 @@ class Loop(Keeping):
 
     def _batches_per_step(self) -> int:
         return self.session.build.facts.batches_per_step
+
+    def stride(self, batch: Batch) -> None:
+        """The step of a batch that has come, and of its schedule; what they tell is handed on afterwards."""
+        with self.progress.held():
+            super().stride(batch)
+            position = self.position
+            if self.job.scheduler_every == "step":
+                for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
+                    self._step_scheduler()
+            self.survival.note(position.step)
+            self._rest(ends=position.batch == self.an_epoch or self._reached())
 
     def take(self, batch: Batch) -> Any:
         """One step of the session, which leaves no trace where it fails; its loss."""
@@ -272,7 +278,8 @@ class Loop(Keeping):
     def _wake(self) -> None:
         """After an evaluation or an epoch: what the plan has changed is put back, and answered for."""
         try:
-            self.watch.wakes(self.session, self.position)
+            with self.progress.held():
+                self.watch.wakes(self.session, self.position)
         except Broken as broken:
             if broken.plan is None:
                 raise self._stopped_before(broken) from None

@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import json
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ class Progress:
         self.notices: list[str] = []
         self.meter = Meter(gpus=num_ranks_here() if on_gpus else 0)
         self._tell = teller(on_event if folder is not None else None)
+        self._holder, self._held = 0, deque[tuple[str, dict[str, object]]]()  # see `held`
         self._path = folder / LOG if folder is not None else None
         self.num_bytes = log_bytes  # of metrics.jsonl as far as it is whole: a resumed run cuts it off there
         self._scalars: Callable[[int, dict[str, float]], None] | None = None
@@ -70,6 +73,26 @@ class Progress:
 
     def tell(self, kind: str, **fields: object) -> None:
         """Call `on_event` without writing to the log. Raises ListenerFailed where that raises."""
+        if self._holder == threading.get_ident():
+            self._held.append((kind, fields))
+        else:
+            self._hand_on(kind, fields)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What this thread tells inside reaches `on_event` at the end: a listener breaks no step off.
+
+        Other threads do not wait: they tell of steps that may never end.
+        """
+        self._holder = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._holder = 0
+            while self._held:
+                self._hand_on(*self._held.popleft())
+
+    def _hand_on(self, kind: str, fields: dict[str, object]) -> None:
         try:
             self._tell(kind, fields)
         except Exception as error:
