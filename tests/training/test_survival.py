@@ -366,6 +366,7 @@ def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, m
     with pytest.raises(OutOfMemory, match=r"random stream began to move.*last checkpoint: --resume"):
         vivace.train(job, out=tmp_path / "run")
     assert torch.backends.cuda.matmul.fp32_precision == before, "its session is closed"
+    assert not list((tmp_path / "run" / "checkpoints").iterdir()), "nor is what is inexact kept"
 
 
 @pytest.fixture

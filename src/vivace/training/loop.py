@@ -297,11 +297,12 @@ class Loop(Keeping):
         self.watch.aside()
         self.session = self.evaluation.session = reopened(self.session, self.job, plan, self.ranks.regroup)
         told = self.ranks.gather((inexact, refusal))
-        if refusals := [f"rank {rank}: {own}" for rank, (_, own) in enumerate(told) if own]:
-            raise OutOfMemory(refusals[0])
         unknown = [lost for lost, _ in told if lost]
         if not self._in_one_step():  # the exchange broke before its last bytes had come
             unknown.append("one rank was a step behind")
+        self.between_steps = not unknown
+        if refusals := [f"rank {rank}: {own}" for rank, (_, own) in enumerate(told) if own]:
+            raise OutOfMemory(refusals[0])
         if unknown:
             raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
         if anew is not None:
