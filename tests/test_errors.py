@@ -162,9 +162,13 @@ def test_an_allocation_that_fails_on_the_cpu_is_out_of_memory():
 
 
 def test_a_killed_worker_is_lost_and_one_that_raised_is_not():
-    assert is_lost_worker(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
-    assert is_lost_worker(ConnectionResetError())
-    assert not is_lost_worker(RuntimeError("Caught RuntimeError in DataLoader worker process 0."))
+    killed = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    caught = RuntimeError("Caught RuntimeError in DataLoader worker process 0.")
+    for from_workers in (False, True):
+        assert is_lost_worker(killed, from_workers=from_workers)
+        assert is_lost_worker(ConnectionResetError(), from_workers=from_workers) is from_workers
+        assert is_lost_worker(EOFError(), from_workers=from_workers) is from_workers
+        assert not is_lost_worker(caught, from_workers=from_workers)
 
 
 def test_a_disk_that_takes_no_more_is_full():

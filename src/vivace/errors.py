@@ -268,12 +268,14 @@ def is_broken_exchange(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST_RANK)
 
 
-def is_lost_worker(error: BaseException) -> bool:
-    """Was a loader's worker killed, rather than that it raised? What it sent half of fails in many ways."""
+def is_lost_worker(error: BaseException, *, from_workers: bool) -> bool:
+    """Was a loader's worker killed, rather than that it raised? What it sent half of fails in many ways;
+    where nothing was read `from_workers`, the data themselves end so.
+    """
     text = str(error)
     if text.startswith("Caught "):  # what the worker raised, and torch raises again
         return False
-    return text.startswith(_LOST_WORKER) or isinstance(error, (ConnectionError, EOFError))
+    return text.startswith(_LOST_WORKER) or (from_workers and isinstance(error, (ConnectionError, EOFError)))
 
 
 def is_of_pinning_thread(error: BaseException) -> bool:

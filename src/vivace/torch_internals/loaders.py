@@ -30,16 +30,17 @@ has_ended: Callable[[Any], bool] = attribute(
 """Are the workers of this iterator told to end?"""
 
 
-def end_workers_of(error: BaseException) -> None:
-    """End the workers of the loader that raised `error`.
+def end_workers_of(error: BaseException) -> bool:
+    """End the workers of the loader that raised `error`; returns whether such a loader did.
 
     Else the error's traceback keeps the loader's iterator until garbage is collected, perhaps after the
     queues by which it tells its workers to end: torch then waits five seconds for each of them (torch 2.15).
     """
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        iterator = frame.f_locals.get("self")
-        if isinstance(iterator, WorkersIterator):
-            getattr(iterator, END_WORKERS)()
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    iterators = [owner for owner in owners if isinstance(owner, WorkersIterator)]
+    for iterator in iterators:
+        getattr(iterator, END_WORKERS)()
+    return bool(iterators)
 
 
 _page_lock: Any = named(

@@ -80,10 +80,8 @@ class Evaluation:
                 return finite(self.job, self._asked("metric", must_stop))
             except JobError as error:
                 lost = error.__cause__
-                has_workers = getattr(self._loader, "num_workers", 0) > 0
-                if lost is None or not has_workers or not is_lost_worker(lost):
+                if lost is None or not is_lost_worker(lost, from_workers=end_workers_of(lost)):
                     raise
-                end_workers_of(lost)
                 hung = self.hangs.found_in(self._loader) if self.hangs is not None else ""
                 self._loader = None
                 self.lost_worker = hung or "was killed"

@@ -40,6 +40,7 @@ from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
 DAMAGED = "damaged.jsonl"
+_KILLED = "a worker of the loader was killed"
 _READERS = ("torch", "torchvision", "numpy", "pillow")
 
 
@@ -88,8 +89,10 @@ class Feed:
         self.workers.__exit__()
 
     def batches(self, session: Session, position: Position) -> Generator[Any, None, None]:
-        """The rest of the epoch's batches; the loader is made anew where its workers are killed."""
-        while (yield from self._until_a_worker_is_lost(session, position)):
+        """The rest of the epoch's batches; the loader is made anew where its workers are killed, and where a
+        connection of the data broke.
+        """
+        while broke := (yield from self._until_it_breaks(session, position)):
             where = _where(position)
             self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
             forget_workers(self.loader)
@@ -101,11 +104,12 @@ class Feed:
                     if hung
                     else "; or ".join(filter(None, (why, _little_shared_memory())))
                 )
-                raise JobError(
-                    f"the data failed at {where}: workers of the loader were killed again and again; {why}"
-                )
-            how = f"a worker of the loader {hung}, at {where}" if hung else ""
-            how = how or f"a worker of the loader was killed before {where}"
+                again = f"workers of the loader were killed again and again; {why}"
+                raise JobError(f"the data failed at {where}: {again if broke == _KILLED else broke}")
+            if broke != _KILLED:
+                self.notice(f"the data failed at {where}, and are read again from there: {broke}")
+                continue
+            how = f"a worker of the loader {hung}, at {where}" if hung else f"{_KILLED} before {where}"
             self.notice(f"{how}: it was replaced")
 
     def num_batches_in(self, step: int, most: int) -> int:
@@ -204,8 +208,10 @@ class Feed:
         self.loader = self.own_loader = self._made(epoch)
         return self.loader
 
-    def _until_a_worker_is_lost(self, session: Session, position: Position) -> Generator[Any, None, bool]:
-        """Batches, drawn without touching the training's random streams; returns whether a worker died."""
+    def _until_it_breaks(self, session: Session, position: Position) -> Generator[Any, None, str]:
+        """Batches, drawn without touching the training's random streams; returns what broke, and can be tried
+        again: `_KILLED`, or what the data raised. Empty at their end.
+        """
         epoch = position.epoch
         self.place = self._place(session, position) or self.place
         if isinstance(self.place, dict) and "first_batch" in self.place:
@@ -240,13 +246,15 @@ class Feed:
                     batch = next(batches)
             except StopIteration:
                 self._tell_notices()
-                return False
+                return ""
             except (Exception, SystemExit) as error:
-                end_workers_of(error)
+                from_workers = end_workers_of(error)
                 if isinstance(error, VivaceError):
                     raise
-                if is_lost_worker(error):
-                    return True
+                if is_lost_worker(error, from_workers=from_workers):
+                    return _KILLED
+                if isinstance(error, ConnectionError):
+                    return blame(error)
                 where = _where(position)
                 if short := _lacks_memory(error):
                     raise OutOfMemory(short.format(where=where, why=blame(error))) from error
