@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import datasets, transforms
 
@@ -457,6 +457,32 @@ class TestWorkers:
         ):
             train(mortal_job(Mortal, lives(9)), out=tmp_path / "run")
 
+    @pytest.mark.parametrize("killed_in", [None, 9])
+    def test_those_that_live_on_live_on_over_epochs_and_evaluations(self, tmp_path, killed_in):
+        """Also of a class of one's own; and where one of the validation data dies between two evaluations."""
+        read, measured = [], []
+
+        def loss(model, batch):
+            read.append(int(batch[0]))
+            if len(read) == killed_in:
+                os.kill(measured[-1], signal.SIGKILL)
+                os.waitid(os.P_PID, measured[-1], os.WEXITED | os.WNOWAIT)
+            return model(torch.ones(2, 3)).square().mean()
+
+        job = Job(
+            model=lambda: torch.nn.Linear(3, 1),
+            data=lambda: Loader(Pids(), batch_size=2, num_workers=1, persistent_workers=True),
+            loss=loss,
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            metric=lambda model, batches: float(len([measured.append(int(batch[0])) for batch in batches])),
+            validation=lambda: DataLoader(Pids(), batch_size=4, num_workers=1, persistent_workers=True),
+            epochs=3,
+        )
+        run = train(job, out=tmp_path / "run")
+        assert (run.steps, run.metric) == (24, 4.0)
+        assert len({*read}) == len({*measured}) == (1 if killed_in is None else 2)
+        assert len(run.notices) == (0 if killed_in is None else 1)
+
     def test_a_worker_that_hangs_is_named(self, lives, tmp_path):
         with pytest.raises(JobError, match=r"the data failed at batch 0 of epoch 1: .*timed out after 1 sec"):
             train(mortal_job(Asleep, lives(0), timeout=1), out=tmp_path / "run")
@@ -486,6 +512,64 @@ class TestWorkers:
                 watch.check()
         assert is_lost_worker(caught.value, from_workers=False)
         assert signal.getsignal(signal.SIGCHLD).__module__.startswith("torch")
+
+
+class Pids(Dataset):
+    """Which process reads."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+class Loader(DataLoader):
+    pass
+
+
+class Torn(IterableDataset):
+    """A stream that `error` ends in its fourth sample, as often as `lives` say."""
+
+    def __init__(self, error, lives=9):
+        self.error, self.lives = error, lives
+
+    def __iter__(self):
+        for number in range(8):
+            if number == 3 and self.lives:
+                self.lives -= 1
+                raise self.error
+            yield torch.full((3,), float(number))
+
+
+def torn_job(data):
+    return Job(
+        model=lambda: torch.nn.Linear(3, 1),
+        data=data,
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+@pytest.mark.parametrize("around", [lambda data: DataLoader(data, batch_size=2), iter])
+@pytest.mark.parametrize("error", [EOFError("the archive ended"), ConnectionResetError("the store is gone")])
+def test_a_stream_that_breaks_off_is_told_by_its_own_words(tmp_path, around, error):
+    with pytest.raises(
+        JobError, match=r"batch \d of epoch 1: \w+: the (archive|store) .*test_damage"
+    ) as caught:
+        train(torn_job(lambda: around(Torn(error))), out=tmp_path / "run")
+    assert "worker" not in str(caught.value)
+
+
+def test_a_stream_whose_connection_breaks_is_read_again(tmp_path):
+    weights = []
+    for lives in (0, 2):
+        torn = Torn(ConnectionResetError("the store is gone"), lives)
+        run = train(torn_job(lambda torn=torn: DataLoader(torn, batch_size=2)), out=tmp_path / str(lives))
+        assert len([text for text in run.notices if "are read again from there: Connection" in text]) == lives
+        assert run.steps == 4
+        weights.append(torch.load(tmp_path / str(lives) / "model.pt", weights_only=True)["weight"])
+    assert torch.equal(*weights)
 
 
 LITTLE = """

@@ -1,6 +1,7 @@
 """Running out of memory while training: faults 21 to 23."""
 
 import dataclasses
+import io
 import json
 import os
 import random
@@ -16,6 +17,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
@@ -367,6 +370,41 @@ def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, m
         vivace.train(job, out=tmp_path / "run")
     assert torch.backends.cuda.matmul.fp32_precision == before, "its session is closed"
     assert not list((tmp_path / "run" / "checkpoints").iterdir()), "nor is what is inexact kept"
+
+
+class Pictures(Dataset):
+    def __init__(self):
+        file = io.BytesIO()
+        Image.new("L", (8, 8), 9).save(file, "jpeg")
+        self.files = [file.getvalue()] * 32
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return torch.tensor([Image.open(io.BytesIO(self.files[index])).getpixel((4, 4)) / 9])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:This process")
+def test_a_smaller_plan_reads_by_new_workers(tmp_path):
+    """Those that run already do not have what the plan brings into them."""
+    steps = []
+
+    def loss(model, batch):
+        steps.append(len(batch))
+        if len(steps) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(batch).square().mean()
+
+    job = vivace.Job(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(1, 1)),
+        data=lambda: DataLoader(Pictures(), batch_size=4, num_workers=1, persistent_workers=True),
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    run = vivace.train(job, vivace.Plan.from_dict({"decoded_cache": {}}), out=tmp_path / "run")
+    assert run.steps == 8
+    assert {*run.plan} == {"decoded_cache", "micro_batches"}
 
 
 @pytest.fixture

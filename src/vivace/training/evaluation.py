@@ -11,7 +11,7 @@ import torch
 
 from vivace.data.damage import Damage
 from vivace.data.hanging import HangWatch
-from vivace.data.order import ordered
+from vivace.data.order import order_of, ordered
 from vivace.errors import JobError, is_lost_worker
 from vivace.job import Job
 from vivace.pictures import document
@@ -63,8 +63,13 @@ class Evaluation:
         if hangs is not None:
             self.damage.reading = hangs.board.write
         self._loader: Any = None
+        self._fed: Any = None  # the same in order, whose workers may live on
         self._num_read, self._left = 0, False
         self.lost_worker = ""  # what befell the newest worker that was lost
+
+    def let_go(self) -> None:
+        """Start workers that live on anew at the next evaluation."""
+        self._fed = None
 
     def left_alone(self) -> dict[str, str]:
         """Why techniques that feed the training did not feed the last metric, by their names."""
@@ -99,14 +104,16 @@ class Evaluation:
         field = "validation" if self.job.validation is not None else "data"
         if self._loader is None or isinstance(self._loader, Iterator):
             with SeededStreams(derive(self.seed, "data")):
-                self._loader = call(self.job, field)
+                self._loader, self._fed = call(self.job, field), None
         build = self.session.build
         streams = SeededStreams(derive(self.seed, "metric"), build.device)
         with streams, in_evaluation(build.models), torch.no_grad():
             seed = derive(self.seed, "validation")
             batches = self.shortcut(self._loader)
             if batches is None:
-                batches = ordered(self._loader, seed=seed, epoch=0, damage=self.damage)
+                source = self._loader if self._fed is None else self._fed
+                batches = ordered(source, seed=seed, epoch=0, damage=self.damage)
+                self._fed = batches if order_of(batches) is not None else None
             self._left = False
             fed = self._placed(self.session.validation(batches), must_stop)
             try:

@@ -75,6 +75,7 @@ class Feed:
         require_index(self.own_loader, job)
         self.loader = self.own_loader
         self.place: Place | None = None  # where a stream stood when it was left
+        self.let_go: Callable[[], None] = lambda: None  # of the workers of other loaders: one may be the dead
         self._pass: IterableData | PassOrder | None = None
         self._asked = self._compared = False
         self._read_under: list[str] = []  # the facts under which the first batch was marked
@@ -94,8 +95,7 @@ class Feed:
         """
         while broke := (yield from self._until_it_breaks(session, position)):
             where = _where(position)
-            self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
-            forget_workers(self.loader)
+            self.forget()
             hung = self.hangs.found_in(self.own_loader)
             if not self.workers.may_try_again(where):
                 why = "too little memory, or a sample that crashes its reader (try num_workers=0)"
@@ -111,6 +111,12 @@ class Feed:
                 continue
             how = f"a worker of the loader {hung}, at {where}" if hung else f"{_KILLED} before {where}"
             self.notice(f"{how}: it was replaced")
+
+    def forget(self) -> None:
+        """Begin with new workers, and with what the plan's techniques then make of the loader anew."""
+        self.loader = self.own_loader
+        forget_workers(self.loader)
+        self.let_go()
 
     def num_batches_in(self, step: int, most: int) -> int:
         """The batches in the `step`-th step of an epoch, of at most `most`; the last may take fewer."""
@@ -235,7 +241,7 @@ class Feed:
         self._pass = loader if isinstance(loader, IterableData) else order_of(loader)
         if not isinstance(loader, IterableData) and not self.witness.mark:
             self._read_under = self._facts(session)
-        if type(loader) is type(self.loader):
+        if order_of(loader) is not None:
             self.loader = loader
         batches = fed(session, loader, derive(self.seed, epoch, "feed"))
         self.hangs.begin_pass()

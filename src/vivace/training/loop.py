@@ -74,6 +74,7 @@ class Loop(Keeping):
         super().__init__(job, session, ranks, path, options, on_event, watch)
         damaged = path / DAMAGED_IN_VALIDATION if ranks.writes else None
         self.evaluation = Evaluation(job, session, options.seed, damaged=damaged, hangs=self.feed.hangs)
+        self.feed.let_go = self.evaluation.let_go
         self.born_at = psutil.Process().create_time()
         self.pace, self.memory, self.numbers = Pace(), FullMemory(self.device), SlowNumbers(self.device)
         if ranks.watch is not None:
@@ -296,6 +297,7 @@ class Loop(Keeping):
         """
         self.watch.aside()
         self.session = self.evaluation.session = reopened(self.session, self.job, plan, self.ranks.regroup)
+        self.feed.forget()  # workers that run already would not have what the plan brings
         told = self.ranks.gather((inexact, refusal))
         unknown = [lost for lost, _ in told if lost]
         if not self._in_one_step():  # the exchange broke before its last bytes had come

@@ -249,6 +249,7 @@ class StackedTrials:
                     f"the loss or a weight is not finite after epoch {row.epoch + 1} (loss {loss})"
                 )
             row.metric = row.evaluation.metric()
+            row.evaluation.let_go()  # of workers that live on, beside those of all other runs
             if row.job.scheduler_every == "epoch":
                 row.step_scheduler()
         except VivaceError as raised:
