@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from vivace.errors import JobError
 from vivace.inspection import inspect
@@ -149,6 +149,23 @@ def test_an_evaluation_does_not_outlast_the_deadline(tiny, tmp_path, monkeypatch
 
     run = train(tiny.make(metric=metric), out=tmp_path / "run")
     assert (run.interrupted_by, run.steps, run.metric) == ("deadline", tiny.STEPS_AN_EPOCH, None)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_sampler_that_gives_one_rank_a_part_of_the_validation_data_is_refused(
+    tiny, session, monkeypatch, num_ranks
+):
+    def validation():
+        data = Partly(20)
+        return DataLoader(data, 5, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+
+    job = tiny.make(validation=validation, metric=lambda model, batches: sum(len(b[0]) for b in batches))
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+    if num_ranks == 1:
+        assert Evaluation(job, session, 0).metric() == 10
+        return
+    with pytest.raises(JobError, match="the validation's DistributedSampler gives each rank a part"):
+        Evaluation(job, session, 0).metric()
 
 
 class Partly(torch.utils.data.Dataset):

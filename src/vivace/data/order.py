@@ -97,6 +97,13 @@ def order_of(loader: Iterable[Any]) -> PassOrder | None:
     return order if isinstance(order, PassOrder) else None
 
 
+def splits_by_rank(loader: Iterable[Any]) -> bool:
+    """Has the loader a sampler that gives each rank a part of the samples?"""
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    return any(isinstance(one, DistributedSampler) and one.num_replicas > 1 for one in samplers)
+
+
 def require_index(loader: Iterable[Any], job: Job) -> None:
     """Raises JobError where the data cannot be read as a Job's `damaged` and `checksums` need it."""
     kind = type(getattr(loader, "dataset", loader)).__name__
@@ -233,7 +240,7 @@ class PassOrder(Sampler[list[Any]]):
         self._wanted = ""
         self._passed = 0  # batches of the pass before a stop, where that pass had ended
         self._marks: deque[tuple[int, str]] = deque(maxlen=_MARKS)
-        if world_size > 1 and isinstance(self.sampler, DistributedSampler):
+        if world_size > 1 and splits_by_rank(loader):
             raise JobError(
                 "the data's DistributedSampler splits the samples between the ranks, and Vivace splits "
                 "every batch itself: build the DataLoader with shuffle=True instead of the sampler"

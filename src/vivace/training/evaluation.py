@@ -11,7 +11,7 @@ import torch
 
 from vivace.data.damage import Damage
 from vivace.data.hanging import HangWatch
-from vivace.data.order import order_of, ordered
+from vivace.data.order import order_of, ordered, splits_by_rank
 from vivace.errors import JobError, is_lost_worker
 from vivace.job import Job
 from vivace.pictures import document
@@ -21,6 +21,7 @@ from vivace.tensors.modules import in_evaluation
 from vivace.tensors.randomness import SeededStreams, derive
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.loaders import end_workers_of
+from vivace.training.crew import num_ranks
 from vivace.training.losses import MOST_TRIES
 
 
@@ -105,6 +106,11 @@ class Evaluation:
         if self._loader is None or isinstance(self._loader, Iterator):
             with SeededStreams(derive(self.seed, "data")):
                 self._loader, self._fed = call(self.job, field), None
+            if num_ranks() > 1 and splits_by_rank(self._loader):
+                raise JobError(
+                    f"the {field}'s DistributedSampler gives each rank a part of the samples, and rank 0 "
+                    "evaluates alone, on all of them: build the DataLoader without the sampler"
+                )
         build = self.session.build
         streams = SeededStreams(derive(self.seed, "metric"), build.device)
         with streams, in_evaluation(build.models), torch.no_grad():
