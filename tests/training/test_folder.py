@@ -7,11 +7,16 @@ import signal
 import pytest
 
 from vivace.errors import FolderError
+from vivace.training.checkpoints import Checkpoints
 from vivace.training.folder import RunFolder
 
 
 def open_folder(path, resume=False):
     return RunFolder(path, resume=resume, restart=False)
+
+
+def begin_anew(path):
+    Checkpoints(path / "checkpoints", {}, path / "saved.jsonl").clear()
 
 
 @pytest.mark.parametrize(
@@ -136,11 +141,12 @@ def test_a_run_does_not_begin_anew_on_checkpoints_that_cannot_be_removed(tmp_pat
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", refuse)
         with pytest.raises(FolderError, match=r"step_5' cannot be removed"):
-            RunFolder(tmp_path, resume=False, restart=True)
+            begin_anew(tmp_path)
     assert kept.exists()
     assert (tmp_path / "saved.jsonl").exists()
-    RunFolder(tmp_path, resume=False, restart=True).close()
+    begin_anew(tmp_path)
     assert not kept.exists()
+    assert not (tmp_path / "saved.jsonl").exists()
 
 
 def test_what_a_killed_run_had_begun_to_save_takes_no_room_from_the_resumed_one(tmp_path):
@@ -180,5 +186,5 @@ def test_a_restart_leaves_what_a_person_has_put_beside_the_checkpoints(tmp_path)
         (tmp_path / "checkpoints" / name).parent.mkdir()
         (tmp_path / "checkpoints" / name).touch()
     (tmp_path / "checkpoints" / "step_6").touch()
-    RunFolder(tmp_path, resume=False, restart=True).close()
+    begin_anew(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["best"]

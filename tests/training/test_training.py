@@ -353,6 +353,19 @@ class TestFolder:
         again = train(job, out=out, resume=True)
         assert (again.resumed_from_step, again.found) == (2, {})
 
+    @pytest.mark.parametrize("field", ["model", "data", "optimizer", "scheduler"])
+    def test_a_training_from_zero_that_cannot_begin_leaves_the_one_before_it(
+        self, tmp_path, tiny, field, digest
+    ):
+        out = tmp_path / "run"
+        train(tiny.job, out=tmp_path / "whole", seed=5)
+        train(tiny.job, out=out, seed=5, max_steps=7)
+        with pytest.raises(JobError, match="division by zero"):
+            train(dataclasses.replace(tiny.job, **{field: lambda *_: 1 / 0}), out=out, restart=True)
+        assert checkpoints(out) == ["step_7"]
+        assert train(tiny.job, out=out, resume=True).resumed_from_step == 7
+        assert digest(out / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+
     def test_parts_make_the_whole(self, tmp_path, tiny, digest):
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         train(tiny.job, out=whole)

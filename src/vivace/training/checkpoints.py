@@ -149,6 +149,21 @@ class Checkpoints:
                 f"{_step_of(lines[-1])}): put them back, or train from zero again (--restart, restart=True)"
             )
 
+    def clear(self) -> None:
+        """Remove what the run had trained, all of it: what stays would be gone on with."""
+        self._hold_folder()
+        for item in filter(is_checkpoint, self.folder.iterdir()):
+            shutil.rmtree(item, ignore_errors=True)
+            if not item.is_dir():
+                with contextlib.suppress(OSError):
+                    item.unlink()
+        if left := next(filter(is_checkpoint, self.folder.iterdir()), None):
+            raise FolderError(
+                f"'{left}' cannot be removed, so the run cannot begin anew: remove it, or choose a new name"
+            )
+        if self.ledger is not None:
+            self.ledger.unlink(missing_ok=True)
+
     def newest(self) -> Found | None:
         """The newest checkpoint whose manifest and hashes hold; None where there is none at all.
 

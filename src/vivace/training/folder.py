@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -29,7 +28,8 @@ _held: set[Path] = set()
 class RunFolder:
     """An open run folder, locked against a second run until it is closed.
 
-    A lock dies with its process: one left behind by a killed run is taken over.
+    A lock dies with its process: one left behind by a killed run is taken over. With `restart` what the run
+    had trained stays until the new training is built (see `Checkpoints.clear`).
     """
 
     def __init__(self, out: str | os.PathLike[str], *, resume: bool, restart: bool) -> None:
@@ -44,8 +44,6 @@ class RunFolder:
         self._lock = self._take_lock()
         try:
             own_folder(self.checkpoints)
-            if restart:
-                self._clear()
             for item in filter(lambda item: is_leftover(item.name), self.checkpoints.iterdir()):
                 shutil.rmtree(item, ignore_errors=True)  # the disk may have room for no more
             _rehearse(self.checkpoints)
@@ -102,19 +100,6 @@ class RunFolder:
                 f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) "
                 "or choose a new name"
             )
-
-    def _clear(self) -> None:
-        """Remove what the run had trained, all of it: what stays would be gone on with."""
-        for item in filter(is_checkpoint, self.checkpoints.iterdir()):
-            shutil.rmtree(item, ignore_errors=True)
-            if not item.is_dir():
-                with contextlib.suppress(OSError):
-                    item.unlink()
-        if left := next(filter(is_checkpoint, self.checkpoints.iterdir()), None):
-            raise FolderError(
-                f"'{left}' cannot be removed, so the run cannot begin anew: remove it, or choose a new name"
-            )
-        (self.path / LEDGER).unlink(missing_ok=True)
 
     def _take_lock(self) -> IO[str]:
         if self.path.resolve() in _held:  # the kernel's lock does not keep a process from itself

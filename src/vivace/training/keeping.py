@@ -91,7 +91,7 @@ class Keeping(Strides):
         own = session.optimizers or session.optimizer if session.build.own_step else None
         self.unapplied = Unapplied(parts_of(own, torch.optim.Optimizer))
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
-        found = self.checkpoints.newest()
+        found = None if options.restart else self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.saved, self.seconds_before = Position(), 0.0
@@ -100,11 +100,9 @@ class Keeping(Strides):
         if found is not None:
             self.take_up(found)
         else:
-            self.require_storable()
-            self.damage.before = 0
-            for name in (*_RESULTS, DAMAGED, DAMAGED_IN_VALIDATION) if ranks.writes else ():
-                (path / name).unlink(missing_ok=True)
+            self._begin_from_zero()
         if ranks.writes:
+            ranks.begin(str(path))  # from here on a later attempt of this launch goes on with what is there
             session.plan.save(path / "plan.toml")
         where = path if ranks.writes else None
         log_bytes, on_gpus = self.position.log_bytes, self.device.type == "cuda"
@@ -119,6 +117,15 @@ class Keeping(Strides):
         self.between_steps = True  # not in one that has changed what cannot be put back
         self.bad_looks, self.slowest_save = 0, 0.0  # looks in a row, at numbers not finite or far too large
         self.saved_at = self.started_at = time.monotonic()
+
+    def _begin_from_zero(self) -> None:
+        """Nothing that lies in the folder is of this run; what was trained before goes only now."""
+        self.require_storable()
+        self.damage.before = 0
+        if self.ranks.writes and self.options.restart:
+            self.checkpoints.clear()
+        for name in (*_RESULTS, DAMAGED, DAMAGED_IN_VALIDATION) if self.ranks.writes else ():
+            (self.path / name).unlink(missing_ok=True)
 
     def _lost(self) -> Iterator[str]:
         """What a checkpoint did not hold, a sentence each."""

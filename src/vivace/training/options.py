@@ -24,3 +24,4 @@ class Options:
     deadline_seconds: float | None = None
     changed: Changed = "refuse"
     on_nan: OnNan = "rollback"
+    restart: bool = False

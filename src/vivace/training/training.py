@@ -163,8 +163,8 @@ def train(
     `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed, the ranks and the
     run folder, before the job is opened.
     """
-    options = Options(seed or 0, **settings)
-    _check(options, resume=resume, restart=restart)
+    options = Options(seed or 0, restart=restart, **settings)
+    _check(options, resume=resume)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
     name = job if isinstance(job, str) else ""
@@ -175,19 +175,19 @@ def train(
     plan = for_so_many(plan, num_ranks()) if resume else plan
     with raising_the_listeners(), joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
-            resume, restart = True, False
-            options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked
+            resume = True
+            options = dataclasses.replace(options, changed="ok", restart=False)  # nobody is there to be asked
             if os.path.lexists(own_plan):
                 # A smaller one than was given, where a step ran out of memory.
                 plan = for_so_many(_own_plan(path), ranks.world_size)
         with ranks.together():
             if ranks.writes:
-                stack.enter_context(RunFolder(path, resume=resume, restart=restart))
-                ranks.begin(str(path))
+                stack.enter_context(RunFolder(path, resume=resume, restart=options.restart))
         options = _seeded(options, path, ranks, kept=resume and seed is None)
         with ranks.together():
             machine = inspect()
-        tuned = found_by_tune(plan_file, plan, name, machine.fingerprint) or kept_tuned(path / "checkpoints")
+        tuned = found_by_tune(plan_file, plan, name, machine.fingerprint)
+        tuned = tuned or (kept_tuned(path / "checkpoints") if resume else {})
         opened = partial(_opened, job, machine, ranks, path, listening(on_event), watched_by, tuned)
         try:
             with opened(plan, options) as loop:
@@ -200,7 +200,7 @@ def train(
             plan, first, text = loop.plan, loop.first_attempt(), error.what
         del loop
         gc.collect()
-        with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
+        with opened(plan, dataclasses.replace(options, changed="ok", restart=False)) as loop:
             loop.repeat(text, first)
             loop.run()
             run = _write_results(loop, machine, name)
@@ -285,8 +285,8 @@ def _own_plan(path: Path) -> Plan:
     return Plan.load(path / "plan.toml") if kept is None else kept
 
 
-def _check(options: Options, *, resume: bool, restart: bool) -> None:
-    if resume and restart:
+def _check(options: Options, *, resume: bool) -> None:
+    if resume and options.restart:
         raise InputError("resume goes on and restart trains from zero: give one of them, not both")
     positive = ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps", "rank_timeout_seconds")
     for name in (*positive, "deadline_seconds"):
