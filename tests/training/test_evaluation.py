@@ -14,6 +14,7 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.evaluation import Evaluation
 from vivace.training.loop import Loop
+from vivace.training.resuming import measure_alike
 from vivace.training.training import train
 
 
@@ -149,6 +150,23 @@ def test_an_evaluation_does_not_outlast_the_deadline(tiny, tmp_path, monkeypatch
 
     run = train(tiny.make(metric=metric), out=tmp_path / "run")
     assert (run.interrupted_by, run.steps, run.metric) == ("deadline", tiny.STEPS_AN_EPOCH, None)
+
+
+@pytest.mark.parametrize(
+    "change", [{"metric_name": "recall"}, {"validation": lambda: DataLoader(Partly(20), batch_size=5)}, {}]
+)
+def test_a_metric_that_has_changed_is_measured_anew_where_the_run_goes_on(tiny, tmp_path, change):
+    train(tiny.make(metric=lambda model, batches: 0.25), out=tmp_path / "run")
+    job = tiny.make(metric=lambda model, batches: 0.75, **change)
+    run = train(job, out=tmp_path / "run", resume=True)
+    assert run.metric == (0.75 if change else 0.25)
+
+
+def test_a_metric_is_another_one_where_the_jobs_source_is():
+    then = {"course": {"source of job.py": "a"}, "metric_of": ["recall", None]}
+    assert measure_alike(then, then)
+    assert not measure_alike(then, {**then, "course": {"source of job.py": "b"}})
+    assert measure_alike({"course": then["course"]}, then)  # of an earlier version
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -37,6 +37,7 @@ from vivace.training.resuming import (
     load_gradients,
     load_into,
     load_streams,
+    measure_alike,
     require_storable,
     schedule_of,
     state_of,
@@ -91,6 +92,7 @@ class Keeping(Strides):
         own = session.optimizers or session.optimizer if session.build.own_step else None
         self.unapplied = Unapplied(parts_of(own, torch.optim.Optimizer))
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
+        facts["metric_of"] = [job.metric_name, job.metric_data]  # which manifests of earlier versions lack
         found = None if options.restart else self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
@@ -268,4 +270,6 @@ class Keeping(Strides):
             load_streams(streams[self.ranks.rank], self.device)
         self.lost_streams = [rank for rank, one in enumerate(streams) if one is None]
         self.position, self.seconds_before = found.position, found.position.seconds
+        if not measure_alike(found.manifest, self.checkpoints.facts):
+            self.position.metric, self.position.metric_step = None, -1
         self.saved = dataclasses.replace(self.position)

@@ -96,6 +96,12 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, *, changed_
     return f"resumed, not bit-exact: {', '.join(changed)}" if changed else ""
 
 
+def measure_alike(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Is the metric that a checkpoint holds the one that the job measures now, on the same data?"""
+    same_words = then.get("metric_of", now["metric_of"]) == now["metric_of"]
+    return same_words and not differences(then["course"], now["course"])
+
+
 def _differ_in_ranks(then: dict[str, Any], now: dict[str, Any]) -> bool:
     """Is the plan the same but for what the number of processes decides, and for how they train one model?"""
     one, other = Plan.loads(then["plan"]), Plan.loads(now["plan"])
