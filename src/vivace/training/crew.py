@@ -7,7 +7,6 @@ tells the others' by the launch's store which child to start, what to ask it, an
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import json
 import math
@@ -27,12 +26,12 @@ from vivace.inspection.device_choice import of_launch
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, preload
 from vivace.processes.waiting import crowded
+from vivace.processes.zygote import die_with_parent
 
 PATIENCE_SECONDS = 300.0
 GRACE_SECONDS = 30.0  # for other ranks' answers after rank 0's, and for a rank that gives no sign of life
 BEAT_SECONDS = 1.0
 LAST_SECONDS = 3.0  # for the other ranks to hear that it is over
-_PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 0.05  # between two looks for a command of rank 0
 ALONE = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
 """What a child of one rank is told where it works for itself."""
@@ -360,7 +359,7 @@ def company_of(source: Source) -> Iterator[Company]:
 
     from vivace.training.meeting import agreed_name, launch_store
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
+    die_with_parent(os.getppid(), signal.SIGTERM)  # no rank outlives torchrun
     rank = of_launch("RANK")
     store = launch_store(rank, world_size, PATIENCE_SECONDS)
     name = agreed_name(store, rank, world_size, PATIENCE_SECONDS)

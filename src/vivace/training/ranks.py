@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import math
 import os
@@ -34,6 +33,7 @@ from vivace.inspection import inspect
 from vivace.inspection.device_choice import of_launch
 from vivace.plan import Plan
 from vivace.processes import child
+from vivace.processes.zygote import die_with_parent
 from vivace.technique import Stage, registry
 from vivace.tensors.exchange import spread
 from vivace.training.meeting import agreed_name, launch_store, open_sockets, torchrun_keeps_the_store
@@ -41,7 +41,6 @@ from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch
 from vivace.training.verdict import BUSY_TIMES
 
 PATIENCE_SECONDS = 300.0
-_PR_SET_PDEATHSIG = 1
 _PROCESS = uuid.uuid4().hex
 
 
@@ -342,7 +341,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
         yield Ranks(store=launch_store(0, 1, patience) if torchrun_keeps_the_store() else None)
         return
     require_one_model(plan, world_size)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
+    die_with_parent(os.getppid(), signal.SIGTERM)  # no rank outlives torchrun
     _take_gpu()
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
