@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -76,6 +77,27 @@ def test_a_run_that_ends_keeps_its_pictures_and_one_that_begins_anew_loses_them(
     assert json.loads((tmp_path / "run" / PICTURES).read_text())["headings"][0]["heading"] == "Seen"
     train(tiny.job, out=tmp_path / "run", restart=True)
     assert not (tmp_path / "run" / PICTURES).exists()
+
+
+def test_a_run_that_goes_on_after_its_end_and_is_stopped_leaves_nothing_of_that_end(tiny, tmp_path):
+    def loss(model, batch):
+        if next(steps) == stop_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return tiny.loss(model, batch)
+
+    job, out, stop_in = tiny.make(loss=loss, pictures=shown), tmp_path / "run", None
+    names = ("model.pt", PICTURES)
+    steps = itertools.count(1)
+    train(job, out=out, max_steps=3)
+    assert all((out / name).exists() for name in names)
+    steps, stop_in = itertools.count(1), 2
+    assert train(job, out=out, resume=True).interrupted_by == "SIGTERM"
+    assert not any((out / name).exists() for name in names)
+    stop_in = None
+    train(job, out=out, resume=True)
+    assert all((out / name).exists() for name in names)
+    train(job, out=out, resume=True)
+    assert all((out / name).exists() for name in names)
 
 
 def test_the_model_is_kept_before_anything_draws(tiny, tmp_path):

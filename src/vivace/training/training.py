@@ -301,6 +301,17 @@ def _check(options: Options, *, resume: bool) -> None:
         raise InputError(f"the seed must be from 0 to {LARGEST_SEED}, not {options.seed}")
 
 
+def _remove_earlier(loop: Loop) -> None:
+    """Remove what an earlier end left of other steps, as run.json does not tell of it any more."""
+    try:
+        ended_at = json.loads((loop.path / "run.json").read_bytes())["steps"]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
+        ended_at = None
+    for name in ("model.pt", PICTURES) if loop.stopped_by else (PICTURES,):
+        if loop.ranks.writes and ended_at != loop.position.step:
+            (loop.path / name).unlink(missing_ok=True)
+
+
 def _keep_model(loop: Loop) -> None:
     """Leave model.pt in the run folder, where the run came to its end."""
     if loop.stopped_by:
@@ -347,6 +358,7 @@ def _write_results(loop: Loop, machine: Machine, name: str) -> Run:
     position, ranks, plan, device = loop.position, loop.ranks, loop.plan, loop.device.type
     here = time.monotonic() - loop.started_at
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=here)
+    _remove_earlier(loop)
     _keep_model(loop)  # before anything draws: that may end the process
     _draw(loop)
     for before, damage in (("", loop.damage), ("in the validation data ", loop.evaluation.damage)):
