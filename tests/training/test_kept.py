@@ -4,6 +4,7 @@ import collections
 import enum
 import gc
 import io
+import itertools
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import time
 import weakref
+from pathlib import Path
 
 import numpy
 import pytest
@@ -21,10 +23,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import vivace
 from vivace.errors import CheckpointError, JobError, SampleError
+from vivace.job import load
+from vivace.serving.trained import load_trained
 from vivace.tensors.outside import alike
 from vivace.training.beside import _given, _kept
 from vivace.training.checkpoints import Checkpoints, Position, unstorable
 
+THAWING = Path(__file__).parent / "scenes" / "thawing.py"
 ROWS = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
 
 
@@ -103,35 +108,100 @@ class Thawing(torch.nn.Module):
         return self.head(self.body(inputs).relu())
 
 
-class Thaw:
-    """A schedule that trains all weights of its optimizer from the third epoch on."""
-
-    def __init__(self, optimizer):
-        self.optimizer, self.epochs = optimizer, 0
-
-    def step(self):
-        self.epochs += 1
-        if self.epochs == 2:
-            for weight in self.optimizer.param_groups[0]["params"]:
-                weight.requires_grad_(True)
-
-    def state_dict(self):
-        return {"epochs": self.epochs}
-
-    def load_state_dict(self, state):
-        self.epochs = state["epochs"]
+def test_which_weights_are_trained_and_the_modes_of_modules_go_on(tmp_path):
+    assert whole_and_in_parts(job_of(Thawing), tmp_path) == (True, ())
 
 
-def frozen():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-    model[0].requires_grad_(False)
-    return model
+@pytest.mark.parametrize("name", ["thawing", "unfreezing", "extending"])
+def test_what_a_schedule_sets_free_goes_on_in_new_groups_of_the_optimizer_too(tmp_path, name):
+    assert whole_and_in_parts(load(f"{THAWING}:{name}"), tmp_path, (30, 50)) == (True, ())
 
 
-@pytest.mark.parametrize("fields", [{"model": Thawing}, {"model": frozen, "scheduler": Thaw, "epochs": 4}])
-def test_which_weights_are_trained_and_the_modes_of_modules_go_on(tmp_path, fields):
-    stops = (7, 13) if fields["model"] is Thawing else (30, 50)
-    assert whole_and_in_parts(job_of(**fields), tmp_path, stops) == (True, ())
+class Banked(torch.nn.Module):
+    """Makes a persistent buffer in its first forward, lets one grow, fills one, and empties one later."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.register_buffer("memory", torch.zeros(0, 2))
+        self.register_buffer("filled", None)
+        self.register_buffer("emptied", torch.ones(3))
+
+    def forward(self, inputs):
+        if not hasattr(self, "calls"):
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        if self.training:
+            self.calls += 1
+            self.memory = torch.cat([self.memory, inputs[:1]])
+            self.filled = inputs.detach().mean(0)
+            self.emptied = None if self.calls > 5 else self.emptied
+        missing = 0.0 if self.emptied is None else self.emptied.sum()
+        return self.layer(inputs + self.filled + self.memory.mean(0)) + 0.01 * self.calls + missing
+
+
+def test_persistent_buffers_that_training_makes_or_lets_grow_go_on(tmp_path):
+    job = job_of(Banked)
+    assert whole_and_in_parts(job, tmp_path) == (True, ())
+    served, _ = load_trained(job, tmp_path / "parts")
+    assert (len(served.memory), int(served.calls), served.emptied) == (20, 20, None)
+
+
+class Growing(torch.nn.Module):
+    """Makes another weight in a forward of its training."""
+
+    first = 5
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(2, 1), 0
+
+    def forward(self, inputs):
+        self.calls += self.training
+        if self.calls == self.first:
+            self.more = torch.nn.Linear(2, 1)
+        return self.layer(inputs) + (self.more(inputs) if self.calls >= self.first else 0.0)
+
+
+class GrowingAtOnce(Growing):
+    first = 1
+
+
+class GrowingAgain(Growing):
+    """Makes it where it loads, too."""
+
+    def _load_from_state_dict(self, state, prefix, *arguments):
+        if f"{prefix}more.weight" in state:
+            self.more = torch.nn.Linear(2, 1)
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+
+def test_weights_that_training_makes_replace_no_checkpoint_that_can_be_taken_up(tmp_path):
+    for model, kept in ((Growing, [4]), (GrowingAtOnce, [])):
+        out = tmp_path / model.__name__
+        with pytest.raises(
+            CheckpointError,
+            match=r"no run could go on from .* reshaped 'more\.weight' of .*(step_4 stays|do that)$",
+        ):
+            vivace.train(job_of(model), out=out, checkpoint_every_steps=4)
+        assert [int(path.name[5:]) for path in (out / "checkpoints").glob("step_*")] == kept
+    assert vivace.train(job_of(Growing), out=tmp_path / "Growing", resume=True, max_steps=4).steps == 4
+    assert whole_and_in_parts(job_of(GrowingAgain), tmp_path)[0]
+
+
+def test_a_group_of_what_the_model_does_not_hold_replaces_no_checkpoint(tmp_path):
+    def loss(model, batch):
+        if len(optimizers[-1].param_groups) == 1 and next(steps) == 5:
+            optimizers[-1].add_param_group({"params": [torch.ones(1, requires_grad=True)]})
+        return square(model, batch)
+
+    def optimizer(model):
+        optimizers.append(sgd(model))
+        return optimizers[-1]
+
+    optimizers, steps = [], itertools.count(1)
+    with pytest.raises(CheckpointError, match="added to the optimizer holds what is no weight of the model"):
+        vivace.train(job_of(optimizer=optimizer, loss=loss), out=tmp_path, checkpoint_every_steps=4)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_4"]
 
 
 class Late(torch.nn.Module):

@@ -15,6 +15,7 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of
 from vivace.tensors.randomness import Streams
+from vivace.training.beside import make_room
 from vivace.training.checkpoints import FILES, Checkpoints
 from vivace.training.resuming import load_into
 from vivace.words import number
@@ -109,6 +110,7 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
         )
     seed = int(found.manifest.get("seed") or 0)
     built = _built(job, seed)
+    make_room([built], found.state.get("beside", []))
     load_into(built, found.model, f"the model of the Job (is '{folder}' a run of another job?)")
     facts = Trained(
         folder=str(folder),

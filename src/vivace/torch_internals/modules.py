@@ -91,12 +91,26 @@ attribute(
     INNER_SCHEDULES,
     lost="a schedule inside of another that is too long, or was changed, is not seen",
 )
+_LOADING = "_load_from_state_dict"
+attribute(
+    nn.Module, _LOADING, lost="it is not seen that a class of a person's own loads weights in its own way"
+)
+_loading_hooks = attribute(
+    nn.Module, "_load_state_dict_pre_hooks", lost="it is not seen that a model makes room for what it loads"
+)
 _acts = attribute(torch.autocast, "_enabled", lost="autocast is not seen, and another cannot be tried")
 
 
 def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionaries in which a module holds its own parameters and buffers, or None; no copies."""
     return _parameters(module), _buffers(module)
+
+
+def loads_in_its_own_way(model: nn.Module) -> bool:
+    """May it take a `state_dict` with other entries than its own?"""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    own = {name for kind in kinds if not kind.__module__.startswith("torch.") for name in vars(kind)}
+    return not own.isdisjoint((_LOADING, "load_state_dict")) or any(map(_loading_hooks, model.modules()))
 
 
 def own_parts(module: nn.Module) -> Iterable[nn.Module | None]:

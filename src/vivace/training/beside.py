@@ -1,6 +1,7 @@
 """What training changes beside the `state_dict`s: a model's buffers that are not persistent, which of its
 weights are trained, the modes of its modules, and attributes of modules and of optimizers, such as a counter
-of steps or a running mean. A checkpoint holds them, and a resumed run goes on with them.
+of steps or a running mean; and what a model and an optimizer that were built anew need before they take a
+`state_dict`. A checkpoint holds them, and a resumed run goes on with them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import numpy
 import torch
 from torch import nn
 
+from vivace.tensors.modules import named_parameters
 from vivace.tensors.optimizers import inner_optimizers, unhanded
 from vivace.tensors.outside import as_it_is, assign, attributes, changed, traces
-from vivace.torch_internals.modules import own_tensors
+from vivace.torch_internals.modules import loads_in_its_own_way, own_tensors
 from vivace.torch_internals.tensors import version_of
 from vivace.training.checkpoints import unstorable
 
 _CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, deque)}
 _TABLES = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
 _MODE, _TRAINED = ":training", ":requires_grad"  # of a module, and behind a weight's name; no attribute's
+_ROOM, _GROUPS = ":persistent", ":param_groups"  # behind a buffer's name, and of an optimizer
 
 Key = tuple[int, str, str]  # model, module, name
 
@@ -52,21 +55,35 @@ class Beside:
         self._owners += [one for _, one in inner]
         self._built = {key: (buffer, version_of(buffer)) for key, buffer in self._buffers()}
         self._switches_built = {key: getattr(owner, name) for key, owner, name in self._switches()}
+        self._entries_built, self._groups_built = self._entries(), self._groups()
         begun = attributes(self._owners) if plain else {}  # in main memory, as it is only compared
         self._traced = traces(self._owners) if plain else {}
         self._attributes = {key: as_it_is(value, torch.Tensor.cpu) for key, value in begun.items()}
 
     def state(self) -> list[tuple[int, str, str, Any]]:
         """What is no more as it was built, and can be kept in a file that runs no code."""
-        found = [
+        found: list[tuple[int, str, str, Any]] = [
             (*key, b.detach()) for key, b in self._buffers() if self._captured or self._has_changed(key, b)
         ]
         now = attributes(self._owners) if self._plain else {}
         for key in sorted(changed(now, self._attributes)):
             if key in now and not unstorable(kept := _kept(now[key])):
                 found.append((*key, kept))
+        found += [(*key, names) for key, names in self._groups().items() if names != self._groups_built[key]]
+        found += [(index, name, key + _ROOM, now) for (index, name, key), now, fits in self._moved() if fits]
         switches = ((key, getattr(owner, name)) for key, owner, name in self._switches())
         return [*found, *((*key, on) for key, on in switches if on is not self._switches_built.get(key))]
+
+    def unfit(self) -> str:
+        """What a job built anew would not take of the present states, in words; empty where nothing."""
+        for (index, name, key), _, fits in self._moved():
+            if not fits and not loads_in_its_own_way(self._models[index]):
+                told = ".".join(filter(None, (self._owner(index), name, key)))
+                return f"training has made, removed or reshaped '{told}' of the model: let model() do that"
+        for owner, groups in self._groups().items():
+            if any("" in names for names in groups if names not in self._groups_built[owner]):
+                return "a group that was added to the optimizer holds what is no weight of the model"
+        return ""
 
     def anew(self) -> list[str]:
         """The names of attributes that are no more as they were built, and that `state` does not hold."""
@@ -89,7 +106,7 @@ class Beside:
         return str(index) if len(self._models) > 1 else ""
 
     def load(self, state: list[tuple[int, str, str, Any]]) -> None:
-        """Let the models hold it again."""
+        """Let the models and the groups of the optimizers hold it again."""
         on = self._switches_built | {(index, name, key): value for index, name, key, value in state}
         for place, owner, switch in self._switches():
             now = getattr(owner, switch)
@@ -97,7 +114,10 @@ class Beside:
                 setattr(owner, switch, then)
         found = {}
         for index, name, key, value in state:
-            if key.endswith((_MODE, _TRAINED)):
+            if key.endswith((_MODE, _TRAINED, _ROOM)):
+                continue
+            if key == _GROUPS:
+                self._group(index, value)
                 continue
             model = self._models[min(index, len(self._models) - 1)]
             module = model.get_submodule(name)
@@ -114,6 +134,56 @@ class Beside:
             else:
                 setattr(module, key, value.to(now.device))
         assign(self._owners, found)
+
+    def _group(self, index: int, groups: list[list[str]]) -> None:
+        """Give an optimizer groups of the weights of these names."""
+        optimizer, weights = self._owners[index], dict(named_parameters(self._models))
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        has, built = optimizer.param_groups, self._groups_built[index, "", _GROUPS]
+        del has[len(groups) :]
+        for number, names in enumerate(groups):
+            if names in built[number : number + 1]:
+                continue
+            given = [weights[name] for name in names]
+            if number < len(has):
+                has[number]["params"][:] = given
+            else:  # its settings come with the optimizer's own state
+                optimizer.add_param_group({**has[-1], "params": given})
+
+    def _groups(self) -> dict[Key, list[list[str]]]:
+        """Of each optimizer the names of the weights in its groups; empty ones of what no model holds."""
+        names = {id(weight): name for name, weight in named_parameters(self._models)}
+        return {
+            (index, "", _GROUPS): [
+                [names.get(id(p), "") for p in group["params"]] for group in one.param_groups
+            ]
+            for index, one in enumerate(self._owners)
+            if isinstance(one, torch.optim.Optimizer)
+        }
+
+    def _entries(self) -> dict[Key, Any]:
+        """Of each buffer in the models' `state_dict`s type and size, of any other tensor there the size."""
+        found: dict[Key, Any] = {}
+        for index, model in enumerate(self._models):
+            modules = dict(model.named_modules(remove_duplicate=False))
+            for entry, tensor in model.state_dict().items():
+                name, _, key = entry.rpartition(".")
+                if isinstance(tensor, torch.Tensor):
+                    size = [*tensor.shape]
+                    is_buffer = name in modules and key in own_tensors(modules[name])[1]
+                    found[index, name, key] = {"dtype": tensor.dtype, "size": size} if is_buffer else size
+        return found
+
+    def _moved(self) -> Iterator[tuple[Key, Any, bool]]:
+        """Of the models' `state_dict`s the entries that are no more as they were built: key, what `_entries`
+        says now, and whether a model built anew can make room for it.
+        """
+        now, built = self._entries(), self._entries_built
+        for key in {**built, **now}:
+            if now.get(key) != built.get(key):
+                are_buffers = isinstance(now.get(key, {}), dict) and isinstance(built.get(key, {}), dict)
+                has_module = key in built or (*key[:2], _MODE) in self._switches_built
+                yield key, now.get(key), are_buffers and has_module
 
     def _switches(self) -> Iterator[tuple[Key, nn.Module | nn.Parameter, str]]:
         """Every module's mode, and of every weight whether it is trained: whose attribute says that, and its
@@ -136,6 +206,23 @@ class Beside:
                 for key, buffer in own_tensors(module)[1].items():
                     if buffer is not None and f"{name}.{key}".lstrip(".") not in saved:
                         yield (index, name, key), buffer
+
+
+def make_room(models: Sequence[nn.Module], state: list[tuple[int, str, str, Any]]) -> None:
+    """Let models that were built anew have the persistent buffers that the state of a `Beside` names: before
+    they load their own `state_dict`s.
+    """
+    for index, name, key, value in state:
+        model, own = models[min(index, len(models) - 1)], key.removesuffix(_ROOM)
+        module = dict(model.named_modules(remove_duplicate=False)).get(name) if key.endswith(_ROOM) else None
+        if module is None:  # loading tells what does not fit
+            continue
+        device = next(chain(module.parameters(), model.parameters()), torch.empty(0)).device
+        buffer = None if value is None else torch.empty(**value, device=device)
+        if own in own_tensors(module)[1]:
+            setattr(module, own, buffer)
+        else:
+            module.register_buffer(own, buffer)
 
 
 def _kept(thing: Any) -> Any:

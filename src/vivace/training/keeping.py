@@ -21,7 +21,7 @@ from vivace.session.opening import parts_of, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.outside import MOST_ENTRIES, MOST_NUMBERS
 from vivace.tensors.randomness import capture, derive, to_plain
-from vivace.training.beside import Beside
+from vivace.training.beside import Beside, make_room
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, course_of, doubt_of_schedule
 from vivace.training.feed import DAMAGED, Feed
@@ -142,9 +142,19 @@ class Keeping(Strides):
             yield f"resumed, not bit-exact where steps read them: {told}, as a checkpoint holds {HELD}"
 
     def require_storable(self) -> None:
-        """Raises JobError where a checkpoint could not hold the present state."""
+        """Raises JobError where a checkpoint could not hold the present state, and CheckpointError where
+        nothing could go on from it.
+        """
         if self.session.build.shards is None:
             require_storable(self.session.built, self.session.optimizer, self.scheduler)
+        self._require_fitting()
+
+    def _require_fitting(self) -> None:
+        if text := self.beside.unfit():
+            kept = f"; step_{self.saved.step} stays" if self.saved.step else ""
+            raise CheckpointError(
+                f"no run could go on from a checkpoint of step {self.position.step}: {text}{kept}"
+            )
 
     def is_healthy(self) -> bool:
         """Are the loss and all trained weights finite? Frozen ones may be a mask of -inf."""
@@ -200,6 +210,7 @@ class Keeping(Strides):
         return whole_state_of(self.session.built, self.session.build.shards, self.ranks)
 
     def _state(self, streams: list[Any]) -> dict[str, Any]:
+        self._require_fitting()
         return {
             "optimizer": whole_state_of(self.session.optimizer, self.session.build.shards, self.ranks),
             "scheduler": state_of(self.scheduler),
@@ -254,9 +265,10 @@ class Keeping(Strides):
         """Go on where a checkpoint stands."""
         state = found.state
         fresh = Fresh(self.session.optimizers or self.session.optimizer, self.scheduler)
-        shards = self.session.build.shards
+        shards, beside = self.session.build.shards, state.get("beside", [])
+        make_room(self.session.build.models, beside)
         load_into(self.session.built, found.model, "the model", shards)
-        load_beside(self.beside, state.get("beside", []))
+        load_beside(self.beside, beside)
         load_gradients(self.unapplied, state.get("gradients", []))
         anew = load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
         told = [*map(str, state.get("anew", [])), *(f"optimizer.{name}" for name in anew)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import FolderError, RankLost
+from vivace.errors import CheckpointError, FolderError, RankLost
 from vivace.training.meeting import torchrun_keeps_the_store
 from vivace.training.rank_watch import WHY_SECONDS, RankWatch
 from vivace.training.ranks import Ranks
@@ -45,7 +45,7 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -
         try:
             path = save()
             kept = f"{path.name} in '{path.parent}' was kept: go on with --resume" if path is not None else ""
-        except FolderError as error:
+        except (CheckpointError, FolderError) as error:
             kept = f"{error}"
         watch.post("kept", kept or "nothing")
         watch.end_stopped(verdict.ranks)
