@@ -117,6 +117,34 @@ def test_what_a_schedule_sets_free_goes_on_in_new_groups_of_the_optimizer_too(tm
     assert whole_and_in_parts(load(f"{THAWING}:{name}"), tmp_path, (30, 50)) == (True, ())
 
 
+@pytest.mark.parametrize("name", ["thawing", "unfreezing"])
+def test_ranks_exchange_the_gradients_of_weights_that_a_schedule_sets_free(
+    launch, launch_ranks, tmp_path, digest, name
+):
+    def trained(out, ranks=2, **arguments):
+        arguments |= {"out": str(tmp_path / out)}
+        several = {"file": THAWING, "num": ranks}
+        children = (
+            launch_ranks(name, arguments, **several) if ranks > 1 else [launch(name, arguments, THAWING)]
+        )
+        assert [child.wait() for child in children] == [0] * ranks, children[0].answer
+        return children[0].answer
+
+    notice = "the ranks exchange gradients of other weights from here on"
+    assert trained("whole")["notices"] == [f"step 41: {notice}"]
+    trained("parts", max_steps=30)
+    trained("parts", resume=True, max_steps=50)
+    assert trained("parts", resume=True)["notices"] == [f"step 51: {notice}"]
+    assert digest(tmp_path / "parts" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+    trained("alone", ranks=1)
+    trained("more", ranks=1, max_steps=50)
+    trained("more", resume=True)
+    alone = torch.load(tmp_path / "alone" / "model.pt")
+    for other in ("whole", "more"):
+        found = torch.load(tmp_path / other / "model.pt")
+        assert all(torch.allclose(found[key], alone[key], rtol=1e-4, atol=1e-5) for key in alone)
+
+
 class Banked(torch.nn.Module):
     """Makes a persistent buffer in its first forward, lets one grow, fills one, and empties one later."""
 

@@ -17,7 +17,6 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, 
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 BUCKETS_MIB = (5, 1, 100, 400)
 
@@ -50,11 +49,11 @@ class DDP(Technique):
         from torch.nn.parallel import DistributedDataParallel
 
         from vivace.tensors.exchange import mean_over_ranks, require_ranks
-        from vivace.tensors.modules import Shell, has_batch_norm
+        from vivace.tensors.modules import Shell, has_batch_norm, trained_in
 
         model = build.model
         num_ranks = require_ranks(model)
-        trained = _trained(model)
+        trained = build.exchanged = trained_in([model])
         build.require(trained, "no parameter is trained")
         if has_batch_norm(model, over_ranks=True):
             build.declare(Numerics.SEMANTICS, "BatchNorm takes its statistics over one rank's samples")
@@ -69,13 +68,15 @@ class DDP(Technique):
         ]
 
         def forward(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
-            build.require(
-                _trained(model) == trained,
-                "other weights are trained now than when the session was opened, and the ranks exchange the "
-                "gradients of those alone: open it again after weights were frozen or set free",
-            )
             shell.function = following
-            return parallel[0](batch)  # type: ignore[no-any-return]
+            loss: torch.Tensor = parallel[0](batch)
+            build.require(
+                trained_in([model]) == trained,
+                "other weights are trained now than when the session was opened, and the ranks exchange the "
+                "gradients of those alone: open it again after weights were frozen or set free, which is to "
+                "be between two steps",
+            )
+            return loss
 
         build.wrap(Seam.FORWARD, forward)
         build.wrap(Seam.ACCUMULATING, lambda following: parallel[0].no_sync())
@@ -111,10 +112,6 @@ class DDP(Technique):
         if profile.features.get("ranks", 1) > 1:
             return (0.9, 1 / max(0.05, 1 - profile.shares["communication"]))
         return (0.5, float(len(_alike(machine))))
-
-
-def _trained(model: nn.Module) -> list[int]:
-    return [id(weight) for weight in model.parameters() if weight.requires_grad]
 
 
 def _alike(machine: Machine) -> list[Device]:

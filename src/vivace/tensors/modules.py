@@ -159,6 +159,11 @@ def named_parameters(models: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Para
         yield from ((before + name, parameter) for name, parameter in model.named_parameters())
 
 
+def trained_in(models: Iterable[nn.Module]) -> list[int]:
+    """The parameters of all models that are trained, each by its `id`."""
+    return [id(weight) for model in models for weight in model.parameters() if weight.requires_grad]
+
+
 def named_buffers(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Those of all models, named as `named_parameters` does."""
     for before, model in _numbered(models):

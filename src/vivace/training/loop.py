@@ -24,6 +24,7 @@ from vivace.session.session import Session
 from vivace.tensors.allocator import FullMemory
 from vivace.tensors.denormals import Denormals, SlowNumbers
 from vivace.tensors.loaders import known_length
+from vivace.tensors.modules import trained_in
 from vivace.training.checkpoints import Found
 from vivace.training.evaluation import Evaluation, LeftOff
 from vivace.training.finite import FAR, LOST
@@ -234,7 +235,9 @@ class Loop(Keeping):
 
     def take(self, batch: Batch) -> Any:
         """One step of the session, which leaves no trace where it fails; its loss."""
-        watched = self.watch.seconds
+        build, watched = self.session.build, self.watch.seconds
+        if build.exchanged and build.exchanged != trained_in(build.models):
+            raise Broken("the ranks exchange gradients of other weights from here on", self.session.plan, {})
         self.unapplied.step_begins()
         try:
             loss = self.watch.step(self.session, self.position, batch, self._step)
@@ -243,11 +246,11 @@ class Loop(Keeping):
         except (Smaller, Broken, Better, Stranded):
             raise
         except (Exception, SystemExit) as error:
-            self.between_steps = self.session.build.shards is None and not self.survival.undo()
+            self.between_steps = build.shards is None and not self.survival.undo()
             if isinstance(error, VivaceError):
                 raise
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
-        if self.session.build.own_step:
+        if build.own_step:
             require_one_number(loss)
         self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
         return loss
