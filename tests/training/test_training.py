@@ -13,7 +13,7 @@ import torch
 from torch.distributed.run import main as torchrun
 
 import vivace
-from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
+from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError, Refused
 from vivace.job import load
 from vivace.ledger import Ledger
 from vivace.measuring.worker import Worker
@@ -111,6 +111,22 @@ class TestFaultsOfTheJob:
         with pytest.raises(JobError, match=r"step 3 of the training failed: KeyError: 'label'[^;]*$"):
             train(job, out=tmp_path / "run")
         assert checkpoints(tmp_path / "run") == []
+
+    def test_the_steps_before_a_technique_refuses_are_kept(self, tmp_path):
+        """Where two batches that are to be joined are of another width."""
+        batches = [torch.ones(8, 4)] * 5 + [torch.ones(8, 5)]
+        job = vivace.Job(
+            model=lambda: torch.nn.Linear(1, 1),
+            data=lambda: batches,
+            loss=lambda model, batch: model(batch.mean(1, keepdim=True)).square().mean(),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+        )
+        plan = vivace.Plan.from_dict({"larger_batch": {"factor": 2}})
+        with pytest.raises(Refused, match=r"^larger_batch: .*step_2 in .* was kept"):
+            train(job, plan, out=tmp_path / "run")
+        assert checkpoints(tmp_path / "run") == ["step_2"]
+        batches[-1] = batches[0]
+        assert train(job, plan, out=tmp_path / "run", resume=True).resumed_from_step == 2
 
     def test_held_out_data_that_nothing_reads_are_named(self, tmp_path):
         tiny = runpy.run_path(str(TINY))

@@ -122,7 +122,7 @@ class Loop(Keeping):
                     self._train()
             except Stranded:
                 raise leave(self.ranks, self.position.step, self.survival.inexact, self.save_alone) from None
-            except (JobError, OutOfMemory) as error:
+            except (JobError, OutOfMemory, Refused) as error:
                 if kept := self.keep_what_was_trained():
                     error.args = (f"{error}; {kept}",)
                 raise
