@@ -107,10 +107,19 @@ class TestFaultsOfTheJob:
                 raise KeyError("label")
             return loss
 
-        job = dataclasses.replace(tiny["two_models"], step=fails)
-        with pytest.raises(JobError, match=r"step 3 of the training failed: KeyError: 'label'[^;]*$"):
-            train(job, out=tmp_path / "run")
-        assert checkpoints(tmp_path / "run") == []
+        def returns_two(models, optimizers, batch):
+            loss = tiny["own_step"](models, optimizers, batch)
+            return (loss.detach(), 0.0) if next(calls) == 6 else loss
+
+        told = (
+            (fails, r"step 3 of the training failed: KeyError: 'label'[^;]*$"),
+            (returns_two, r"the shape \(2,\); it must be one number, the mean over the batch$"),
+        )
+        for step, text in told:
+            job = dataclasses.replace(tiny["two_models"], step=step)
+            with pytest.raises(JobError, match=text):
+                train(job, out=tmp_path / step.__name__)
+            assert checkpoints(tmp_path / step.__name__) == []
 
     def test_the_steps_before_a_technique_refuses_are_kept(self, tmp_path):
         """Where two batches that are to be joined are of another width."""

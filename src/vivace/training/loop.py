@@ -241,6 +241,8 @@ class Loop(Keeping):
         self.unapplied.step_begins()
         try:
             loss = self.watch.step(self.session, self.position, batch, self._step)
+            if build.own_step:
+                require_one_number(loss)
         except Diverged as error:
             raise self._diverged(str(error), "in") from None
         except (Smaller, Broken, Better, Stranded):
@@ -250,8 +252,6 @@ class Loop(Keeping):
             if isinstance(error, VivaceError):
                 raise
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
-        if build.own_step:
-            require_one_number(loss)
         self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
         return loss
 
