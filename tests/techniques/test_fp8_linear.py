@@ -158,3 +158,18 @@ def test_a_layer_that_gets_no_rows_is_passed(recipe):
     with opened(model, recipe=recipe):
         model(torch.zeros(0, 16)).sum().backward()
         assert not model.weight.grad.any()
+
+
+@pytest.mark.parametrize("beside", [{}, {"bf16_autocast": {}}])
+def test_a_layer_whose_forward_a_person_has_replaced_keeps_that(beside):
+    """As adapters of low rank are put beside a layer."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    more = nn.Linear(16, 16)
+    own = model[0].forward
+    model[0].forward = lambda x: own(x) + more(x)
+    plan = Plan.from_dict({"fp8_linear": {"emulate": True}, **beside})
+    optimizer, x = torch.optim.SGD([*model.parameters(), *more.parameters()], lr=0.0), torch.randn(4, 16)
+    wanted = model[0](x)
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
+        assert session.build.notes["fp8_linear"][0] == 1
+        assert torch.equal(model[0](x), wanted)

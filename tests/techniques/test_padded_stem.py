@@ -86,3 +86,12 @@ def test_models_without_narrow_convolutions_are_refused():
     for layer in (nn.Linear(3, 4), nn.Conv2d(8, 8, 3), nn.Conv2d(4, 4, 3, groups=4)):
         with pytest.raises(Refused, match="padded_stem: no 2-D convolution has fewer than 8 input channels"):
             opened(nn.Sequential(layer))
+
+
+def test_a_convolution_whose_forward_a_person_has_replaced_keeps_that():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3))
+    model[0].forward = lambda x: nn.functional.conv2d(x, model[0].weight.sign())
+    plain, x = model(torch.ones(1, 3, 5, 5)), torch.ones(1, 3, 5, 5)
+    with opened(model) as session:
+        assert session.build.notes["padded_convolutions"] == [1, 0]
+        torch.testing.assert_close(model(x), plain)

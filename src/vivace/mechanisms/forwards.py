@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from vivace.job import Batch
-from vivace.mechanisms.graphs import InPlace, Replacement, put_in_place
+from vivace.mechanisms.graphs import InPlace, put_in_place
 from vivace.technique import Build, Seam
 from vivace.tensors.modules import modules_of, patched
 
@@ -16,12 +16,13 @@ from vivace.tensors.modules import modules_of, patched
 def own_convolutions(models: Iterable[nn.Module]) -> list[nn.Conv2d]:
     """2-D convolutions of PyTorch's own class, but for those whose forward somebody else has replaced."""
     found = [m for model in models for m in modules_of(model, nn.Conv2d) if type(m) is nn.Conv2d]
-    replaced = [vars(m).get("forward") for m in found]
-    return [
-        m
-        for m, forward in zip(found, replaced, strict=True)
-        if (forward is None or isinstance(forward, Replacement)) and "_conv_forward" not in vars(m)
-    ]
+    return [m for m in found if runs_its_own(m) and "_conv_forward" not in vars(m)]
+
+
+def runs_its_own(module: nn.Module) -> bool:
+    """Is a module's forward its class's own, or one that Vivace has put around that?"""
+    replaced = vars(module).get("forward")
+    return replaced is None or str(getattr(replaced, "__module__", "")).startswith("vivace.")
 
 
 def act_in_steps(

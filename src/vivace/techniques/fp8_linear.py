@@ -52,6 +52,7 @@ class Fp8Linear(Technique):
         import torch
         from torch import nn
 
+        from vivace.mechanisms.forwards import runs_its_own
         from vivace.mechanisms.graphs import put_in_place
         from vivace.tensors.modules import modules_of
 
@@ -71,6 +72,7 @@ class Fp8Linear(Technique):
             for model in build.models
             for layer in modules_of(model, nn.Linear)
             if type(layer) is nn.Linear
+            and runs_its_own(layer)
             and layer.weight.dtype == torch.float32
             and not (layer.in_features % MULTIPLE or layer.out_features % MULTIPLE)
         ]

@@ -38,16 +38,11 @@ class PaddedStem(Technique):
 
     def apply(self, build: Build) -> None:
         """Pad in front of every such convolution."""
-        from torch import nn
-
+        from vivace.mechanisms.forwards import own_convolutions
         from vivace.mechanisms.graphs import put_in_place
-        from vivace.tensors.modules import modules_of
 
         narrow = [
-            m
-            for model in build.models
-            for m in modules_of(model, nn.Conv2d)
-            if type(m) is nn.Conv2d and m.groups == 1 and m.in_channels < self.channels
+            m for m in own_convolutions(build.models) if m.groups == 1 and m.in_channels < self.channels
         ]
         build.require(narrow, f"no 2-D convolution has fewer than {self.channels} input channels")
         build.notes["padded_convolutions"] = counts = [len(narrow), 0]
