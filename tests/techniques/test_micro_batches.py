@@ -42,7 +42,7 @@ def test_means_that_move_once_a_piece_raise_the_promise(tracked, promise):
 
 
 class Keeping(torch.nn.Module):
-    """Moves a buffer each time, by what its kind says."""
+    """Moves a buffer or a count each time, by what its kind says."""
 
     def __init__(self, kind):
         super().__init__()
@@ -52,6 +52,7 @@ class Keeping(torch.nn.Module):
         if kind == "by a kernel":
             self.register_buffer("mean", torch.zeros(1))
             self.register_buffer("variance", torch.ones(1))
+        self.calls, self.latest = 0, 0.0
 
     def forward(self, x):
         if self.kind == "in place":
@@ -62,6 +63,9 @@ class Keeping(torch.nn.Module):
             self.table = torch.ones(2)
         elif self.kind == "by a kernel":  # which does not raise the buffer's version
             torch.nn.functional.batch_norm(x[:, :1], self.mean, self.variance, training=True)
+        elif self.kind == "a count":  # by which a temperature falls
+            self.calls += 1
+        self.latest = float(x.mean()) + self.latest
         return self.linear(x)
 
 
@@ -71,19 +75,20 @@ class Keeping(torch.nn.Module):
         ("in place", "SEMANTICS"),
         ("anew", "SEMANTICS"),
         ("by a kernel", "SEMANTICS"),
+        ("a count", "SEMANTICS"),
         ("once", "ROUNDING"),
         ("never", "ROUNDING"),
     ],
 )
-def test_buffers_that_the_model_moves_raise_the_promise(kind, promise):
+def test_buffers_and_counts_that_the_model_moves_raise_the_promise(kind, promise):
     model = Keeping(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = vivace.Plan.from_dict({"micro_batches": {"num": 2}, "optimizer_in_backward": {}})
     with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
         session.step(torch.ones(4, 2))
         assert session.promise == vivace.Numerics[promise]
-        buffer = "mean" if kind == "by a kernel" else "steps"
-        told = [f"micro_batches: the model moves '{buffer}' once a piece, not once a batch"]
+        moved = {"by a kernel": "mean", "a count": "calls"}.get(kind, "steps")
+        told = [f"micro_batches: the model moves '{moved}' once a piece, not once a batch"]
         assert session.build.declared == told * (promise == "SEMANTICS")
 
 

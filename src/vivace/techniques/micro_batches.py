@@ -26,8 +26,9 @@ class MicroBatches(Technique):
 
     Exact up to rounding where the loss is a mean over samples. Dropout draws other masks; a loss that
     averages over anything else (tokens that are not padding) is weighted per piece, which `verify` shows.
-    What the model keeps in buffers and moves in its forward moves once a piece: where the first step shows
-    any, the promise on this job is raised. A last batch with fewer samples than `num` runs in pieces of one.
+    What the model keeps in buffers and moves in its forward, or counts in an attribute, moves once a piece:
+    where the first step shows any, the promise on this job is raised. A last batch with fewer samples than
+    `num` runs in pieces of one.
     """
 
     card: ClassVar[Card] = Card(
@@ -146,14 +147,17 @@ def _only_a_piece_fails(build: Build, batch: Batch, piece: Batch, error: Excepti
 
 @contextlib.contextmanager
 def _watching(build: Build) -> Iterator[None]:
-    """Where buffers of the model move inside, the promise is raised.
+    """Where buffers of the model move inside, or whole numbers are counted up in its attributes, as for a
+    temperature that falls, the promise is raised.
 
     Kernels of batch normalisation do not raise a tensor's version, so values are compared.
     """
     from vivace.mechanisms.blocks import is_fake
+    from vivace.tensors.outside import attributes
     from vivace.tensors.trees import same_numbers
 
     before = {name: (buffer, buffer.clone()) for name, buffer in build.model.named_buffers()}
+    counts = attributes(build.models)
     yield
 
     def moved(name: str, now: torch.Tensor) -> bool:
@@ -161,5 +165,8 @@ def _watching(build: Build) -> Iterator[None]:
         return now is not buffer or not (is_fake(now) or same_numbers(now, then))
 
     found = next((name for name, buffer in build.model.named_buffers() if moved(name, buffer)), "")
-    if found and build.numerics < Numerics.SEMANTICS:
+    now = attributes(build.models) if not found else {}
+    pairs = ((".".join(filter(None, key[1:])), now.get(key), then) for key, then in counts.items())
+    counted = (name for name, now, then in pairs if type(now) is type(then) is int and now == then + 1)
+    if (found := found or next(counted, "")) and build.numerics < Numerics.SEMANTICS:
         build.declare(Numerics.SEMANTICS, f"the model moves '{found}' once a piece, not once a batch")
