@@ -204,3 +204,21 @@ def test_persistent_workers_end_with_the_session():
     session.close()
     gc.collect()
     assert worker not in multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("technique", ["uint8_transfer", "device_augment"])
+def test_what_a_loop_changes_in_the_dataset_is_read(technique):
+    """Such as another transform for the last epochs."""
+    steps = [transforms.RandomVerticalFlip(1.0)] * (technique == "device_augment") + [transforms.ToTensor()]
+    own = FakeData(4, (3, 16, 16), 4, transforms.Compose(steps))
+    loader = DataLoader(own, batch_size=4)
+    with start(pictures(), Plan.from_dict({technique: {}}), inspect()) as session:
+        for more in ([], [], [NORMALIZE]):
+            own.transform = transforms.Compose([*steps, *more])
+            own.transforms.transform = own.transform
+            (wanted,) = loader
+            (batch,) = session.batches(loader)
+            assert batch[0].dtype == torch.uint8
+            assert torch.equal(session.place(batch)[0], wanted[0])
+        assert session.build.notes[technique]["moved"][-1] == "Normalize"
+        assert session.build.notes[technique]["bytes"] == 3 * 4 * 3 * 16 * 16

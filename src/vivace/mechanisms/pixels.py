@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from vivace.errors import Refused
 from vivace.job import Batch
 from vivace.technique import Build, Seam
-from vivace.tensors.loaders import data_loader, small_batch, with_other
+from vivace.tensors.loaders import data_loader, same_settings, settings_of, small_batch, with_other
 from vivace.tensors.trees import map_tensors, tensors
 
 if TYPE_CHECKING:
@@ -118,11 +118,19 @@ class _Finish:
 
 @dataclasses.dataclass(frozen=True)
 class _Sending:
-    """A loader over a dataset of bytes, and what makes the numbers of before of the tensors in `places`."""
+    """A loader over a dataset of bytes, and what makes the numbers of before of the tensors in `places`.
+
+    `settings` are those of the dataset of which the bytes' one is a copy.
+    """
 
     loader: DataLoader[Any]
     places: frozenset[int]
     cut: Cut
+    settings: list[tuple[str, Any]]
+
+    def is_like(self, own: DataLoader[Any]) -> bool:
+        """Would the person's own loader still read the same? Workers that stay never hear of a change."""
+        return own.persistent_workers or same_settings(settings_of(own.dataset), self.settings)
 
     def finished(self, batch: Batch, device: torch.device, note: Callable[[int], None]) -> Any:
         """A batch whose bytes have become floats on the device; `note` is told how many bytes."""
@@ -151,6 +159,7 @@ def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
     Two samples are read both ways: without `augment` they must be equal bit for bit.
     """
     own = data_loader(loader, "an iterable dataset cannot be looked at twice")
+    settings = settings_of(own.dataset)
     found = cut(own.dataset, augment)
     other = with_other(own, dataset=found.dataset)
     wanted, sent = list(tensors(small_batch(own))), list(tensors(small_batch(other)))
@@ -160,7 +169,7 @@ def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
     done = [(a, _there(b, found, build.device) if n in places else b) for n, (a, b) in enumerate(pairs)]
     alike = places and all(_alike(a, b, bits=not augment) for a, b in done)
     build.require(alike, "its batches come out with other numbers")
-    return _Sending(other, places, found)
+    return _Sending(other, places, found, settings)
 
 
 class Sender:
@@ -188,10 +197,13 @@ class Sender:
 
     def batches(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
-        if loader not in self.rebuilt:
-            found = self.rebuilt[loader] = sending(self.build, loader, self.augment)
-            self.build.notes[self.name] = {"moved": list(found.cut.moved), "bytes": 0}
-        return self._sent(following, self.rebuilt[loader])
+        own = data_loader(loader, "an iterable dataset cannot be looked at twice")
+        found = self.rebuilt.get(own)
+        if found is None or not found.is_like(own):
+            found = self.rebuilt[own] = sending(self.build, own, self.augment)
+            noted = self.build.notes.setdefault(self.name, {"bytes": 0})
+            noted["moved"] = list(found.cut.moved)
+        return self._sent(following, found)
 
     def _sent(self, following: Callable[[Any], Iterable[Any]], found: _Sending) -> Iterator[Any]:
         """Batches, with what finishes them at hand: several loaders may be read in turn, or together."""
