@@ -487,3 +487,31 @@ def test_workers_and_the_threads_of_the_step_act_together():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("where", ["dataset", "transform", "inside"])
+def test_a_dataset_whose_samples_depend_on_what_it_counts_is_refused(where):
+    class Curriculum(Numbers):
+        def __init__(self, matters=True):
+            super().__init__()
+            self.matters = matters
+            self.transform = types.SimpleNamespace(seen=0)
+            self.owner = self.transform if where == "transform" else self
+            self.seen = 0
+
+        def __getitem__(self, index):
+            self.owner.seen += 1
+            return super().__getitem__(index) * (min(1.0, self.owner.seen / 1000) if self.matters else 1.0)
+
+    def loader(dataset):
+        return DataLoader(Subset(dataset, range(10)) if where == "inside" else dataset, batch_size=5)
+
+    own = Curriculum()
+    reason = "each worker would count by itself in your dataset's 'seen'"
+    with session_with(num_workers=1) as session, pytest.raises(Refused, match=reason):
+        session.batches(loader(own))
+    assert own.owner.seen == 0
+    other = Curriculum(matters=False)
+    with session_with(num_workers=1) as session:
+        session.batches(loader(other))
+    assert other.owner.seen == 0

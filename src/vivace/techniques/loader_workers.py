@@ -27,8 +27,9 @@ class LoaderWorkers(Technique):
     Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading two
     samples or making a batch of them draws any, the promise on this job is raised to rounding. Workers would
     copy a generator that the dataset keeps for itself, and all draw the same: refused, but where it is seeded
-    for each sample. `persistent` workers start anew where numbers or texts that the dataset keeps, or which
-    objects, have changed since the last pass, and else see it as it was when they started.
+    for each sample. So is a dataset that counts what it reads, and whose samples depend on that: each worker
+    would count by itself. `persistent` workers start anew where numbers or texts that the dataset keeps, or
+    which objects, have changed since the last pass, and else see it as it was when they started.
     """
 
     card: ClassVar[Card] = Card(
@@ -62,6 +63,11 @@ class LoaderWorkers(Technique):
                 alone = f"workers would all draw the same numbers from your dataset's generator '{drawn.own}'"
                 remedy = "draw from torch's stream, or seed it anew for each worker by a worker_init_fn"
                 build.require(not (drawn.own and self._begins(own)), f"{alone}: {remedy}")
+                build.require(
+                    not drawn.counted,
+                    f"each worker would count by itself in your dataset's '{drawn.counted}', on which its "
+                    "samples depend: let the loop set it between epochs",
+                )
                 if drawn.own or drawn.shared:
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
                 rebuilt[own] = _Rebuilt(own, self.num_workers, self.prefetch_factor, persistent)

@@ -105,6 +105,7 @@ def with_workers(
 
 
 _FILE_OF = ("fp", "fileobj", "fid")  # of zipfile, tarfile, and NumPy's archives
+MUCH = 10**6  # more reads of a dataset than a curriculum has
 _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError)
 _BY_NUMBER = "no sample of your dataset can be read by its number, from 0 on"
 
@@ -251,16 +252,20 @@ class Drawn(NamedTuple):
 
     `own` is the name of a generator that the dataset or the collate_fn reaches, empty where none is drawn
     from, or only once it has been seeded anew for the sample; `shared`: from the streams of torch, NumPy or
-    Python, which every worker seeds for itself, from a generator that each makes, or nobody knows.
+    Python, which every worker seeds for itself, from a generator that each makes, or nobody knows. `counted`
+    is the name of a whole number that the dataset counts up as it reads, and on which samples depend, as in a
+    curriculum.
     """
 
     own: str
     shared: bool
+    counted: str
 
 
 def drawn_by(loader: DataLoader[Any]) -> Drawn:
     """From where the first two samples of a loader and a batch of them draw; all of it is given back."""
     streams, readers = _random_states(), _readers(loader)
+    spaces = [(space, dict(space)) for one in _nested(readers[0]) for space in _spaces(one)]
     with _given_back(*readers) as generators:
         begun = {name: Outside([generator], []) for name, generator in generators.items()}
         batch = _looked_at(loader)
@@ -276,7 +281,25 @@ def drawn_by(loader: DataLoader[Any]) -> Drawn:
             # A number may be drawn that shows in few samples: the generator then ends elsewhere.
             if alike(_looked_at(loader), batch):
                 moved = [name for name, state in ends.items() if state.drew()]
-    return Drawn(next(iter(moved), ""), shared)
+        counted = ""
+        for space, name in _counts(spaces) if batch is not None else ():
+            for state in begun.values():
+                state.put_back()
+            _set_random_states(streams)
+            space[name] += MUCH
+            if not alike(_looked_at(loader), batch):
+                counted = name
+    return Drawn(next(iter(moved), ""), shared, counted)
+
+
+def _counts(spaces: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[tuple[dict[str, Any], str]]:
+    """The whole numbers in these spaces that have become larger; beside each space stands what it held."""
+    return [
+        (space, name)
+        for space, before in spaces
+        for name, value in space.items()
+        if type(value) is type(before.get(name)) is int and value > before[name]
+    ]
 
 
 def _looked_at(loader: DataLoader[Any]) -> tuple[Any] | None:
