@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -311,3 +312,89 @@ def test_a_call_for_which_the_person_turned_autocast_off_is_in_fp32(compiled):
     with attached as session:
         assert session.step(torch.randn(8, 4)) > 0, "rounding alone"
     assert seen == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+@pytest.mark.parametrize("kind", ["attribute", "buffer", "pair"])
+def test_a_state_that_a_model_carries_on_is_fp32_between_steps(kind, own_step):
+    """Else the first evaluation, in fp32, would fail on it."""
+
+    class Carrying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inputs, self.hidden = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.half = torch.ones(2, dtype=torch.bfloat16)  # a person's own
+            if kind == "buffer":
+                self.register_buffer("state", torch.zeros(3, 4))
+            else:
+                self.state = torch.zeros(3, 4) if kind == "attribute" else (torch.zeros(3, 4), 0)
+
+        def forward(self, x):
+            state, count = self.state if kind == "pair" else (self.state, 0)
+            out = self.hidden(self.inputs(x) + state)
+            self.state = (out.detach(), count + 1) if kind == "pair" else out.detach()
+            return out
+
+    model = Carrying()
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 4)
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    arguments = {"model": model, "optimizer": optimizer, "loss": lambda m, b: m(b).square().mean()}
+    arguments = {"step": step, "models": [model]} if own_step else arguments
+    with vivace.attach(Plan.from_dict(PLAN), **arguments) as session:
+        for _ in range(5):
+            session.step(batch)
+            state = model.state[0] if kind == "pair" else model.state
+            assert state.dtype == torch.float32
+            assert torch.equal(state, state.bfloat16().float())
+            model(batch)
+        assert model.half.dtype == torch.bfloat16
+
+
+def test_weights_that_the_loss_has_changed_are_those_that_are_used():
+    """As adversarial training does it with weights, between two calls of the model."""
+    model, seen = nn.Linear(4, 4, bias=False), []
+
+    def loss(model, batch):
+        clean = model(batch).square().mean()
+        (gradient,) = torch.autograd.grad(clean, [model.weight])
+        with torch.no_grad():
+            model.weight.add_(gradient.sign())
+        changed = model(batch).square().mean()
+        seen.append((float(clean.detach()), float(changed.detach())))
+        return changed
+
+    batch, before = torch.randn(8, 4), model.weight.detach().clone()
+    loss(model, batch)
+    with torch.no_grad():
+        model.weight.copy_(before)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with vivace.attach(Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step(batch)
+    assert seen[1] == pytest.approx(seen[0], rel=0.02)
+
+
+@pytest.mark.parametrize("plan", [PLAN, {"bf16_weights": {}}])
+def test_a_model_can_be_asked_for_its_arguments_in_a_step(plan):
+    """As Hugging Face's `generate` does it."""
+
+    class Asking(nn.Sequential):
+        def forward(self, tokens, attention_mask=None):
+            return super().forward(tokens)
+
+    model, asked = Asking(nn.Linear(4, 4)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model, batch):
+        asked.append(list(inspect.signature(model.forward).parameters))
+        return model(batch).mean()
+
+    with vivace.attach(Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step(torch.randn(3, 4))
+    assert asked == [["tokens", "attention_mask"]]

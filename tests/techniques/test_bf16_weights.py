@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 
 import pytest
@@ -556,3 +557,74 @@ def test_what_a_model_makes_in_fp32_as_it_runs_is_rounded_for_its_products(kind)
     assert last.dtype == torch.bfloat16
     assert found[1] == pytest.approx(found[0], rel=0.02)
     assert found[1][-1] < found[1][0]
+
+
+@dataclasses.dataclass
+class Holder:
+    losses: list[torch.Tensor]
+    hidden: torch.Tensor
+
+
+class Filling(torch.nn.Module):
+    """Puts what it computes beside its output into what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x, lists, more, holder):
+        hidden = self.first(x)
+        lists.append(hidden.square().mean())
+        more["inner"]["hidden"] = hidden
+        more["x"] = hidden + more["x"]
+        more.pop("unused", None)
+        holder.losses.append(hidden.abs().mean())
+        holder.hidden = hidden + holder.hidden
+        return self.second(hidden)
+
+
+@pytest.mark.parametrize("plan", [{}, PLAN, {"bf16_autocast": {}}])
+def test_what_a_model_puts_into_what_it_is_given_arrives_there(plan):
+    """Such as auxiliary losses in a list, which would be lost with a copy of that."""
+    found = {}
+
+    def loss(model, batch):
+        lists, more = [], {"x": batch, "unused": 1, "inner": {}}
+        holder = Holder([], torch.ones(3, 4))
+        inner = more["inner"]
+        output = model(batch, lists, more, holder)
+        assert more["inner"] is inner
+        found["types"] = {one.dtype for one in (*lists, *holder.losses, more["x"], holder.hidden)}
+        found["names"] = list(more), list(inner), len(lists), len(holder.losses)
+        parts = [*lists, *holder.losses, more["x"].mean(), inner["hidden"].mean(), holder.hidden.mean()]
+        found["parts"] = [float(part.detach()) for part in parts]
+        return output.mean() + sum(parts)
+
+    torch.manual_seed(0)
+    model, batch = Filling(), torch.randn(3, 4)
+    loss(model, batch)
+    wanted = dict(found)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with vivace.attach(vivace.Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step(batch)
+    assert found["names"] == wanted["names"] == (["x", "inner"], ["hidden"], 1, 1)
+    assert found["parts"] == pytest.approx(wanted["parts"], rel=0.02, abs=0.02)
+    if plan == PLAN:
+        assert found["types"] == {torch.float32}
+
+
+def test_a_model_that_carries_a_state_on_in_bfloat16_is_refused():
+    class Carrying(nn.Linear):
+        state = None
+
+        def forward(self, x):
+            out = super().forward(x if self.state is None else x + self.state)
+            self.state = out.detach()
+            return out
+
+    model = Carrying(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict(PLAN)
+    attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
+    with attached as session, pytest.raises(vivace.Refused, match=r"keeps \['state'\] in bfloat16"):
+        session.step(torch.randn(3, 4))

@@ -13,7 +13,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.mechanisms.half_precision import bfloat16_gain, require_bfloat16, share_in
+from vivace.mechanisms.half_precision import Kept, bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Bf16Weights(Technique):
 
     def apply(self, build: Build) -> None:
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
+        import torch
         from torch import nn
 
         from vivace.mechanisms.blocks import without_transforms
@@ -58,6 +59,7 @@ class Bf16Weights(Technique):
         bags = any(modules_of(model, nn.EmbeddingBag) for model in build.models)
         build.require(not bags, "an EmbeddingBag would add up its gradients in bfloat16: use bf16_autocast")
         sum_in_float32(build)
+        kept = Kept(build, torch.bfloat16)
         halves = [_Half(model, build.device.type) for model in build.models]
         lent = [Lent(half.model, half.forward) for half in halves]
 
@@ -68,6 +70,8 @@ class Bf16Weights(Technique):
                 result = following(batch)
             changed = [name for half in halves for name in half.changed()]
             build.require(not changed, f"the model writes to {changed} as it runs: use bf16_autocast")
+            carried = kept.names()
+            build.require(not carried, f"the model keeps {carried} in bfloat16: use bf16_autocast")
             return result
 
         def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
@@ -191,7 +195,7 @@ class _Half:
         import torch
 
         from vivace.tensors.modules import lookup
-        from vivace.tensors.trees import cast, returned
+        from vivace.tensors.trees import Written, cast, returned
         from vivace.torch_internals.modules import is_compiled
 
         # As they are now: the loss may call the model with other weights (torch.func.functional_call).
@@ -212,6 +216,7 @@ class _Half:
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
         # Compiled code is not asked: it would have to hand the copies out.
         asked = () if torch.compiler.is_compiling() else self.weights
+        into = None if torch.compiler.is_compiling() else Written((arguments, keywords), inputs)
         before = {name: (copies[name], _memory_of(copies[name])) for name in asked}
         outputs = torch.func.functional_call(self.shell, copies, (inputs,), tie_weights=False)
         if self.looks_up and not compiled:
@@ -221,6 +226,8 @@ class _Half:
         self.written += [
             n for n, (own, memory) in before.items() if copies[n] is not own or _memory_of(own) != memory
         ]
+        if into is not None:
+            into.hand_back(torch.bfloat16, torch.float32)
         return returned(outputs, torch.bfloat16, torch.float32)
 
 

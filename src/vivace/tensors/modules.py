@@ -244,6 +244,7 @@ class Lent:
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         self.own, self.function = module.forward, function
+        self.__wrapped__ = self.own  # whose arguments a model may ask for, as Hugging Face's `generate` does
         self.__name__ = str(getattr(function, "__name__", "forward"))  # which a model may read
 
     def __call__(self, *arguments: object, **named: object) -> Any:

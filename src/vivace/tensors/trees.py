@@ -171,6 +171,44 @@ def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)
 
 
+class Written:
+    """What a callee puts into the lists, mappings and dataclasses of `lent`, a copy of the arguments `given`
+    with tensors of another dtype, such as an auxiliary loss into a list.
+    """
+
+    def __init__(self, given: tuple[Any, ...], lent: tuple[Any, ...]) -> None:
+        self._pairs: list[tuple[Any, Any, dict[Any, Any]]] = []
+        waiting: list[tuple[Any, Any]] = [(given, lent)]
+        while waiting:
+            own, copied = waiting.pop()
+            if fields_of(own):
+                own, copied = (getattr(one, "__dict__", {}) for one in (own, copied))
+            if not isinstance(own, (list, tuple, dict, UserDict)):
+                continue
+            if not isinstance(own, tuple):
+                self._pairs.append((own, copied, dict(_entries(copied))))
+            inner = (part if isinstance(part, (list, tuple)) else part.values() for part in (own, copied))
+            waiting += zip(*inner, strict=True)
+
+    def hand_back(self, before: torch.dtype, after: torch.dtype) -> None:
+        """Put it into those of `given`, too, cast as `returned` does."""
+        for own, copied, then in self._pairs:
+            now, held = dict(_entries(copied)), dict(_entries(own))
+            others = {key for key, value in now.items() if key not in then or value is not then[key]}
+            if not others and len(now) == len(then):
+                continue
+            held = {key: returned(now[key], before, after) if key in others else held[key] for key in now}
+            if isinstance(own, list):
+                own[:] = held.values()
+            else:
+                own.clear()
+                own.update(held)
+
+
+def _entries(space: list[Any] | dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return enumerate(space) if isinstance(space, list) else space.items()
+
+
 def returned(outputs: Tree, before: torch.dtype, after: torch.dtype) -> Any:
     """What a model returns, cast as `cast` does, and in namespaces and distributions too: copies of those in
     whose attributes something of dtype `before` stands. Other objects stay: a cache of keys and values, for
