@@ -128,3 +128,25 @@ def test_weights_that_are_trained_in_float16_are_refused():
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             loss=lambda m, b: m(b).mean(),
         )
+
+
+@pytest.mark.parametrize("kind", ["weight", "later", "module"])
+def test_hooks_that_would_see_scaled_gradients_are_refused(kind):
+    """As those that clip each weight's gradient: scaled by thousands, all would be clipped."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    if kind == "weight":
+        model[0].bias.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    elif kind == "later":
+        model[0].bias.register_post_accumulate_grad_hook(lambda weight: weight.grad.clamp_(-0.1, 0.1))
+    else:
+        model[0].register_full_backward_hook(
+            lambda module, inner, outer: tuple(g.clamp(-1, 1) for g in inner)
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    place = "0" if kind == "module" else "0.bias"
+    with pytest.raises(
+        vivace.Refused, match=f"a hook of yours on '{place}' would see gradients that are scaled"
+    ):
+        vivace.attach(
+            vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()
+        )

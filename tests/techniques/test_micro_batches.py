@@ -153,3 +153,20 @@ def test_a_loss_that_fails_on_pieces_alone_is_no_fault_of_its_own_line():
             session.step(batch)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # the whole fails as well
             session.step({**batch, "x": torch.randn(8, 5)})
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_hooks_that_look_at_gradients_once_a_piece_raise_the_promise(later):
+    """As those that clip each weight's gradient."""
+    model = torch.nn.Linear(2, 1)
+    if later:
+        model.bias.register_post_accumulate_grad_hook(lambda weight: weight.grad.clamp_(-0.1, 0.1))
+    else:
+        model.bias.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"micro_batches": {"num": 2}, "optimizer_in_backward": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()) as session:
+        assert session.promise == vivace.Numerics.SEMANTICS
+        assert session.build.declared == [
+            "micro_batches: a hook looks at the gradient of 'bias' once a piece"
+        ]

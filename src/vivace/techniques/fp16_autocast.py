@@ -43,7 +43,7 @@ class Fp16Autocast(Technique):
         """Autocast the forward seam; scale, unscale and skip around the seams that follow."""
         import torch
 
-        from vivace.tensors.modules import has_float32, modules_of
+        from vivace.tensors.modules import has_float32, looked_at_by_hooks, modules_of
 
         build.require(has_float32(build.models), "no weight is float32")
         device = build.device.type
@@ -58,6 +58,9 @@ class Fp16Autocast(Technique):
         reason = "whose gradients would stay scaled: freeze it (requires_grad_(False)), or use bf16_autocast"
         left_out = _left_out(build)
         build.require(not left_out, f"the optimizer leaves out '{left_out}', {reason}")
+        hooked = " and ".join(f"'{name}'" for name in looked_at_by_hooks(build.model) if name)
+        reason = "would see gradients that are scaled: use bf16_autocast, or do that in on_gradients"
+        build.require(not hooked, f"a hook of yours on {hooked} {reason}")
         autocast(build, torch.float16)
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.facts.skipped_steps = 0

@@ -47,7 +47,7 @@ class MicroBatches(Technique):
 
     def apply(self, build: Build) -> None:
         """Replace the gradients seam by a loop over the pieces."""
-        from vivace.tensors.modules import has_batch_norm, modules_of
+        from vivace.tensors.modules import has_batch_norm, looked_at_by_hooks, modules_of
         from vivace.tensors.trees import batch_size, split
         from vivace.torch_internals.modules import RunningNorm
 
@@ -57,6 +57,9 @@ class MicroBatches(Technique):
             )
         elif any(norm.running_mean is not None for norm in modules_of(build.model, RunningNorm)):
             build.declare(Numerics.SEMANTICS, "InstanceNorm moves its running means once a piece")
+        hooked, _ = looked_at_by_hooks(build.model)
+        if hooked:
+            build.declare(Numerics.SEMANTICS, f"a hook looks at the gradient of '{hooked}' once a piece")
         build.facts.pieces = 0
 
         def gradients(batch: Batch) -> torch.Tensor:

@@ -15,7 +15,8 @@ from torch import nn
 
 from vivace.operators import NARROWEST_WINDOW
 from vivace.tensors.outside import PLAIN, alike, assign, attributes, changed, is_storable, of_library
-from vivace.torch_internals.modules import BatchNorm
+from vivace.torch_internals.modules import BatchNorm, backward_hooks
+from vivace.torch_internals.tensors import gradient_hooks
 
 if TYPE_CHECKING:
     from vivace.tensors.trees import Tree
@@ -149,6 +150,19 @@ def kinds_of(modules: Iterable[nn.Module]) -> dict[str, bool]:
 def has_float32(models: Sequence[nn.Module]) -> bool:
     """Is any weight float32? Autocast and casts of weights leave float64 and 16-bit ones alone."""
     return any(p.dtype == torch.float32 for model in models for p in model.parameters())
+
+
+def looked_at_by_hooks(model: nn.Module) -> tuple[str, str]:
+    """The names of a weight and of a module at whose gradients a hook of a person's looks; each empty where
+    there is none.
+    """
+
+    def of_person(hook: Callable[..., Any]) -> bool:
+        return not str(getattr(hook, "__module__", "")).startswith(("vivace.", "torch."))
+
+    weights = (name for name, p in model.named_parameters() if any(map(of_person, gradient_hooks(p))))
+    modules = (name for name, m in named_modules([model]) if any(map(of_person, backward_hooks(m))))
+    return next(weights, ""), next(modules, "")
 
 
 def named_parameters(models: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -138,6 +138,11 @@ def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     return [hook for read in _HOOKS[:2] for hook in read(module).values()]
 
 
+def backward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """What runs before and after the module's backward pass."""
+    return [hook for read in _HOOKS[2:] for hook in read(module).values()]
+
+
 @contextlib.contextmanager
 def without_hooks(modules: Iterable[nn.Module], package: str) -> Iterator[None]:
     """Let nothing of a package run before and after the modules' forward inside the block."""

@@ -100,6 +100,11 @@ version_of: Callable[[torch.Tensor], int] = attribute(
 )
 """How often the numbers of a tensor, or of another one with its memory, were changed in place."""
 
+_gradient_hooks = [
+    attribute(torch.Tensor, name, lost="it is not seen that a hook changes the gradient of a weight")
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+]
+
 storage_id: Callable[[torch.UntypedStorage], int] = attribute(
     torch.UntypedStorage, "_cdata", lost="two tensors with one memory cannot be told from two with their own"
 )
@@ -234,6 +239,11 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 def storage_ids(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Those of the tensors' storages; a sparse tensor has none."""
     return {storage_id(one.untyped_storage()) for one in tensors if one.layout == torch.strided}
+
+
+def gradient_hooks(weight: torch.Tensor) -> list[Callable[..., Any]]:
+    """What runs in a backward pass when a weight's gradient is there."""
+    return [hook for read in _gradient_hooks for hook in (read(weight) or {}).values()]
 
 
 def is_transformed() -> bool:
