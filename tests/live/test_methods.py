@@ -9,8 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vivace.inspection import inspect
 from vivace.live import loop as loop_module
+from vivace.live.hosted import Hosted
 from vivace.live.methods import Methods
+from vivace.live.refusals import Seen
+from vivace.plan import Plan
 from vivace.technique import Stage
 
 STEPS = 150
@@ -107,6 +111,74 @@ def test_a_method_that_calls_the_parts_is_led(led, make, recwarn):
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert "nobody's" not in str([warning.message for warning in recwarn])
     assert make.loss is vars(make)["loss"]
+
+
+def test_what_is_adopted_acts_on_the_parts_that_the_method_calls(led):
+    lowered = []
+
+    class Noting(nn.Linear):
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            lowered.append(outputs.dtype == torch.bfloat16)
+            return outputs
+
+    class Net(Parts):
+        def __init__(self):
+            super().__init__()
+            self.decoder = Noting(8 * 36, 4)
+
+    _, _, told = led(trained(by_loss, Net), "bf16_autocast")
+    assert "bf16_autocast" in told["plan"], told
+    assert lowered[-1]
+
+
+def test_each_part_that_the_method_calls_is_compiled(monkeypatch):
+    compiled = []
+
+    def instead(function, **_):
+        def run(*inputs):
+            compiled.append(function)
+            return function(*inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", instead)
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.from_dict({"compile": {}})
+    hosted = Hosted(plan, model, optimizer, inspect(), parts=("encoder", "decoder"), may_compile=True)
+    hosted.call(model.loss, (torch.randn(6, 3, 8, 8),), {})
+    hosted.close()
+    assert len(compiled) == 2
+
+
+def test_a_precision_that_changes_no_number_is_not_adopted(led):
+    class Own(nn.Module):
+        """Has its products outside of autocast."""
+
+        def __init__(self):
+            super().__init__()
+            self.model = whole()
+
+        def forward(self, inputs):
+            with torch.autocast("cpu", enabled=False):
+                return self.model(inputs)
+
+    _, _, told = led(trained(by_call, Own), "bf16_autocast")
+    assert "bf16_autocast" not in told["plan"]
+    reasons = [entry["verdict"]["reason"] for entry in told["tried"] if "bf16_autocast" in entry["plan"]]
+    assert any(reason.startswith("it changed nothing") for reason in reasons), told["tried"]
+
+
+def test_of_parts_within_parts_the_outer_ones_are_led():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    seen = Seen(calls=3, backwards=1)
+    seen.methods.owners[id(model), "extend"] = model
+    for part in (model[0][1], model[0], model[1]):
+        seen.roots[id(part)] = part
+    assert seen.led_by_method().parts == ("0", "1")
+    seen.roots[id(model)] = model
+    assert seen.led_by_method().parts == ("",)
 
 
 def test_without_a_plan_that_acts_the_results_are_equal(led):

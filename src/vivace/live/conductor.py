@@ -259,7 +259,8 @@ class Conductor:
                 acting, self._acting = self._acting, None
                 acting.close()
             if plan.techniques:
-                self._acting = Hosted(plan, self.root, self.optimizer, self.course.machine)
+                parts = self.loop.seen.parts
+                self._acting = Hosted(plan, self.root, self.optimizer, self.course.machine, parts=parts)
         if not self.loop.is_in_hook:
             self.spending.waited += self.clock.wall() - begin
 
@@ -284,7 +285,7 @@ class Conductor:
         kept = None
         try:
             self._kept = kept = KeptCall(root, self._optimizers, arguments, keywords)
-            kept.method = self.loop.seen.method
+            kept.method, kept.parts = self.loop.seen.method, self.loop.seen.parts
         except CannotKeep as error:
             self._only_the_rest(str(error))
         self.spending.waited += self.clock.wall() - begin

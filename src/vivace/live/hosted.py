@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,9 @@ class HostedBuild(Build):
 class Hosted:
     """A plan in action until `close`. Raises Refused where it cannot act, and leaves nothing changed then.
 
-    To techniques the root's call is an own step of one module; those of the optimizer's stage are given the
-    optimizer. Where `root` is what the optimizer updates, no call can be reached.
+    To techniques the root's call is an own step of one module, or of its `parts`, by their names in it, where
+    it is one of its methods that calls them; those of the optimizer's stage are given the optimizer. Where
+    `root` is what the optimizer updates, no call can be reached.
 
     Only one that `may_compile` does so; others run what was compiled, and as written what was not, such as
     batches of another shape.
@@ -50,15 +51,19 @@ class Hosted:
         optimizer: torch.optim.Optimizer,
         machine: Machine,
         *,
+        parts: Sequence[str] = ("",),
         may_compile: bool = False,
     ) -> None:
         self.plan = plan
         self._runs_compiled = plan.compiles and not may_compile
         device = next(p.device for p in root.parameters())
-        objects = {"models": [root], "machine": machine, "device": device}
+        objects = {"machine": machine, "device": device}
         has = frozenset[Seam]() if isinstance(root, Weights) else frozenset({Seam.STEP})
-        self.of_call = HostedBuild(has, optimizer=None, own_step=True, **objects)
-        self.of_update = HostedBuild(frozenset(), optimizer=optimizer, own_step=False, **objects)
+        called = [root.get_submodule(name) for name in parts] if has else [root]
+        self.of_call = HostedBuild(has, models=called, optimizer=None, own_step=True, **objects)
+        self.of_update = HostedBuild(
+            frozenset(), models=[root], optimizer=optimizer, own_step=False, **objects
+        )
         try:
             if acts_on_calls(plan) and has:
                 mend_strided(self.of_call)

@@ -62,6 +62,7 @@ class Kept:
     whole = True  # with the call of the root
     lacking: CannotKeep | None = None  # why something of the step could not be kept
     method = "__call__"  # by which it is called
+    parts: tuple[str, ...] = ("",)  # that this method calls, see `Hosted`
     others_draw: frozenset[str] = frozenset()  # random streams from which the step draws nothing
     differentiated: frozenset[str] = frozenset()  # what the call's results come from, as autograd names it
 

@@ -230,7 +230,9 @@ class Proof:
             alike, ordered = compiler.equal_random_numbers(), False
         writes = nullcontext() if plan.compiles else nothing_written(CannotKeep)  # a compiler keeps files
         with _unnoticed(self.kept, writes) as said, alike:
-            hosted = Hosted(plan, root, optimizers[0], self.machine, may_compile=self.may_compile)
+            hosted = Hosted(
+                plan, root, optimizers[0], self.machine, parts=self.kept.parts, may_compile=self.may_compile
+            )
             try:
                 self._wait()
                 begin = self.clock.wall(), self.clock.cpu()
@@ -420,6 +422,8 @@ class Proof:
             again = self.replay(Plan(), ordered=reference is self.reference)
             if not _apart(again, reference):  # but for the plan, every bit is as it was
                 return Verdict(False, "it promises the same bits, and its step has others")
+        if plan.precision.techniques and not _apart(found, reference):
+            return Verdict(False, "it changed nothing: every number of its step is as without it")
         if reason := otherwise(found.left, reference.left):
             return Verdict(False, reason)
         if not torch.equal(found.outcome.random_state, reference.outcome.random_state):

@@ -51,6 +51,7 @@ class Seen:
     compiles: str = ""  # what, as a sentence begins
     methods: Methods = dataclasses.field(default_factory=Methods)
     method: str = "__call__"  # by which the root is called
+    parts: tuple[str, ...] = ("",)  # by their names in the root, which that method or the loop calls
     steps_of_others: int = 0  # in a row: of optimizers by which no step ends
 
     def called(self, module: nn.Module) -> None:
@@ -90,12 +91,20 @@ class Seen:
         if found is None:
             return None
         root, name = found
-        return dataclasses.replace(self, roots=Held({id(root): root}), calls=self.methods.calls, method=name)
+        called = [path for path, part in root.named_modules() if id(part) in self.roots]
+        parts = tuple(path for path in called if not any(_is_inside(path, other) for other in called))
+        others = Held({id(root): root})
+        return dataclasses.replace(self, roots=others, calls=self.methods.calls, method=name, parts=parts)
 
     @property
     def root(self) -> nn.Module:
         """The module that the loop calls."""
         return next(iter(self.roots.values()))
+
+
+def _is_inside(path: str, other: str) -> bool:
+    """Is the module of that name a part of the other one?"""
+    return path != other and (not other or path.startswith(f"{other}."))
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -126,7 +135,8 @@ def why_only_the_rest(seen: Seen) -> str:
     why = _of_loop(seen)
     other = seen.led_by_method() if why else None
     if other is not None and not _of_loop(other):
-        seen.roots, seen.calls, seen.method, why = other.roots, other.calls, other.method, ""
+        seen.roots, seen.calls, seen.method, seen.parts = other.roots, other.calls, other.method, other.parts
+        why = ""
     return why or why_of_model(seen.root)
 
 
