@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from vivace.ledger import Ledger
-from vivace.live.answering import answer_of
+from vivace.live.answering import answer_of, came_of, details
 from vivace.live.errand import LEDGER
 from vivace.live.page import page
+from vivace.live.search import _trial
 
 SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "found.py"))
 FASTER, RECORDS = SCENE["FASTER"], SCENE["RECORDS"]
@@ -62,6 +63,46 @@ def test_a_run_left_as_it_is_says_why(outcome):
     assert not answer.figure
     assert "it scales its loss" in answer.sentence
     assert "it scales its loss" in page(document, [], "python a.py")
+
+
+def test_the_speed_of_what_was_added_to_a_plan_is_told_as_beside_that_plan(led, tmp_path):
+    def train():
+        torch.manual_seed(0)
+        model = nn.Linear(64, 32)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(300):
+            optimizer.zero_grad()
+            model(torch.randn(32, 64)).square().mean().backward()
+            optimizer.step()
+
+    _, _, told = led(train, factors={"fused_optimizer": 0.5, "bf16_autocast": 0.25})
+    added = [entry for entry in told["tried"] if entry.get("beside")]
+    assert added, told["tried"]
+    first, second = added[0]["beside"][0], next(n for n in added[0]["plan"] if n not in added[0]["beside"])
+    name = f"{second}, beside {first}"
+    assert name in dict(came_of(told))
+    assert name in dict(details(told, [])[0][1])
+    assert name in (tmp_path / "run.html").read_text()
+    assert _trial(added[0])["beside"] == [first]
+    assert told["ratio"]["estimate"] == pytest.approx(4.0)  # of the whole, beside the script as it is
+
+
+def test_the_curve_of_the_run_as_it_is_holds_no_steps_of_a_plan():
+    beside = {
+        "record": "adopted",
+        "plan": {"a": {}, "b": {}},
+        "beside": ["a"],
+        "pairs": [[7.0, 6.0] * 2],
+        "step": 9,
+    }
+    text = page({**FASTER}, [*RECORDS, beside], "python a.py")
+    assert text.count("adopted at step") == 2
+    plain = page({**FASTER}, RECORDS, "python a.py")
+    assert _curve(text) == _curve(plain) != ""
+
+
+def _curve(text):
+    return text[text.index('<div class="plots">') : text.index("What was tried")]
 
 
 def test_the_page_of_a_run_is_of_its_own_process_alone(led, tmp_path):

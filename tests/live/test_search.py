@@ -271,7 +271,9 @@ def test_what_was_only_refused_is_no_measurement(tmp_path):
     found = {"plan": {}, "reason": "because", "tried": [{"plan": {"a": {}}, "answer": "cannot"}]}
     told = _searched(found, tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()
     assert told["outcome"] == "nothing_tried"
-    assert told["trials"] == [{"techniques": ["a"], "status": "refused", "reason": "cannot", "ratio": None}]
+    assert told["trials"] == [
+        {"techniques": ["a"], "status": "refused", "reason": "cannot", "ratio": None, "beside": []}
+    ]
     assert answer_of(told, "python a.py").title == "No plan: because"
 
 

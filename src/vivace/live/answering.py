@@ -9,7 +9,7 @@ from vivace import words
 from vivace.ledger import Ratio
 from vivace.pages.answer import Answer
 
-TRIED = "What was tried (speed of a step beside the run as it is)"
+TRIED = "What was tried (speed of a step beside the run, or what is named)"
 LEAST_SECONDS = 0.5  # saved or lost, to be worth telling
 TOO_LATE = "Found too late to save time in this run"
 FOUND_TOO_LATE = "the plan was found too late to make up for that"
@@ -163,7 +163,7 @@ def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:
     """What came of each plan that was tried: those timed first; a reason that several share, once, and none
     that is the run's own.
     """
-    timed = [(name_of(e), _timed(e)) for e in document["tried"] if "wall" in e]
+    timed = [(timed_name(e), _timed(e)) for e in document["tried"] if "wall" in e]
     reasons: dict[str, list[str]] = {}
     for entry in document["tried"]:
         if "wall" not in entry:
@@ -176,6 +176,13 @@ def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:
 def name_of(entry: dict[str, Any]) -> str:
     """A plan that was tried, by its techniques."""
     return " + ".join(entry["plan"]) or "the run as it is"
+
+
+def timed_name(entry: dict[str, Any]) -> str:
+    """The same of one with a ratio: what was added to a plan that acted, which it was timed beside."""
+    beside = entry.get("beside", ())
+    added = " + ".join(name for name in entry["plan"] if name not in beside)
+    return f"{added}, beside {' + '.join(beside)}" if beside else name_of(entry)
 
 
 def ratio_of(entry: dict[str, Any]) -> tuple[Ratio, str]:
@@ -220,7 +227,9 @@ def details(
     document: dict[str, Any], records: list[dict[str, Any]]
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """All that the page holds below its answer: titles, each with its rows."""
-    tried = [(name_of(e), _timed(e) if "wall" in e else why_not(e)) for e in document["tried"]]
+    tried = [
+        (timed_name(e), _timed(e)) if "wall" in e else (name_of(e), why_not(e)) for e in document["tried"]
+    ]
     told = [event(r) for r in records if r.get("record") in ("adopted", "taken_back", "dropped")]
     told += [looked_at(r) for r in records if r.get("record") == "watched"]
     run = list(answer_of(document, "").facts)

@@ -7,6 +7,7 @@ objects are touched only where the conductor grants them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -362,7 +363,7 @@ class Course:
                 wider = LAST if len(pairs) == LOOKS[-1] else EARLY
                 found = compared(pairs, by_processor=self.device.type == "cpu", wider=wider)
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
-                    return found
+                    return dataclasses.replace(found, beside=base.names)
             if len(pairs) > 2 and not self.spending.affords(0.0, self.loop.copy_seconds):
                 yield from self._afforded(0.0)
                 before = yield Segment(base, steps)

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vivace.live.answering import answer_of, event, looked_at, name_of, ratio_of, why_not
+from vivace.live.answering import answer_of, event, looked_at, name_of, ratio_of, timed_name, why_not
 from vivace.pages import charts
 from vivace.pages.render import render
 
@@ -37,7 +37,7 @@ def _row(entry: dict[str, Any], scale: charts.Scale) -> charts.Row:
     ratio, clock = ratio_of(entry)
     drawing = charts.step(scale, 1.0, ratio.estimate, ratio.low, min(ratio.high, scale.high))
     return charts.Row(
-        name_of(entry),
+        timed_name(entry),
         drawing,
         f"{ratio.estimate:.2f}\N{MULTIPLICATION SIGN}",
         f"{ratio.low:.2f} to {ratio.high:.2f}",
@@ -47,8 +47,8 @@ def _row(entry: dict[str, Any], scale: charts.Scale) -> charts.Row:
 
 
 def _pairs(records: list[dict[str, Any]]) -> Markup | None:
-    """Seconds a step, script and plan in turn, in the order in which they were timed."""
-    adopted = [record for record in records if record.get("record") in ("adopted", "timed")]
+    """Seconds a step, script and plan in turn, in the order of their timing; none beside another plan."""
+    adopted = [r for r in records if r.get("record") in ("adopted", "timed") and not r.get("beside")]
     pairs = [pair for record in adopted for pair in record["pairs"]]
     series = {"plan": [pair[1] for pair in pairs], "reference": [pair[0] for pair in pairs]}
     return charts.lines(

@@ -62,6 +62,7 @@ class Comparison:
     cpu: Ratio
     pairs: tuple[Pair, ...]
     by_processor: bool = False  # does the processor's clock count where the wall's does not answer?
+    beside: tuple[str, ...] = ()  # techniques of the plan that it was timed beside; none: the script as it is
 
     @property
     def faster(self) -> bool:
@@ -101,13 +102,13 @@ class Comparison:
         return f"{self.wall.estimate:.2f}x, {self.wall.low:.2f}-{self.wall.high:.2f}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Both ratios, the clock that answers, and of each pair reference and plan by the wall's clock and by
-        the processor's.
+        """Both ratios, the clock that answers, what they are beside, and of each pair that and the plan by the
+        wall's clock and by the processor's.
         """
         found = {"wall": self.wall, "cpu": self.cpu}
         told = {k: {"estimate": r.estimate, "low": r.low, "high": r.high} for k, r in found.items()}
         pairs = [[p.reference.wall, p.plan.wall, p.reference.cpu, p.plan.cpu] for p in self.pairs]
-        return {**told, "clock": self.clock, "pairs": pairs}
+        return {**told, "clock": self.clock, "pairs": pairs, "beside": list(self.beside)}
 
 
 def middle(before: Timing, after: Timing) -> Timing:

@@ -174,7 +174,9 @@ def _trial(entry: dict[str, Any]) -> dict[str, Any]:
     verdict = entry.get("verdict") or {}
     reason = verdict.get("reason") or ("" if status == "measured" else entry["answer"])
     ratio = dataclasses.asdict(ratio_of(entry)[0]) if status == "measured" else None
-    return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": ratio}
+    beside = entry.get("beside", [])  # the techniques that the ratio is beside, if any
+    told = {"techniques": list(entry["plan"]), "status": status, "reason": reason}
+    return told | {"ratio": ratio, "beside": beside}
 
 
 @contextlib.contextmanager
