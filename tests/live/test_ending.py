@@ -1,6 +1,9 @@
 """What a script's run says at its end: twelve lines, and with details all that its page holds."""
 
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,22 @@ def test_why_nothing_acts_on_the_calls_is_no_reason_that_hides_another():
     document = {**FASTER, "outcome": "left_alone", "plan": {}, "tried": [], "only_the_rest": rest}
     told = " ".join(line.removeprefix(PREFIX) for line in said({**document, "reason": "too short"}, COMMAND))
     assert "was left as it is: too short. Its model's calls are as they were: it calls" in told
+
+
+def test_a_script_that_is_ended_keeps_what_it_printed_and_ends_its_daemons():
+    program = (
+        "import multiprocessing, time\n"
+        "from vivace.live.ending import end_at_once\n"
+        "start = multiprocessing.get_context('fork').Process\n"
+        "start(target=time.sleep, args=(1000,), daemon=True).start()\n"
+        "print('loss 0.5')\n"
+        "end_at_once()\n"
+    )
+    # The daemon holds the other end of the pipe: this ends with it.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    assert done.stdout == "loss 0.5\n"
 
 
 def test_a_fault_is_told_once():

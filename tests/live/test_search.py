@@ -13,12 +13,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import vivace
 from vivace.errors import FolderError, InputError
 from vivace.files import take_lock
-from vivace.live import cover
+from vivace.live import course, cover
+from vivace.live import loop as loop_module
 from vivace.live.answering import searched as answer_of
+from vivace.live.ending import end_at_once, tell
+from vivace.live.errand import Errand
+from vivace.live.loop import Loop
 from vivace.live.search import _searched, search
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -265,6 +270,29 @@ def test_the_command_line(tmp_path):
         assert json.loads(done.stdout)["outcome"] == "nothing_tried"
         assert not (tmp_path / "x").exists()
         assert (tmp_path / "runs/tune/script.txt").read_text().startswith("mine")
+
+
+def test_a_fault_of_ours_ends_a_script_that_is_run_for_its_plan_alone(tmp_path, monkeypatch):
+    def broken(*_):
+        raise KeyError("ours")
+
+    monkeypatch.setattr(course.Course, "_search", broken)
+    monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
+    loop = Loop(Errand(str(tmp_path), "runs/tune", "python train.py", search_seconds=60.0), tell=tell)
+    ended = []
+    assert loop.end is end_at_once
+    loop.end = lambda: ended.append(json.loads((tmp_path / "run.json").read_text())["reason"])
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop.install()
+    try:
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    finally:
+        loop.finish()
+    assert ended == ["a fault of Vivace's own, KeyError: 'ours'"]
 
 
 def test_what_was_only_refused_is_no_measurement(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import multiprocessing
 import os
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +129,23 @@ def document_of(loop: Loop) -> dict[str, Any]:
     if not found["plan"] and not found["reason"]:
         found["reason"] = _first_write() or "it ended before anything was decided"
     return found
+
+
+def end_at_once() -> None:
+    """End this process, a script that was run for its plan alone: what it has printed is kept, and the
+    processes that are to end with it do.
+    """
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # closed by the script
+                stream.flush()
+        with contextlib.suppress(ValueError):  # in another thread than the main one
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # that of torch's loaders raises
+        for child in multiprocessing.active_children():
+            if child.daemon:
+                child.terminate()
+    finally:
+        os._exit(0)
 
 
 def _by_torchrun(errand: Errand) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import math
 import os
 import sys
@@ -25,6 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from vivace import words
 from vivace.job import Batch
+from vivace.live.ending import end_at_once
 from vivace.live.errand import Errand
 from vivace.live.length import Length
 from vivace.live.own_update import OwnUpdate, OwnUpdates
@@ -111,7 +111,7 @@ class Loop:
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self._faults = 0, 0  # steps when it was looked at, and page faults of the process until then
         self.page_faults = 0.0  # of a step of the script's own: how often the system gave it 4 KiB of memory
-        self.end: Callable[[], object] = functools.partial(os._exit, 0)  # of a script run for its plan alone
+        self.end: Callable[[], object] = end_at_once  # a script that is run for its plan alone
 
     def install(self) -> None:
         """Patch torch and begin to look. Where that fails, torch is left as it was, and the error raised."""
@@ -199,7 +199,7 @@ class Loop:
             if self.conductor is not None:
                 self.conductor.fail()
         finally:
-            self._restore()
+            self.step_aside()
 
     def _restore(self) -> None:
         for patches in (self._leading, self._looking, self._gradients, self._loaders, self._waiting):

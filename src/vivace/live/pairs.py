@@ -102,8 +102,8 @@ class Comparison:
         return f"{self.wall.estimate:.2f}x, {self.wall.low:.2f}-{self.wall.high:.2f}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Both ratios, the clock that answers, what they are beside, and of each pair that and the plan by the
-        wall's clock and by the processor's.
+        """Both ratios, the clock that answers, what they are beside, and of each pair that and the plan by
+        the wall's clock and by the processor's.
         """
         found = {"wall": self.wall, "cpu": self.cpu}
         told = {k: {"estimate": r.estimate, "low": r.low, "high": r.high} for k, r in found.items()}
