@@ -45,7 +45,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     """
     import torch
 
-    from vivace.tensors.modules import Lent, patched
+    from vivace.tensors.modules import lent_forwards, patched
     from vivace.tensors.precision import sum_in_float32
     from vivace.tensors.trees import returned
     from vivace.torch_internals.tensors import version_of
@@ -73,10 +73,10 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
 
         return forward
 
-    forwards = [Lent(model, wrapped(model.forward)) for model in build.models]
+    forwards = lent_forwards(build.models, wrapped)
 
     def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-        with around(), patched(build.models, "forward", forwards):
+        with around(), patched(build.models, "forward", forwards()):
             result = following(batch)
         kept.widen()
         return result if build.own_step else result.float()

@@ -127,7 +127,7 @@ class ChannelsLast(Technique):
 
 def _return_contiguous(build: Build) -> None:
     """While an own step runs, let its models return what can be viewed in another shape."""
-    from vivace.tensors.modules import Lent, patched
+    from vivace.tensors.modules import lent_forwards, patched
     from vivace.tensors.trees import map_tensors
 
     def wrapped(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,12 +136,10 @@ def _return_contiguous(build: Build) -> None:
 
         return forward
 
-    forwards: list[Any] = []
+    forwards = lent_forwards(build.models, wrapped)
 
     def run(following: Callable[[Any], Any], batch: Batch) -> Any:
-        if not forwards:  # by now all techniques have put theirs in place
-            forwards.extend(Lent(model, wrapped(model.forward)) for model in build.models)
-        with patched(build.models, "forward", forwards):
+        with patched(build.models, "forward", forwards()):
             return following(batch)
 
     build.wrap(Seam.STEP, run)

@@ -272,6 +272,23 @@ class Lent:
         return functools.partial, (self.own,)
 
 
+def lent_forwards(
+    models: Sequence[nn.Module], around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[], list[Lent]]:
+    """What gives, at each call, a function `around` each model's forward as it is then. Around one that
+    stays it stays, as code is compiled for it.
+    """
+    found: dict[nn.Module, Lent] = {}
+
+    def now() -> list[Lent]:
+        for model in models:
+            if model not in found or found[model].own != model.forward:
+                found[model] = Lent(model, around(model.forward))
+        return [found[model] for model in models]
+
+    return now
+
+
 @contextlib.contextmanager
 def untouched(root: nn.Module) -> Iterator[list[str]]:
     """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back.
