@@ -132,6 +132,21 @@ def test_what_is_adopted_acts_on_the_parts_that_the_method_calls(led):
     assert lowered[-1]
 
 
+def test_a_part_that_the_method_freezes_at_each_step_is_no_evaluation(led):
+    class Frozen(Parts):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+
+        def loss(self, inputs):
+            self.encoder[1].eval()
+            return super().loss(inputs)
+
+    found, _, told = led(trained(by_loss, Frozen), "fused_optimizer")
+    assert list(told["plan"]) == ["fused_optimizer"], told
+    assert not found.problems
+
+
 def test_each_part_that_the_method_calls_is_compiled(monkeypatch):
     compiled = []
 

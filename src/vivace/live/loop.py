@@ -304,10 +304,8 @@ class Loop:
             root = self.conductor.root if self.conductor is not None else None
             if self.conductor is not None and root in (module, getattr(module, "module", None)):
                 self.conductor.pause()
-            elif (
-                self.rest or self.seen.method != "__call__"
-            ):  # else its calls tell, and parts may be frozen so
-                self.interrupted = True
+            elif (self.rest or self.seen.method != "__call__") and not self._depth:
+                self.interrupted = True  # else its calls tell, and parts may be frozen so
             return original(module)
 
         return evaluate
