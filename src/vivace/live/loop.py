@@ -310,7 +310,8 @@ class Loop:
 
     def _begins_anew(self, original: Callable[..., Any]) -> Any:
         def begin(optimizer: torch.optim.Optimizer, *arguments: object, **keywords: object) -> None:
-            if self.conductor is not None and not (self._at_work or self._depth):
+            inside = self._at_work or self._depth or threading.get_ident() != self._thread
+            if self.conductor is not None and not inside:
                 self.conductor.make_room()
             original(optimizer, *arguments, **keywords)
 
@@ -428,8 +429,7 @@ class Loop:
             self._loaders.replace(kind, "__iter__", self._new_pass)
         self._faults = self.num_steps, page_faults()
         self._join()
-        reason = why_left_alone(self.seen, together=self.ranks is not None)
-        if reason:
+        if reason := why_left_alone(self.seen, together=self.ranks is not None):
             self.leave_alone(reason)
             return
         self.rest = why_only_the_rest(self.seen)
