@@ -93,6 +93,16 @@ def test_sparse_gradients_and_own_steps_are_refused():
         vivace.attach(plan, step=print, models=[model])
 
 
+@pytest.mark.parametrize("part", [torch.nn.Linear(2, 1), torch.nn.Buffer(torch.ones(8))])
+def test_parts_that_are_called_sparse_have_dense_gradients(part):
+    model = torch.nn.Linear(3, 2)
+    model.sparse = part
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"fused_optimizer": {}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()) as session:
+        session.step(torch.ones(4, 3))
+
+
 class Wrapping(torch.optim.Optimizer):
     """As Accelerate's and Fabric's: built from an optimizer, not from parameters."""
 

@@ -22,6 +22,7 @@ from vivace import words
 from vivace.errors import ran_out_of_memory
 from vivace.live.methods import Methods
 from vivace.machine import NOT_YET, TRAINED_ON
+from vivace.tensors.modules import has_sparse_gradients
 from vivace.torch_internals.modules import all_hooks, hooks_of_all, is_compiled
 
 LEFT_ALONE: dict[type[torch.optim.Optimizer], str] = {
@@ -180,7 +181,7 @@ def _of_kind(seen: Seen) -> str:
             return "its model lies on several devices"
         if (device := device_of(root).type) not in TRAINED_ON:  # nothing waits for it, so no time is right
             return NOT_YET.get(device, f"its model is on {device}, and Vivace trains on CUDA and processors")
-        if any(getattr(module, "sparse", False) is True for module in root.modules()):
+        if has_sparse_gradients([root]):
             return "an embedding of its model has sparse gradients"
     return ""
 

@@ -127,14 +127,14 @@ def _unfit(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> str:
     """Why a model cannot be sharded; empty where it can."""
     from torch import nn
 
-    from vivace.tensors.modules import modules_of
+    from vivace.tensors.modules import has_sparse_gradients, modules_of
 
     named = dict(model.named_parameters())
     if not any(weight.requires_grad for weight in named.values()):
         return "no parameter is trained"
     if modules_of(model, nn.RNNBase):
         return "a recurrent layer holds its weights in a list of its own"
-    if any(getattr(module, "sparse", False) for module in model.modules()):
+    if has_sparse_gradients([model]):
         return "an embedding has sparse gradients, which cannot be divided among ranks"
     if len(kinds := {str(weight.dtype) for weight in named.values()}) > 1:
         return f"the weights are of several types ({', '.join(sorted(kinds))})"

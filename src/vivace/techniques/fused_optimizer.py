@@ -38,6 +38,7 @@ class FusedOptimizer(Technique):
         """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
         import torch
 
+        from vivace.tensors.modules import has_sparse_gradients
         from vivace.tensors.optimizers import aligned, begin_momentum, is_dense, switch_optimizer
 
         build.require(not build.own_step, "your own step function holds its optimizers itself")
@@ -54,7 +55,7 @@ class FusedOptimizer(Technique):
         build.require(
             self.kind == "fused" or not all(current), f"{name} runs its foreach implementation already"
         )
-        sparse = [m for m in build.model.modules() if getattr(m, "sparse", False)]
+        sparse = has_sparse_gradients(build.models)
         build.require(not sparse, "an embedding has sparse gradients, which this implementation cannot take")
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         complex_too = self.kind == "fused" and not all(p.is_floating_point() for p in weights)

@@ -16,6 +16,7 @@ from vivace.plan import Plan
 from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics
+from vivace.tensors.modules import has_sparse_gradients
 from vivace.tensors.trees import bytes_of
 from vivace.torch_internals import compiler
 from vivace.verifying.bias import FEWEST, estimates, spread_of
@@ -134,7 +135,7 @@ class Ruler(Runner):
     def _prepare_rehearsal(self, seconds: float | None) -> None:
         """Rehearse the reference; two steps show how many can be afforded."""
         reference, first = self.standing.references[0], self.snapshots[0].state
-        if any(getattr(m, "sparse", False) for model in self.session.build.models for m in model.modules()):
+        if has_sparse_gradients(self.session.build.models):
             return  # an optimizer for sparse gradients takes no dense ones
         self.slopes = slopes_like(reference.gradients, first.parameters)
         if not self.slopes and self.job.step is None:
