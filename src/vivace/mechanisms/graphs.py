@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from vivace.mechanisms.beside import OF_MODULES
 from vivace.mechanisms.blocks import is_fake
+from vivace.mechanisms.reads import Reads
 from vivace.tensors.modules import placed
 from vivace.tensors.outside import Outside
 from vivace.tensors.trees import tensors
@@ -97,20 +98,21 @@ class Rewritten:
     function: Callable[..., Any]
     passed_over: tuple[nn.Module, ...]
     twice: bool = False
+    read: tuple[Any, ...] = ()  # what a trace takes for constants, see `Reads`
 
 
 class TracedForward(Replacement):
     """A module's forward, changed where the trace holds, and the person's own elsewhere."""
 
     def __init__(self, owner: nn.Module) -> None:
-        self.owner, self.own = owner, owner.forward
+        self.owner, self.own, self.reads = owner, owner.forward, Reads(owner)
         self.changes: list[Change] = []
         self.known: dict[Any, Rewritten | None] = {}
         self.by_signature: dict[Signature, Rewritten | None] = {}
 
     def learn(self, signature: Signature) -> Rewritten | None:
         """The changed function for arguments of a signature; None where there is none."""
-        key = (signature, *facts_of(self.owner).items())
+        key = (signature, *facts_of(self.owner).items(), self.reads.now())
         if key not in self.known:
             try:
                 self.known[key] = self._rewrite(signature)
@@ -142,8 +144,10 @@ class TracedForward(Replacement):
         if signature is not None and self.owner.training == torch.is_grad_enabled():
             if not torch.compiler.is_compiling():
                 rewritten = self.learn(signature)
-            elif self.owner.training:  # the compiler guards the module's facts itself
+            elif self.owner.training:
                 rewritten = self.by_signature.get(signature)
+                if rewritten is not None and rewritten.read != self.reads.now():  # which it guards
+                    rewritten = None
         if rewritten is None or any(map(is_touched, rewritten.passed_over)):
             return None
         return rewritten
@@ -162,7 +166,7 @@ class TracedForward(Replacement):
         names: dict[str, Any] = dict(code.globals)
         exec(code.src, names)
         twice = any(node.op == "placeholder" and node.target == AGAIN for node in graph.nodes)
-        return Rewritten(names["forward"], tuple(passed_over), twice)
+        return Rewritten(names["forward"], tuple(passed_over), twice, self.reads.now())
 
 
 def add_change(owner: nn.Module, change: Change) -> Callable[[], None]:

@@ -153,7 +153,7 @@ def has_float32(models: Sequence[nn.Module]) -> bool:
 
 
 def has_sparse_gradients(models: Iterable[nn.Module]) -> bool:
-    """Has an embedding sparse gradients? What else goes by that name, such as a layer, says nothing of them."""
+    """Has an embedding sparse gradients? What else goes by that name, such as a layer, is none."""
     return any(getattr(module, "sparse", False) is True for model in models for module in model.modules())
 
 

@@ -239,7 +239,7 @@ class Outside:
                 continue
             self._cells.append((cell, value))
             self._look(value)
-        self._look_at_names(function.__globals__, set(_names(function.__code__)), set())
+        self._look_at_names(function.__globals__, set(names_of(function.__code__)), set())
         self._look_at_all((function.__defaults__ or (), function.__kwdefaults__ or {}, vars(function)))
 
     def _look_at_names(self, space: dict[str, Any], names: set[str], seen: set[int]) -> None:
@@ -540,12 +540,12 @@ def _refill(container: Collection[Any], values: Collection[Any]) -> None:
         base.extend(container, values)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_of(code: types.CodeType) -> Iterator[str]:
     """All names that a function's code looks up, functions inside of it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_of(constant)
 
 
 def is_persons(thing: object) -> bool:
