@@ -110,8 +110,10 @@ def cases(draw):
     features, width = draw(st.integers(1, 18)), draw(st.one_of(st.integers(1, 15), st.sampled_from([16, 33])))
     options = {name: draw(st.booleans()) for name in ("bias", "bidirectional")}
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    layer = KINDS[draw(st.sampled_from(list(KINDS)))](features, width, draw(st.integers(1, 3)), **options)
-    some = draw(lengths())
+    kind, some = draw(st.sampled_from(list(KINDS))), draw(lengths())
+    layer = KINDS[kind](features, width, draw(st.integers(1, 3)), **options)
+    if kind == "lstm":  # which is PyTorch's where all are of one length
+        some = [*some, 1]
     x, firsts = packed(some, features), states_of(layer, len(some)) if draw(st.booleans()) else ()
     return layer, x, firsts, of_each(layer, x, firsts)
 
@@ -467,10 +469,15 @@ def test_what_it_is_not_for_is_pytorchs_own(kind, case):
 
 @pytest.mark.parametrize("autocast", [True, False] if autocasts_lstm() else [False])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_an_lstm_of_a_batch_that_is_not_packed_is_pytorchs(batch_first, autocast):
+def test_an_lstm_of_sequences_of_one_length_is_pytorchs(batch_first, autocast):
     layer, x = nn.LSTM(5, 7, 2, batch_first=batch_first, bidirectional=True), torch.randn(6, 4, 5)
     with torch.autocast("cpu", HALF, enabled=autocast):
-        for data, firsts in ((x, ()), (x, states_of(layer, 6 if batch_first else 4)), (x[0], ())):
+        for data, firsts in (
+            (x, ()),
+            (x, states_of(layer, 6 if batch_first else 4)),
+            (x[0], ()),
+            (packed((6, 6), 5), ()),
+        ):
             expected = flat(layer, data, firsts)
             with opened(layer) as session:
                 assert_equal(flat(layer, data, firsts), expected)

@@ -29,9 +29,9 @@ class FusedRecurrent(Technique):
 
     PyTorch runs some ten operators for the gates of each step and twice as many for their gradients, and adds
     up the gradient of the weights step by step. Here that is one product over all steps. States are float32
-    within a layer. Acts in training on `nn.GRU` and `nn.RNN`, and on `nn.LSTM` where its batch is packed: for
-    one that is not, PyTorch's own library has such code. Cells that are called step by step, and projected
-    states, stay as they are. The C code is compiled once for the machine.
+    within a layer. Acts in training on `nn.GRU` and `nn.RNN`, and on `nn.LSTM` where its batch is packed, of
+    sequences of several lengths: for others PyTorch's own library has such code. Cells that are called step
+    by step, and projected states, stay as they are. The C code is compiled once for the machine.
     """
 
     card: ClassVar[Card] = Card(

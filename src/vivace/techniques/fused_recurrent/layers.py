@@ -226,7 +226,8 @@ def over_steps(
     else:
         steps = _Steps(tuple(counts.tolist() if counts.dtype == torch.int64 and counts.dim() == 1 else ()))
     fits = x.numel() and _fits(kind, x[..., 0].numel(), steps, firsts, weights, each)
-    if len(steps.counts) < FEWEST_STEPS or not fits:
+    whole = kind == "lstm" and steps.counts[:1] == steps.counts[-1:]  # PyTorch's library has it in one piece
+    if whole or len(steps.counts) < FEWEST_STEPS or not fits:
         return None
     inputs = (x.transpose(0, 1) if batch_first else x).to(dtype).contiguous().flatten(0, -2)
     cast = [weight.to(dtype) for weight in weights]
@@ -282,8 +283,6 @@ def in_place_of(kind: str, told: Callable[[], object]) -> Callable[..., Any]:
     def function(*arguments: Argument) -> Any:
         # With the numbers of sequences of each step behind the data it is a packed batch.
         packed = len(arguments) > 3 and not isinstance(arguments[3], bool)
-        if kind == "lstm" and not packed:  # PyTorch's library has that in one piece
-            return own(*arguments)
         x, *rest = arguments
         counts = rest.pop(0) if packed else None
         found = over_steps(kind, told, *cast("Any", (x, counts, *rest)))
