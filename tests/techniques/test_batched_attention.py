@@ -455,6 +455,18 @@ def test_a_second_backward_pass_gives_the_same():
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.parametrize("kind", [torch.float16, HALF])
+@pytest.mark.parametrize("dtype", [HALF, FLOAT])
+def test_a_backward_pass_under_an_autocast_that_the_forward_had_off(dtype, kind):
+    inputs = three(dtype)
+    with acting():
+        out = sdpa(*inputs)
+        expected = torch.autograd.grad(out.sum(), inputs, retain_graph=True)
+        with torch.autocast("cpu", kind):
+            found = torch.autograd.grad(out.sum(), inputs)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_what_it_returns_may_be_changed_in_place_and_what_it_is_given_may_not():
     inputs = three()
     with acting():

@@ -94,13 +94,14 @@ class _Attention(torch.autograd.Function):
             one.new_empty(one.transpose(1, 2).shape).transpose(1, 2) for one in (query, key, value)
         )
         of_out = of_out.to(query.dtype)
-        for part in _parts(query, key):
-            q, k, v, of = (_several(one[part]) for one in (query, key, value, of_out))
-            scores, gradient = torch.bmm(q, k.mT), torch.bmm(of, v.mT)
-            _pass("backward", (scores, gradient), sums[part], mask, kept, part, context.how)
-            products = ((of_query, gradient, k), (of_key, gradient.mT, q), (of_value, scores.mT, of))
-            for whole, one, other in products:
-                whole[part] = torch.bmm(one, other).view(whole[part].shape)
+        with torch.autocast("cpu", enabled=False):  # it may be on here, and to another type
+            for part in _parts(query, key):
+                q, k, v, of = (_several(one[part]) for one in (query, key, value, of_out))
+                scores, gradient = torch.bmm(q, k.mT), torch.bmm(of, v.mT)
+                _pass("backward", (scores, gradient), sums[part], mask, kept, part, context.how)
+                products = ((of_query, gradient, k), (of_key, gradient.mT, q), (of_value, scores.mT, of))
+                for whole, one, other in products:
+                    whole[part] = torch.bmm(one, other).view(whole[part].shape)
         return of_query, of_key, of_value, None, None, None
 
 
