@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -82,6 +83,10 @@ class Plan:
 
     def dumps(self) -> str:
         """The canonical TOML text: equal plans give equal text. Raises `PlanError` for what TOML has not."""
+        return self._text
+
+    @functools.cached_property  # plans are compared and looked up thousands of times in a search
+    def _text(self) -> str:
         parts = [_HEADER, f"format = {FORMAT}\n"]
         for name, settings in self.to_dict().items():
             parts.append(f"\n[techniques.{tomlkit.key(name).as_string()}]\n")
@@ -92,7 +97,7 @@ class Plan:
         """Write the canonical text to `path`, replacing it whole or not at all. Raises FolderError."""
         replace_text(Path(path), self.dumps())
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of the canonical text's sha256."""
         return hashlib.sha256(self.dumps().encode()).hexdigest()[:12]

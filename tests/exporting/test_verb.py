@@ -357,17 +357,17 @@ def test_sigterm_leaves_no_file_and_no_samples(run_folder, tmp_path, monkeypatch
 def test_an_export_takes_the_place_of_the_one_before(trained, tmp_path):
     """Also of one that was killed: nothing of it is handed over."""
     (tmp_path / "unproven").mkdir()
-    for name in ("model.onnx", "model_card.json", "lock", "unproven/model.bin"):
+    for name in ("model.pt2", "model_card.json", "lock", "unproven/model.bin"):
         (tmp_path / name).write_text("of before")
-    found = vivace.export(trained("job")[1], to="torch", out=tmp_path)
-    names = {"model.pt2", "weights.safetensors", "model_card.json", "model_card.html", "lock"}
+    found = vivace.export(trained("job")[1], to="onnx", out=tmp_path)
+    names = {"model.onnx", "weights.safetensors", "model_card.json", "model_card.html", "lock"}
     assert {file.name for file in tmp_path.iterdir()} - {"export.log"} == names
-    assert found.file == str(tmp_path / "model.pt2")
+    assert found.file == str(tmp_path / "model.onnx")
     assert json.loads((tmp_path / "model_card.json").read_text())["file"] == found.file
 
 
 def test_a_state_that_is_no_tensor_is_named_as_left_out(trained, tmp_path):
-    found = vivace.export(trained("versioned")[1], to="torch", out=tmp_path)
+    found = vivace.export(trained("versioned")[1], to="onnx", out=tmp_path)
     assert found.kept, found.reason
     assert "without '_extra_state' of the state_dict" in "".join(answer(found).notes)
     assert load_file(tmp_path / "weights.safetensors").keys() >= {"inner.0.weight"}
@@ -381,7 +381,7 @@ def test_a_model_whose_code_has_changed_since_its_training_is_told(trained, tmp_
     layers = "(nn.Threshold(9e9, 0) if isinstance(m, nn.ReLU) else m for m in scene['small']())"
     text += f"job = scene['made'](model=lambda: nn.Sequential(*{layers}))\n"
     (tmp_path / "other.py").write_text(text)
-    found = vivace.export(run, to="torch", job=f"{tmp_path / 'other.py'}:job", out=tmp_path / "out")
+    found = vivace.export(run, to="onnx", job=f"{tmp_path / 'other.py'}:job", out=tmp_path / "out")
     before = found.trained["metric"]
     (note,) = answer(found).notes
     assert note.startswith(f"accuracy was {words.number(before)} when the run ended, and is ")

@@ -17,7 +17,7 @@ from vivace.techniques.fused_batchnorm.kernels.batch_norm import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SHAPES = 90
+SHAPES = 45
 NEITHER = (None, None)
 PLAIN = Norm(*NEITHER, *NEITHER, 0.1, 1e-5)
 # Sums in fp32 of numbers whose mean is up to fifty deviations off; a rounding of the output in fp16.

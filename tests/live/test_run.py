@@ -180,7 +180,7 @@ def interrupted(*words, cwd):
 def test_ctrl_c_ends_the_script_as_alone(tmp_path):
     """By the signal; alone by 1 where torch imports something at its end: Python forgets it then."""
     code, errors = interrupted(sys.executable, "-m", "vivace", "run", "--", cwd=tmp_path)
-    assert code in (-signal.SIGINT, interrupted(cwd=tmp_path)[0])
+    assert code == -signal.SIGINT or code == interrupted(cwd=tmp_path)[0]
     assert code != 0
     assert "KeyboardInterrupt" in errors
     assert "vivace: " in errors
@@ -351,7 +351,7 @@ def test_what_never_trains_costs_no_earlier_run(tmp_path, program):
         (folder / name).write_text(text)
     other.write_text("format = 1\n\n[techniques.channels_last]\n")
     words = ("-c", program) if program else ("nothere.py",)
-    for options in ([], ["--plan", str(other)], ["--json"]):
+    for options in ([], ["--plan", str(other), "--json"]):
         done = vivace_run(*options, "--", sys.executable, *words, cwd=tmp_path)
         assert lying_in(folder) == EARLIER
     told = json.loads(done.stdout)
@@ -404,13 +404,8 @@ def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):
 
 def test_a_script_may_clear_its_runs(tmp_path):
     """And the lock of its own run with them."""
-    (tmp_path / "clears.py").write_text(
-        "import shutil, torch\nshutil.rmtree('runs/run', ignore_errors=True)\n"
-    )
-    for _ in range(2):
-        vivace_run("--", sys.executable, "clears.py", cwd=tmp_path, code=0)
-    (tmp_path / "clears.py").write_text("import pathlib, torch\npathlib.Path('runs/run/lock').unlink()\n")
-    for _ in range(2):
+    for line in ("shutil.rmtree('runs/run')", *2 * ("pathlib.Path('runs/run/lock').unlink()",)):
+        (tmp_path / "clears.py").write_text(f"import pathlib, shutil, torch\n{line}\n")
         vivace_run("--", sys.executable, "clears.py", cwd=tmp_path, code=0)
 
 

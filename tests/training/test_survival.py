@@ -439,15 +439,15 @@ DDP = "format = 1\n[techniques.ddp]\n"
 
 
 @pytest.mark.fault(22)
-@pytest.mark.parametrize("fails", ["forward", "backward"])
-def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
+def test_all_ranks_go_on_together_when_one_runs_out(ranks):
     wanted, _ = ranks("wanted", f"{DDP}[techniques.micro_batches]\n", FAILS="nothing")
-    found, answers = ranks("run", DDP, FAILS=fails, FAILING_RANK="1", MOST="2")
-    assert found == wanted
-    notices = [answer["notices"] for answer in answers]
-    assert notices[0][0].endswith("from here on each batch of 4 runs in 2 pieces (micro_batches)")
-    assert "another rank did" in notices[0][0]
-    assert "CUDA out of memory" in notices[1][0]
+    for fails in ("forward", "backward"):
+        found, answers = ranks(fails, DDP, FAILS=fails, FAILING_RANK="1", MOST="2")
+        assert found == wanted
+        notices = [answer["notices"] for answer in answers]
+        assert notices[0][0].endswith("from here on each batch of 4 runs in 2 pieces (micro_batches)")
+        assert "another rank did" in notices[0][0]
+        assert "CUDA out of memory" in notices[1][0]
 
 
 def test_where_a_rank_may_not_cut_its_part_all_end_with_its_reason(launch_ranks, tmp_path):
