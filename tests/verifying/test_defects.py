@@ -7,7 +7,7 @@ from vivace.verifying.effort import Effort
 
 # What is caught, on which job, and words of the reason: the part of the ruler that saw it.
 CAUGHT = [
-    ("cnn", "weight_decay_lost", "weight_decay of"),
+    ("residual", "weight_decay_lost", "weight_decay of"),
     ("cnn", "scheduler_stepped_twice", "steps of a schedule"),
     ("cnn", "schedule_baked_in", "dictated"),
     ("cnn", "batch_norm_momentum_value_0.01", "momentum of"),
@@ -25,7 +25,7 @@ CAUGHT = [
     ("cnn", "weights_rounded_on_close", "closing"),
     ("cnn", "activation_approximated", "evaluation under the plan"),
     ("cnn", "weight_gradient_aside_share_0.1", "gradient drift"),
-    ("residual", "weight_gradient_turned_degrees_8", "gradient drift"),
+    ("cnn", "weight_gradient_turned_degrees_8", "gradient drift"),
     ("transformer", "gradients_left_scaled", "dictated"),
     ("transformer", "unscale_missing_before_clipping", "dictated"),
     ("transformer", "gradient_of_a_layer_scaled", "gradient"),
@@ -80,7 +80,7 @@ def test_a_defect_that_cannot_act_refuses(rulers):
     [
         ("cnn", {"bf16_autocast": {}, "channels_last": {}, "fused_optimizer": {}}),
         ("transformer", {"bf16_weights": {}, "fused_optimizer": {"kind": "foreach"}}),
-        ("transformer", {"micro_batches": {"num": 2}}),
+        ("autoencoder", {"micro_batches": {"num": 2}}),
         ("lstm", {"micro_batches": {"num": 4}, "fused_optimizer": {}}),
     ],
 )
