@@ -21,6 +21,8 @@ from vivace.advising.source import open_subject
 from vivace.advising.tables import bought, choices, draw, draw_card, sentences
 from vivace.advising.way import in_words
 from vivace.errors import FolderError, InputError, JobError
+from vivace.job import load
+from vivace.memory.imagine import imagine
 from vivace.pages.answer import ending
 from vivace.pages.answer import lines as answer_lines
 
@@ -430,10 +432,14 @@ def test_what_a_card_cannot_compute_in_is_refused(card, asked, told):
 @pytest.mark.parametrize(
     ("extra", "counted"), [("", "fake"), (" * (1 if batch[1].sum().item() == 0 else 2)", "real")]
 )
-def test_a_job_is_counted_in_a_child_process(tmp_path, extra, counted):
-    path = tmp_path / "mine.py"
+def test_a_job_is_counted_in_a_child_process_on_fake_tensors_or_real_ones(tmp_path, extra, counted):
+    """That a child turns to real ones is tested with a job that needs that (test_counted_jobs.py)."""
+    path, reference = tmp_path / "mine.py", f"{tmp_path / 'mine.py'}:job"
     path.write_text(TINY_JOB.replace("{extra}", extra))
-    subject = open_subject(f"{path}:job")
+    if counted == "real":
+        work, reference = imagine(load(reference), reference, real=True), str(tmp_path / "counted.json")
+        Path(reference).write_text(json.dumps({"work": work}))
+    subject = open_subject(reference)
     assert (subject.counted, subject.batch_size, subject.steps_per_epoch, subject.epochs) == (
         counted,
         4,
