@@ -209,6 +209,8 @@ def _items(held: list[Any] | dict[Any, Any]) -> list[Any]:
 
 def _attributes(thing: object) -> dict[str, Any]:
     """By name; none where it has none, or stands for another object that cannot be asked."""
+    if not type(thing).__dictoffset__:  # most have none, and an error for each takes long
+        return {}
     found = _quietly(lambda: object.__getattribute__(thing, "__dict__"), None)
     return dict(found) if type(found) is dict else {}
 

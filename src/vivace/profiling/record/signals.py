@@ -47,9 +47,11 @@ def _codes() -> set[CodeType]:
 
 
 def _code(handler: object) -> CodeType | None:
+    if handler is None or isinstance(handler, int):  # nearly all: no function of Python's
+        return None
     while isinstance(handler, functools.partial):
         handler = handler.func
-    if not (inspect.isroutine(handler) or isinstance(handler, int) or handler is None):
+    if not inspect.isroutine(handler):
         handler = type(handler).__call__  # of an object that is called
     function = handler.__func__ if inspect.ismethod(handler) else handler
     return function.__code__ if inspect.isfunction(function) else None
