@@ -221,7 +221,7 @@ def predicted(asked: list[list[str]]) -> list[Row]:
     for network, plan in asked:
         try:
             found = predict(NETWORKS[network](), vivace.Plan.from_dict(PLANS[plan]), device="cuda")
-            rows.append({"peak": found.peak_bytes, "reserved": found.reserved.reserved})
+            rows.append({"peak": found.peak_bytes, "reserved": found.reserved_bytes})
         except Refused as refused:
             rows.append({"refused": str(refused)})
     return rows

@@ -80,7 +80,7 @@ def rows_of(name: str, job: vivace.Job) -> list[dict[str, Any]]:
             print(f"{name:20} {title:12} {refused}", flush=True)
             continue
         row |= {"predicted_bytes": found.peak_bytes, "parts": found.parts}
-        row |= {"reserved_bytes": found.reserved.reserved}
+        row |= {"reserved_bytes": found.reserved_bytes}
         row["error_percent"] = round(100 * (found.peak_bytes / row["measured_bytes"] - 1), 2)
         rows.append(row)
         sizes = [f"{row[key] / 2**20:9.2f}" for key in ("predicted_bytes", "measured_bytes")]

@@ -96,7 +96,7 @@ def test_the_model_of_the_allocator_hands_out_what_torchs_own_does(stand_in):
         elif event["action"] == "alloc":
             live[address] = num = num + 1
             allocator.allocate(num, size, event["stream"])
-            place = allocator._used[num][0].address
+            place = allocator._used[num].address
             base, there = next((base, there) for base, room, there in segments if 0 <= place - base < room)
             assert address == there + place - base
         elif event["action"] == "free_completed":

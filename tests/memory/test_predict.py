@@ -174,8 +174,8 @@ def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():
     before = torch.get_rng_state()
     there = predict(wide(), device="cuda")
     assert torch.equal(torch.get_rng_state(), before)
-    assert there.reserved.reserved >= there.reserved.allocated >= there.reserved.requested >= there.peak_bytes
-    assert there.reserved.reserved % (2 * MIB) == 0
+    assert there.reserved_bytes >= there.peak_bytes
+    assert there.reserved_bytes % (2 * MIB) == 0
     here = predict(wide())
     assert there.parts["activations"] == pytest.approx(here.parts["activations"], rel=0.1)
 
@@ -452,8 +452,8 @@ def test_the_lines_of_a_prediction_hold_for_a_part_of_the_batch():
     for width in (8, 4096):  # the peak is the loss's, or the update's
         whole, part = (predict(job(samples, width), device="cuda") for samples in (1024, 256))
         told = max(fixed + growing / 4 for fixed, growing in whole.lines)
-        assert max(map(sum, whole.lines)) == pytest.approx(whole.reserved.reserved)
-        assert 0.9 < told / part.reserved.reserved < 1.15
+        assert max(map(sum, whole.lines)) == pytest.approx(whole.reserved_bytes)
+        assert 0.9 < told / part.reserved_bytes < 1.15
 
 
 def test_the_largest_batch_is_what_must_fit():
@@ -466,7 +466,7 @@ def test_the_largest_batch_is_what_must_fit():
 
 
 def test_cards_are_judged_by_what_would_be_reserved():
-    needed = 600 * MIB + predict(wide(), device="cuda").reserved.reserved
+    needed = 600 * MIB + predict(wide(), device="cuda").reserved_bytes
     small, large = fits(wide(), {"small": needed - 1, "large": needed})
     assert (small.card, small.fits, large.fits) == ("small", False, True)
     assert small.needed_bytes == large.needed_bytes == needed

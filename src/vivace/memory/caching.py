@@ -24,15 +24,6 @@ OWN_SEGMENT = 10 * MIB  # from this size on a segment holds one size
 SEGMENT_ROUNDING = 2 * MIB
 
 
-@dataclasses.dataclass(frozen=True)
-class Reserved:
-    """Peaks in bytes: what was asked for, what blocks were handed out for it, and what was reserved."""
-
-    requested: int
-    allocated: int
-    reserved: int
-
-
 _Pool: TypeAlias = tuple[int, bool]  # the number of the stream; is it that of small sizes?
 
 
@@ -47,12 +38,11 @@ class _Block:
 
 
 class CachingAllocator:
-    """Serves `allocate` and `free` by key, and keeps the peaks."""
+    """Serves `allocate` and `free` by key. What is `reserved`, in bytes, stays so."""
 
     def __init__(self) -> None:
-        self.requested = self.allocated = self.reserved = 0
-        self.peak = Reserved(0, 0, 0)
-        self._used: dict[int, tuple[_Block, int]] = {}
+        self.reserved = 0
+        self._used: dict[int, _Block] = {}
         self._free: dict[_Pool, list[tuple[int, int, _Block]]] = defaultdict(list)
 
     def allocate(self, key: int, num_bytes: int, stream: int = 0) -> None:
@@ -67,23 +57,13 @@ class CachingAllocator:
         if rest >= ROUNDING if small else rest > SMALL:
             self._split(block, size)
         block.free = False
-        self._used[key] = block, num_bytes
-        self.requested += num_bytes
-        self.allocated += block.size
-        highest = self.peak
-        self.peak = Reserved(
-            max(highest.requested, self.requested),
-            max(highest.allocated, self.allocated),
-            max(highest.reserved, self.reserved),
-        )
+        self._used[key] = block
 
     def free(self, key: int) -> None:
         """Give back what `key` holds, if anything."""
         if key not in self._used:
             return
-        block, num_bytes = self._used.pop(key)
-        self.requested -= num_bytes
-        self.allocated -= block.size
+        block = self._used.pop(key)
         block.free = True
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
@@ -127,8 +107,8 @@ class CachingAllocator:
         del free[bisect.bisect_left(free, (block.size, block.address))]
 
 
-def simulate(moves: Iterable[tuple[int, int]], aside: Collection[int] = ()) -> Reserved:
-    """The peaks of a sequence of ``(key, bytes)`` allocations and ``(key, -bytes)`` releases.
+def simulate(moves: Iterable[tuple[int, int]], aside: Collection[int] = ()) -> int:
+    """The bytes that are reserved after a sequence of ``(key, bytes)`` allocations and ``(key, -bytes)`` releases.
 
     The keys in `aside` are allocated on a stream of their own.
     """
@@ -138,7 +118,7 @@ def simulate(moves: Iterable[tuple[int, int]], aside: Collection[int] = ()) -> R
             allocator.allocate(key, num_bytes, int(key in aside))
         else:
             allocator.free(key)
-    return allocator.peak
+    return allocator.reserved
 
 
 def _up(size: int, unit: int) -> int:

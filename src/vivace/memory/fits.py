@@ -83,5 +83,5 @@ def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, ranks: in
     seen = look_through(loader, LOOKING_SECONDS)
     batch = seen.by_size[max(seen.by_size)] if seen.sizes else None
     looked_at = None if seen.all else len(seen.sizes)
-    needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
+    needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved_bytes + CONTEXT_BYTES
     return [Fit(name, needed, usable, ranks, left_out, looked_at) for name, usable in cards.items()]

@@ -20,7 +20,7 @@ from vivace.errors import InputError, JobError, Refused, VivaceError
 from vivace.inspection import inspect
 from vivace.job import Batch, Job
 from vivace.machine import Machine
-from vivace.memory.caching import Reserved, simulate
+from vivace.memory.caching import simulate
 from vivace.memory.divided import divide, gather
 from vivace.memory.forgetting import empty_caches, warn_of_others
 from vivace.memory.on_gpus import as_on_gpus
@@ -53,8 +53,8 @@ SHARES = (0.0, *(2.0**power for power in range(-6, 4)))  # of the batch, for whi
 class Prediction:
     """Bytes at the peak of a training step.
 
-    `parts` sums up to `peak_bytes`: what tensors ask for. `reserved` is what the caching allocator of a GPU
-    makes of it, without the CUDA context.
+    `parts` sums up to `peak_bytes`: what tensors ask for. `reserved_bytes` is what the caching allocator of a
+    GPU makes of it, without the CUDA context.
 
     Of another batch a step reserves about the most of ``fixed + share * growing`` over the pairs of bytes in
     `lines`, where it has so large a share of this one's samples. `spared_bytes` is what of the peak would be
@@ -63,7 +63,7 @@ class Prediction:
 
     peak_bytes: int
     parts: dict[str, int]
-    reserved: Reserved
+    reserved_bytes: int
     lines: tuple[tuple[float, float], ...]
     spared_bytes: int
 
@@ -340,7 +340,7 @@ def _at_peak(watch: Watch, parts: dict[int, str], start: int) -> Prediction:
         found[kind] += watch.sizes[key]
         largest = max(largest, watch.sizes[key] if kind == "activations" else 0)
     reserved = simulate(watch.moves, watch.aside)
-    more = reserved.reserved / max(1, highest)
+    more = reserved / max(1, highest)
     lines = tuple((fixed * more, growing * more) for fixed, growing in _lines(watch, parts, start))
     return Prediction(highest, dict(found), reserved, lines, found["activations"] - largest)
 
