@@ -533,6 +533,20 @@ def test_what_fetching_does_is_named(site, kind):
     assert kind in rules.data_wait(seen).evidence
 
 
+def test_a_folder_with_a_space_in_its_name_is_a_part_of_the_place(tmp_path):
+    file = tmp_path / "My Drive" / "train.py"
+    file.parent.mkdir()
+    file.write_text("def __getitem__(self, index):\n    return np.load(self.names[index])\n")
+    place = f"{file}:2 __getitem__"
+    seen = seen_with(seconds={"data": 0.1}, fetch={"seen": [[f"{place} | {place}", 30]]})
+    assert "reading (100 % of it; most in train.py:2, __getitem__)" in rules.data_wait(seen).evidence
+    row = {"place": f"{file}:1 forward", "seconds": 0.3, "reason": "size mismatch"}
+    compiled = {"new_graphs": 9, "reasons": [row] * 9, "compilations": [row] * 9, "breaks": []}
+    assert "last train.py:1: size" in rules.recompiles(seen_with(dynamo=compiled)).evidence
+    failed = {"graphs": 0, "failed": [{**row, "failed": "no such operator"}]}
+    assert "gave up on train.py:1: no such" in rules.recompiles(seen_with(dynamo=failed)).evidence
+
+
 def test_waiting_for_a_busy_gpu_is_no_fault():
     changes = {"waits": [{"site": "a.py:1", "count": 5, "seconds": 0.4, "span": 0.4}], "device": "cuda"}
     seen = seen_with(**changes)

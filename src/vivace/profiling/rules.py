@@ -148,7 +148,7 @@ def _what_fetching_does(seen: Seen) -> tuple[str, str]:
         return "the loader's own work", ""
     named = []
     for kind, count in kinds.most_common(2):
-        file, _, function = lines[kind].most_common(1)[0][0].partition(" ")
+        file, _, function = lines[kind].most_common(1)[0][0].rpartition(" ")
         named.append((kind, count / sum(kinds.values()), f"{seen.short(file)}, {function}"))
     (first, share, place), *others = named
     where = f" ({percent(share)} of it; most in {place})"
@@ -173,7 +173,7 @@ def _kind_of(inner: str, theirs: str) -> str:
 def _source(place: str) -> str:
     import linecache
 
-    path, _, rest = place.partition(" ")[0].rpartition(":")
+    path, _, rest = place.rpartition(" ")[0].rpartition(":")
     return linecache.getline(path, int(rest)) if rest.isdigit() else ""
 
 
@@ -328,7 +328,7 @@ def recompiles(seen: Seen) -> Verdict | None:
         theirs = [row for row in named if "site-packages" not in row["place"]]
         row = (theirs or named or rows)[-1]
         why = " ".join(str(row["reason"] or "a new graph").partition("(HINT")[0].split())[:200]
-        where = seen.short(row["place"].split(" ")[0])
+        where = seen.short(row["place"].rpartition(" ")[0])
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
             f" ({in_window}{seconds:.3g} s of {window:.3g} s), last {where}: {why}"
@@ -344,7 +344,7 @@ def recompiles(seen: Seen) -> Verdict | None:
     if failed and not found.get("graphs"):
         row = failed[-1]
         why = " ".join(str(row["failed"]).split())[:200]
-        evidence = f"torch.compile gave up on {seen.short(row['place'].split(' ')[0])}: {why}"
+        evidence = f"torch.compile gave up on {seen.short(row['place'].rpartition(' ')[0])}: {why}"
         return Verdict("recompiles", evidence, 0.9, 1.5, "TORCH_LOGS=graph_breaks shows each line")
     if breaks:
         reason = " ".join(str(breaks[0][0]).partition("Explanation:")[0].split())[:200]
