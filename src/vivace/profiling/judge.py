@@ -34,7 +34,8 @@ def judge(
         record.get("item_bytes") or {},
         machine.ceilings,
         "fp16" if seen.computes_in_float16 else "bf16",
-        seen.flags.get("tf32") or (),
+        # A flag, which changes nothing on a GPU without TF32: there it has no ceilings.
+        seen.flags.get("tf32") or () if any("tf32" in name for name in machine.ceilings) else (),
     )
     bound = roofline.bound_of(rows) if record.get("work") else None
     beyond = sum(row.bound_seconds or 0.0 for row in rows) > seen.step_seconds  # `missing` says why
@@ -315,8 +316,8 @@ def _precision(seen: Seen) -> tuple[str, int]:
     sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in seen.record.get("item_bytes") or {}}
     matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX_CLASSES}
     size = min(matrix.values(), default=4)
-    if size == 2 and seen.precision.get("autocast"):
-        return next(iter(seen.precision.get("autocast_dtypes") or {"float16": 1})), size
+    if size == 2 and (autocast := seen.precision.get("autocast_dtypes")):
+        return next(iter(autocast)), size
     work = seen.record.get("work") or {}
     largest = max(matrix, key=lambda kind: (work.get(kind) or {}).get("flops", 0), default="")
     dtypes = seen.record.get("parameter_dtypes") or []
