@@ -1,5 +1,6 @@
 """The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
 
+import dataclasses
 import gc
 import itertools
 import json
@@ -21,8 +22,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from vivace.inspection import inspect
 from vivace.inspection.quiet import ForeignLoad
 from vivace.profiling.answering import answer
+from vivace.profiling.judge import judge
 from vivace.profiling.record import (
     RECORD,
+    TRACE,
     experiments,
     facts,
     fetches,
@@ -456,6 +459,12 @@ def accumulate_by_hand(loop):
         parameter.grad.div_(4)
 
 
+def average_by_hand(loop):
+    for parameter in loop.model.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= 2
+
+
 def freeze_by_hand(loop):
     loop.model[0].weight.grad[:8] = 0
 
@@ -467,11 +476,14 @@ def freeze_by_hand(loop):
         (clip_by_hand, False, True),
         (accumulate_by_hand, False, False),
         (freeze_by_hand, False, False),
+        (average_by_hand, False, False),
         (None, True, True),
         (None, False, False),
     ],
 )
-def test_what_is_done_to_scaled_gradients(recorded, batches, change, second_loss, misused):
+def test_what_is_done_to_scaled_gradients(recorded, batches, monkeypatch, change, second_loss, misused):
+    number = itertools.count()  # what the other rank adds differs from step to step
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums: sums.mul_(2 + next(number) % 7 / 10))
     loop = Loop(batches)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
 
@@ -491,6 +503,67 @@ def test_what_is_done_to_scaled_gradients(recorded, batches, change, second_loss
 
     document, _ = recorded(epoch)
     assert ("amp_misuse" in causes(document)) == misused, document["verdicts"]
+
+
+@pytest.mark.usefixtures("brief_experiments")
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_skipped_by_the_scaler_or_by_a_fused_optimizer_are_counted(recorded, batches, fused):
+    loop = Loop(batches)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**116, growth_interval=1)  # every second step
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            loss = functional.cross_entropy(loop.model(inputs), labels)
+            scaler.scale(1e4 * (loss - loss.detach())).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+
+    document, record = recorded(epoch)
+    assert abs(record["precision"]["skipped"] - record["steps"] / 2) <= 1
+    (evidence,) = [row["evidence"] for row in document["verdicts"] if row["cause"] == "overflow"]
+    assert "first that of Sequential.4.bias" in evidence
+
+
+@pytest.mark.usefixtures("brief_experiments")
+@pytest.mark.parametrize(
+    ("every", "autocast_first", "width"), [(1, False, 8), (1, True, 8), (1, True, 4096), (16, True, 8)]
+)
+def test_autocast_of_what_has_no_gradients_is_not_the_trainings(
+    recorded, batches, every, autocast_first, width
+):
+    """As of a teacher, in each step, or in validation."""
+    loop, count = Loop(batches), itertools.count()
+    other = nn.Sequential(nn.Linear(64, width), nn.Linear(width, 64), nn.Linear(64, width))
+    contexts = [torch.no_grad, lambda: torch.autocast("cpu", torch.float16)]
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            if next(count) % every == 0:
+                first, second = reversed(contexts) if autocast_first else contexts
+                with first(), second():
+                    other(inputs)
+            loop.optimizer.zero_grad()
+            functional.cross_entropy(loop.model(inputs), labels).backward()
+            loop.optimizer.step()
+
+    document, _ = recorded(epoch)
+    assert not {"amp_misuse", "overflow", "precision_no_gain"} & set(causes(document)), document["verdicts"]
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_where_a_gpu_has_no_tf32_its_flag_takes_no_limit_away(recorded, batches, tmp_path):
+    _, record = recorded(Loop(batches))
+
+    def bound(tf32, **ceilings):
+        record["flags"]["tf32"] = tf32
+        known = {"matmul_fp32": 1e9, "copy_device": 1e10, **ceilings}
+        machine = dataclasses.replace(inspect(), ceilings=known)
+        return judge(record, tmp_path / TRACE, machine, "test", None)["bound_seconds"]
+
+    assert bound(["matmul", "convolution"]) == bound([]) is not None
+    assert bound(["matmul"], matmul_tf32=1e12) < bound([], matmul_tf32=1e12)
 
 
 @pytest.mark.parametrize("state", ["traced", "counted"])

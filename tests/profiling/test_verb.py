@@ -126,6 +126,13 @@ def test_a_plan_is_profiled_with_its_techniques(machine, tmp_path):
     assert done.document["work"]["precision"] == "bfloat16"
 
 
+def test_a_plan_that_scales_losses_skips_no_step_of_a_healthy_job(machine, tmp_path):
+    plan = Plan.from_dict({"fp16_autocast": {}})
+    done = vivace.profile(TINY_JOBS["mlp"](), plan, out=tmp_path, machine=machine, timed_seconds=0.2)
+    assert done.document["work"]["precision"] == "float16"
+    assert not {"overflow", "amp_misuse"} & {verdict["cause"] for verdict in done.verdicts}
+
+
 def test_a_broken_job_is_blamed(machine, tmp_path):
     with pytest.raises(JobError, match="model failed"):
         vivace.profile(

@@ -9,7 +9,7 @@ from vivace.words import percent, times
 MANY_SKIPPED = 0.05
 MANY_TINY = 0.2
 CLEAR_GAIN = 1.05
-MOST_UNSCALED = 0.9  # of the updates: a few may lie at the window's edges
+MOST_UPDATES = 0.9  # of all: a few may lie at the window's edges
 
 
 def overflow(seen: Seen) -> Verdict | None:
@@ -34,7 +34,7 @@ def overflow(seen: Seen) -> Verdict | None:
         return Verdict(
             "overflow", evidence, 0.95, high, "bfloat16 needs no scaling; or a smaller learning rate"
         )
-    half = "float16" in (precision.get("autocast_dtypes") or {})
+    half = "float16" in (precision.get("autocast_dtypes") or {}) and seen.narrows_gradients
     tiny = precision.get("tiny_gradients") or 0.0
     if half and not precision.get("scale") and tiny >= MANY_TINY:
         evidence = (
@@ -62,7 +62,7 @@ def amp_misuse(seen: Seen) -> Verdict | None:
     if steps and not precision.get("scaler_updates"):
         return found("scaler.step is called without scaler.update", "call scaler.update() after each step")
     updates = (seen.record.get("updates") or 1.0) * (precision.get("steps") or 1)
-    if precision.get("scale") and not steps and precision.get("unscale", 0) < MOST_UNSCALED * updates:
+    if precision.get("scale") and not steps and precision.get("unscale", 0) < MOST_UPDATES * updates:
         return found(
             "the loss is scaled, but the optimizer steps without the scaler: its gradients are too large",
             "scaler.step(optimizer) in place of optimizer.step()",
@@ -78,7 +78,8 @@ def amp_misuse(seen: Seen) -> Verdict | None:
             f"losses are scaled, but autocast computes in {', '.join(dtypes)}, which needs no scaling",
             "leave the GradScaler out",
         )
-    if "float16" in dtypes and not precision.get("scale") and overflow(seen) is None:
+    half = "float16" in dtypes and seen.narrows_gradients
+    if half and not precision.get("scale") and overflow(seen) is None:
         return found(
             "float16 autocast without a GradScaler: small gradients are lost",
             "torch.amp.GradScaler, or bfloat16",
@@ -123,17 +124,18 @@ def _wrong_gradients(seen: Seen) -> tuple[str, str] | None:
 def no_gain(seen: Seen) -> Verdict | None:
     """Autocast is on and the step is not faster for it: tried on a copy, with and without."""
     precision = seen.precision
-    if not precision.get("autocast"):
+    if precision.get("autocast", 0) < MOST_UPDATES * (precision.get("steps") or 1):  # else for validation
         return None
+    narrow = seen.record.get("narrow_phases")
     sizes = {int(name.partition(":")[2]) for name in seen.record.get("item_bytes") or {}}
-    if sizes and min(sizes) >= 4:
+    if sizes and min(sizes) >= 4 and not narrow:
         evidence = "autocast is entered, but every matrix operation still computes in 32 bits"
         advice = "put the model's call and the loss inside of autocast, for the device that they run on"
         reached = seen.experiment("autocast_reached") or (1.0, 1.0, 1.0)
         if reached[1] > CLEAR_GAIN:
             evidence += f"; where it reaches them, a copy of the step ran {times(reached[1])} as fast"
         return Verdict("precision_no_gain", evidence, reached[0] * 0.93, reached[2] * 1.07, advice)
-    found = seen.experiment("autocast")
+    found = seen.experiment("autocast") if seen.narrows_gradients else None
     if found is None or found[1] < 0.98 or found[0] < 0.93:
         return None
     low, middle, high = found

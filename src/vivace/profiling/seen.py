@@ -170,6 +170,13 @@ class Seen:
         ]
 
     @property
+    def narrows_gradients(self) -> bool:
+        """Do backward passes multiply numbers of two bytes, or is that not known? Else what does so is a
+        teacher, or validation.
+        """
+        return "backward" in self.record.get("narrow_phases", ["backward"])
+
+    @property
     def model_share(self) -> float:
         """Fraction of the step in forward and backward, on which the experiments act."""
         return self.shares["forward"] + self.shares["backward"]

@@ -69,10 +69,12 @@ class CountedStep:
         """Operations and bytes by class of operators."""
         work = self._counter.work()
         dtypes: Counter[str] = Counter()
+        phases = set[str]()
         shares: dict[str, Counter[int]] = defaultdict(Counter)
         for kernel in work.kernels:
             if kernel.flops and kernel.reads:
                 shares[kernel.operator][kernel.reads[0].item_bytes] += kernel.flops
+                phases.update([kernel.phase] if kernel.reads[0].item_bytes == 2 else [])
         for kind, sizes in shares.items():
             dtypes[f"{kind}:{sizes.most_common(1)[0][0]}"] = sum(sizes.values())
         return {
@@ -83,6 +85,7 @@ class CountedStep:
             "kernels": work.count,
             "bins": bins_of([k for k in work.kernels if k.phase != "update"], 1),
             "item_bytes": dict(dtypes),
+            "narrow_phases": sorted(phases),
         }
 
     def kept(self) -> dict[str, Any]:

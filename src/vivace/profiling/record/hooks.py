@@ -146,6 +146,7 @@ class LoopHooks:
         self.examine_losses = False
         self.evaluated_at = ""  # the line that puts a module into evaluation mode
         self.on_backward: Callable[[Any], None] = lambda losses: None  # after each pass
+        self.on_collective: Callable[[], None] = lambda: None  # before each
         self.retained_at = ""  # the line of a backward pass that keeps its graph
         self._patches = Patches(guard)
         self.is_over = False
@@ -175,7 +176,7 @@ class LoopHooks:
                 patches.replace(torch.Tensor, name, self._placing)
         if distributed.is_available():
             for name in COLLECTIVES:
-                patches.replace(distributed, name, lambda original: self._timed("communication", original))
+                patches.replace(distributed, name, self._communicating)
 
     def restore(self) -> None:
         """Leave torch as it was."""
@@ -330,9 +331,10 @@ class LoopHooks:
 
         return end
 
-    def _timed(self, name: str, original: Callable[..., Any]) -> Any:
+    def _communicating(self, original: Callable[..., Any]) -> Any:
         def call(*arguments: object, **keywords: object) -> Any:
-            with self.phase(name):
+            self.on_collective()
+            with self.phase("communication"):
                 return original(*arguments, **keywords)
 
         return call

@@ -38,7 +38,8 @@ class PrecisionWatch:
         self._norm: tuple[Any, float, float] | None = None
         self._unscaled: set[int] = set()
         self._scaled = False
-        self._stepped: set[int] = set()
+        self._updated = False  # by the optimizer that the scaler steps
+        self._found_inf: list[torch.Tensor] = []  # for optimizers that skip steps themselves
         self._scaled_nodes: list[Any] = []  # of this step's backward graphs, where losses were scaled
         self._passes: set[bool] = set()  # of this step: from a scaled loss or not
         self._sample: tuple[Any, torch.Tensor] | None = None  # of scaled gradients as the pass left them
@@ -49,6 +50,7 @@ class PrecisionWatch:
         """Patch autocast, GradScaler and the clipping functions."""
         patches = self._patches
         self.hooks.on_backward = self.guard.looking(self._went_backward)
+        self.hooks.on_collective = self.guard.looking(self._forget_sample)
         patches.replace(torch.autocast, "__enter__", self._enter_autocast)
         patches.replace(torch.amp.GradScaler, "scale", self._scale)
         patches.replace(torch.amp.GradScaler, "unscale_", self._unscale)
@@ -68,11 +70,13 @@ class PrecisionWatch:
         self._patches.restore()
         self._norm = self._sample = None
         self._scaled_nodes.clear()
+        self._found_inf.clear()
 
     def begin(self) -> None:
         """The timed window begins: forget the warm-up, where a scaler finds its scale."""
         self.counts.clear()
         self._scheduled.clear()
+        self._found_inf.clear()
 
     def result(self, steps: int) -> dict[str, Any]:
         """Counts over the timed window, the lines that did it, and the gradients' state.
@@ -83,6 +87,7 @@ class PrecisionWatch:
             return {"steps": steps}
         return {
             **self.counts,
+            "skipped": self.counts["skipped"] + sum(map(bool, self._found_inf)),
             "steps": steps,
             "sites": self.sites,
             "autocast_dtypes": dict(self.dtypes),
@@ -97,7 +102,8 @@ class PrecisionWatch:
     def _enter_autocast(self, original: Callable[..., Any]) -> Any:
         def enter(context: torch.autocast) -> Any:
             if is_acting(context):
-                self._note("autocast")
+                if torch.is_grad_enabled():  # else it is for a teacher or for validation
+                    self._note("autocast")
                 self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
             return original(context)
 
@@ -133,7 +139,7 @@ class PrecisionWatch:
         ) -> Any:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *arguments, **keywords)
-            self._stepped.discard(id(optimizer))
+            self._updated = False
             self._scheduled.discard(id(optimizer))
             self._notice_division()
             self._notice_change()
@@ -145,7 +151,7 @@ class PrecisionWatch:
             finally:
                 self.hooks.clock.pop()
             self.counts["scaler_steps"] += 1
-            if id(optimizer) not in self._stepped:
+            if not self._updated:
                 self.counts["skipped"] += 1
                 self._find_overflow(optimizer)
                 self.hooks.clock.updated(id(optimizer))
@@ -200,6 +206,10 @@ class PrecisionWatch:
             return True
         return any(self._leads_to_scaled(following, depth - 1) for following, _ in node.next_functions[:2])
 
+    def _forget_sample(self) -> None:
+        """Ranks average gradients by hand: the mean of scaled ones is as scaled."""
+        self._sample = None
+
     def _notice_change(self) -> None:
         """Were gradients changed, other than to zero, between the backward pass and `GradScaler.step`?"""
         if self._sample is None or self._unscaled:
@@ -253,7 +263,12 @@ class PrecisionWatch:
         return step
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._stepped.add(id(optimizer))
+        self._updated = True
+        found_inf = vars(optimizer).get("found_inf")
+        if found_inf is not None:  # where it is fused; read later, as the loop would wait for the device
+            self._found_inf.append(found_inf)
+            if self.examine and found_inf:
+                self._find_overflow(optimizer)
         if self.examine:
             found = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
             numbers = {id(p): dense_parts(p.grad)[-1] for p in found}
