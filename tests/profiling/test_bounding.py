@@ -1,5 +1,7 @@
 """Experiments on what bounds a step, on copies."""
 
+import dataclasses
+
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -25,6 +27,23 @@ def test_where_the_first_dimension_is_time_the_second_is_doubled():
     shadow = Shadow(model, ((torch.ones(5, 3, 4), torch.zeros(5, 3, 1)), {}), ("cpu", False, torch.bfloat16))
     assert [tuple(t.shape) for t in doubled(shadow, 3).arguments] == [(5, 6, 4), (5, 6, 1)]
     assert [tuple(t.shape) for t in doubled(shadow, 5).arguments] == [(10, 3, 4), (10, 3, 1)]
+
+
+@dataclasses.dataclass
+class Out:
+    logits: torch.Tensor
+
+
+class Classifier(nn.Linear):
+    def forward(self, inputs):
+        return Out(super().forward(inputs))
+
+
+def test_of_a_dataclass_the_backward_pass_runs_too():
+    shadow, passes = Shadow(Classifier(4, 2), ((torch.ones(3, 4),), {}), ("cpu", False, torch.bfloat16)), []
+    shadow.module.weight.register_hook(passes.append)
+    shadow.runner()()
+    assert len(passes) == 1
 
 
 def test_a_copied_update_leaves_the_optimizer_alone():

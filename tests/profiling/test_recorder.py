@@ -1071,13 +1071,6 @@ def test_pairs_of_batches_from_two_loaders_are_one_batch_each(recorded, batches,
     assert document["work"]["steps_per_epoch"] == len(batches)
 
 
-def test_samples_of_a_detectors_batch_are_its_pictures():
-    pictures = tuple(torch.zeros(3, 8, 8) for _ in range(2))
-    targets = tuple({"boxes": torch.zeros(number, 4), "labels": torch.zeros(number)} for number in (1, 4))
-    assert hooks.num_samples((pictures, targets)) == 2
-    assert hooks.num_samples([torch.zeros(32, 3), torch.zeros(32)]) == 32
-
-
 def test_a_folder_called_torch_holds_a_persons_lines(tmp_path):
     script = tmp_path / "torch" / "train.py"
     script.parent.mkdir()
@@ -1339,6 +1332,62 @@ def test_what_an_optimizers_closure_does_is_the_models_work(recorded, batches):
     document, _ = recorded(ByClosure(batches))
     operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
     assert sum(found["flops"] for found in document["work"]["demand"]["bins"]) * 32 == operations
+
+
+@dataclasses.dataclass
+class Out:
+    logits: torch.Tensor
+
+
+class Opaque:
+    """None of the containers that are looked through."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Returning(nn.Linear):
+    def __init__(self, kind):
+        super().__init__(64, 10)
+        self.kind = kind
+
+    def forward(self, inputs):
+        return self.kind(super().forward(inputs))
+
+
+@pytest.mark.usefixtures("brief_experiments")
+@pytest.mark.parametrize("kind", [Out, Opaque])
+def test_experiments_are_of_forward_and_backward_or_left_out(recorded, kind):
+    model = Returning(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def epoch():
+        for _ in range(10):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(torch.randn(8, 64)).logits, torch.zeros(8).long()).backward()
+            optimizer.step()
+
+    document, record = recorded(epoch)
+    untried = "what settings bring: nothing that the model returns has gradients"
+    assert (untried in document["missing"]) == (kind is Opaque)
+    assert ("double_batch" in record["experiments"]) == (kind is Out)
+
+
+@pytest.mark.usefixtures("brief_experiments")
+def test_batches_in_dataclasses_are_counted(recorded):
+    model = nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader([Out(torch.randn(8, 64)) for _ in range(16)], batch_size=None)
+
+    def epoch():
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch.logits).square().mean().backward()
+            optimizer.step()
+
+    _, record = recorded(epoch)
+    assert record["batch_bytes"] == 4 * 8 * 64
+    assert record["samples"] == 8
 
 
 class OverTime(nn.Module):

@@ -17,11 +17,11 @@ from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.live.following import copied
 from vivace.live.refusals import NO_ROOM, device_of, why_of_model
-from vivace.profiling.record.hooks import tensors_of
 from vivace.profiling.record.signals import raised_by_handler
 from vivace.technique import UNIT_ROUNDOFF
 from vivace.tensors import randomness
 from vivace.tensors.outside import Outside
+from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import entered, version_of
 
 PROOF_WEIGHTS = (
@@ -140,8 +140,8 @@ def differentiated_in(outputs: Iterable[torch.Tensor]) -> frozenset[str]:
 class KeptCall(Kept):
     """Made just before a call of the root; `returned` after it.
 
-    `gradients` are the loss's with respect to the outputs, in the order of `tensors_of`, None where it does
-    not depend on one.
+    `gradients` are the loss's with respect to the outputs, in the order of `trees.tensors`, None where it
+    does not depend on one.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class KeptCall(Kept):
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
-        if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
+        if any(t.requires_grad for t in tensors([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
         if reason := why_of_model(root):  # by now
             raise CannotKeep(reason)
@@ -172,7 +172,7 @@ class KeptCall(Kept):
             self.lacking = CannotKeep(
                 "its model uses an open file or writes a large tensor that is no part of it, as a copy would"
             )
-        found = list(tensors_of(outputs))
+        found = list(tensors(outputs))
         self.differentiated = differentiated_in(found)
         self.gradients = [None] * len(found)
         heard = set()
@@ -277,8 +277,8 @@ def _has_room(
         return True  # torch does not tell
     states = [dict(state) for optimizer in optimizers for state in optimizer.state.values()]
     weights = sum(p.nbytes for p in root.parameters())
-    tensors = (*root.buffers(), *tensors_of([states, call]))
-    others = sum(t.nbytes for t in tensors if t.layout == torch.strided)  # of others torch does not tell
+    beside = (*root.buffers(), *tensors([states, call]))
+    others = sum(t.nbytes for t in beside if t.layout == torch.strided)  # of others torch does not tell
     most = _reserved_by_script(device)
     apart_on(device)
     unused = torch.cuda.memory_reserved(device) - most

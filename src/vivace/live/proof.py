@@ -38,12 +38,12 @@ from vivace.live.ranks import alone
 from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.profiling.record.hooks import tensors_of
 from vivace.profiling.record.signals import raised_by_handler
 from vivace.profiling.record.silence import nothing_written, silence
 from vivace.technique import Numerics, Stage
 from vivace.tensors import randomness
 from vivace.tensors.outside import of_library
+from vivace.tensors.trees import tensors
 from vivace.torch_internals import compiler
 from vivace.verifying.displacement import (
     Outcome,
@@ -193,7 +193,7 @@ class Proof:
         """
         things = self.kept.copies()
         stepped = self._stepped(plan, things, noise, ordered=ordered, given=given)
-        each = [real(o.detach()).double() for o in tensors_of(stepped.result) if is_measured(o)]
+        each = [real(o.detach()).double() for o in tensors(stepped.result) if is_measured(o)]
         outcome = self._outcome(things[0], stepped.gradients, stepped.drawn)
         left = left_by(things[0], things[2:], stepped.result)
         return Replay(outcome, each, left, stepped.inside, stepped.wall_seconds, stepped.cpu_seconds)
@@ -273,7 +273,7 @@ class Proof:
             return None
         with self.kept.precision():
             result = hosted.call(getattr(root, self.kept.method), arguments, keywords)
-        outputs = list(tensors_of(result))
+        outputs = list(tensors(result))
         self._require_time(0.0)  # what is compiled, is compiled in two parts
         pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -291,7 +291,7 @@ class Proof:
         root, optimizers, arguments, keywords = self.kept.copies()
         with _unnoticed(self.kept, nothing_written(CannotKeep)):
             with self.kept.precision():
-                outputs = list(tensors_of(getattr(root, self.kept.method)(*arguments, **keywords)))
+                outputs = list(tensors(getattr(root, self.kept.method)(*arguments, **keywords)))
             if len(outputs) != len(self.kept.gradients):
                 raise CannotKeep("a copy of its model returns another number of tensors")
             self._require_own_weights(outputs, root, optimizers)

@@ -108,7 +108,7 @@ class CachingAllocator:
 
 
 def simulate(moves: Iterable[tuple[int, int]], aside: Collection[int] = ()) -> int:
-    """The bytes that are reserved after a sequence of ``(key, bytes)`` allocations and ``(key, -bytes)`` releases.
+    """The bytes reserved after a sequence of ``(key, bytes)`` allocations and ``(key, -bytes)`` releases.
 
     The keys in `aside` are allocated on a stream of their own.
     """

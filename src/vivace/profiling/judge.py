@@ -208,8 +208,8 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None,
         if not wide:
             ceilings = "this machine's ceilings were not measured (vivace inspect --measure)"
         found.append(f"the limit: {ceilings}")
-    if record.get("no_room"):
-        found.append("what settings bring: the memory does not hold the model a second time")
+    if why := record.get("untried"):
+        found.append(f"what settings bring: {why}")
     if record.get("silent_modules"):
         found.append("times by module, and operations of compiled parts: the model is compiled")
     if not record.get("samples_known", True):

@@ -17,17 +17,18 @@ MOST_BYTES = 2**30  # that one batch keeps for its backward pass
 
 
 def run(
-    shadow: Shadow,
+    shadow: Shadow | None,
     optimizers: Sequence[torch.optim.Optimizer],
     document: dict[str, Any],
     allowance: Allowance,
 ) -> None:
     """Those that the step calls for; results stand under ``experiments``, as ratios of neighbouring blocks.
+    Without a `shadow` those of the update alone.
 
     ``double_batch``: seconds of one batch over seconds of two. ``fused``: of the update as it is, over fused.
     """
     done = document.setdefault("experiments", {})
-    if _has_short_kernels(document) and not allowance.is_spent:
+    if shadow is not None and _has_short_kernels(document) and not allowance.is_spent:
         other = doubled(shadow, document.get("rows"))
         if other is not None:
             done["double_batch"] = compare(shadow.runner(), other.runner(), allowance)

@@ -16,13 +16,14 @@ from torch import nn
 from vivace.inspection.limits import free_memory, peak_memory
 from vivace.profiling.record import bounding
 from vivace.profiling.record.guard import Guard
-from vivace.profiling.record.hooks import Patches, num_samples, tensors_of
+from vivace.profiling.record.hooks import Patches
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.silence import nothing_written, silence
 from vivace.profiling.record.sites import calling_site
 from vivace.tensors.modules import untouched
 from vivace.tensors.outside import Outside
 from vivace.tensors.settings import on_threads
+from vivace.tensors.trees import batch_size, tensors
 from vivace.torch_internals.modules import acting, all_hooks
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
@@ -61,8 +62,8 @@ class CallCatcher:
         if not self.calls:
             return 0
         call, returned = list(self.calls[self.largest()]), self.returned.get(self.largest())
-        rows = num_samples(call)
-        shape = next((tuple(t.shape) for t in tensors_of(call) if t.dim()), ())
+        rows = batch_size(call)
+        shape = next((tuple(t.shape) for t in tensors(call) if t.dim()), ())
         over_time = returned is not None and shape[:2] == (rows, returned) and rows != returned
         return int(returned or 0) if over_time else rows
 
@@ -78,7 +79,7 @@ class CallCatcher:
     def _catch_rows(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], result: object) -> None:
             if torch.is_grad_enabled():
-                self.returned[name] = num_samples([result])
+                self.returned[name] = batch_size([result])
 
         return hook
 
@@ -140,11 +141,15 @@ def run(
     if not (contexts or changes or bounding.is_wanted(document)):
         return
     if device == "cpu" and free_memory() < peak_memory():  # the system would end the script
-        document["no_room"] = True
+        document["untried"] = "the memory does not hold the model a second time"
         return
     allowance = Allowance(TOTAL_SECONDS)
     with _unnoticed(module):
         shadow = Shadow(module, call, (device, *autocast))
+        trains = bool(shadow.losses())
+        if not trains:  # half of a step tells nothing of a whole one
+            document["untried"] = "nothing that the model returns has gradients"
+            contexts, changes = {}, {}
         for setting, context in contexts.items():
             if not allowance.is_spent:
                 done[setting] = compare(shadow.runner(), shadow.runner(context), allowance)
@@ -153,7 +158,7 @@ def run(
                 other = Shadow(module, call, (device, *autocast))
                 change(other)
                 done[setting] = compare(shadow.runner(), other.runner(), allowance)
-        bounding.run(shadow, optimizers, document, allowance)
+        bounding.run(shadow if trains else None, optimizers, document, allowance)
     document["paused_seconds"] = allowance.used_seconds
 
 

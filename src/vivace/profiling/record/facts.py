@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from vivace.inspection.limits import peak_memory, usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.guard import T, reading
-from vivace.profiling.record.hooks import LoopHooks, tensors_of
+from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.sites import TORCH
 from vivace.tensors.loaders import hears_epochs, known_length
-from vivace.tensors.trees import bytes_of
+from vivace.tensors.trees import bytes_of, tensors
 from vivace.torch_internals import compiler
 from vivace.torch_internals.tensors import dense_parts, storage_id
 
@@ -62,7 +62,7 @@ def describe(hooks: LoopHooks, note: Callable[[Exception], None]) -> dict[str, A
         "frozen_bytes": (lambda: bytes_of(frozen(found)), 0),
         "parameter_dtypes": (lambda: sorted({str(p.dtype).removeprefix("torch.") for p in found}), []),
         "optimizer_bytes": (lambda: bytes_of(t for o in optimizers for t in _state(o)), 0),
-        "batch_bytes": (lambda: bytes_of(tensors_of(hooks.batch)), 0),
+        "batch_bytes": (lambda: bytes_of(tensors(hooks.batch)), 0),
         "flags": (_flags, {}),
         "ranks": (lambda: _ranks(hooks), {}),
         "cuda": (lambda: _cuda(device) if device.type == "cuda" else {}, {}),
@@ -115,7 +115,7 @@ def held_bytes(hooks: LoopHooks) -> int:
     found = list(parameters(hooks))
     grads = [p.grad for p in found if p.grad is not None]
     state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
-    held = [*found, *frozen(found), *grads, *state, *tensors_of(hooks.batch)]
+    held = [*found, *frozen(found), *grads, *state, *tensors(hooks.batch)]
     for part in itertools.chain.from_iterable(map(dense_parts, held)):
         storage = part.untyped_storage()
         storages[storage_id(storage)] = storage.nbytes()
@@ -378,7 +378,7 @@ def _ranks(hooks: LoopHooks) -> dict[str, Any]:
         return {"world_size": 1, "rank": 0}
     loader = hooks.loader
     sampler = type(getattr(loader, "sampler", None)).__name__
-    batch = [t for t in tensors_of(hooks.batch) if t.numel()]
+    batch = [t for t in tensors(hooks.batch) if t.numel()]
     return {
         "world_size": distributed.get_world_size(),
         "rank": distributed.get_rank(),
@@ -405,4 +405,4 @@ def _cuda(device: torch.device) -> dict[str, Any]:
 
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for state in optimizer.state.values():
-        yield from tensors_of(dict(state) if hasattr(state, "items") else state)
+        yield from tensors(dict(state) if hasattr(state, "items") else state)

@@ -25,7 +25,7 @@ from vivace.profiling.record import gpus
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard, hide_frames, reading
 from vivace.profiling.record.sites import calling_site
-from vivace.tensors.trees import batch_size, tensors
+from vivace.tensors import trees
 from vivace.torch_internals.loaders import END_WORKERS, LoaderIterator, WorkersIterator, has_ended
 
 COLLECTIVES = (
@@ -233,8 +233,8 @@ class LoopHooks:
         if self.is_over:
             return
         self.batch = batch
-        elements = _quietly(lambda: sum(tensor.numel() for tensor in tensors_of(batch)))
-        self.clock.fetched(_quietly(lambda: num_samples(batch)), elements, id(source))
+        elements = _quietly(lambda: sum(tensor.numel() for tensor in trees.tensors(batch)))
+        self.clock.fetched(_quietly(lambda: trees.batch_size(batch)), elements, id(source))
 
     def replayed(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that a recorded step has run again: nothing of it passed the hooks."""
@@ -354,7 +354,7 @@ class LoopHooks:
             if isinstance(tensors, Iterator):  # which can be gone through once
                 tensors = tuple(tensors)
             if self.examine_losses:
-                finite = all(bool(torch.isfinite(t.detach()).all()) for t in tensors_of(tensors))
+                finite = all(bool(torch.isfinite(t.detach()).all()) for t in trees.tensors(tensors))
                 self.clock.step.not_finite |= not finite
             retains = bool(retain_graph) and not create_graph
             if retains and not self.retained_at:
@@ -470,34 +470,3 @@ def named_range(name: str) -> Any:
     found: Any = torch.autograd.profiler.record_function(name)
     found.__enter__()
     return found
-
-
-def num_samples(batch: Any, depth: int = 0) -> int:
-    """Samples in a batch, as everywhere in Vivace; in containers that others do not know, the length of the
-    first tensor that has a dimension; else 1.
-    """
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.dim() else 0
-    if not depth and next(tensors(batch), None) is not None:
-        return batch_size(batch)
-    inner: list[Any] = []
-    if hasattr(batch, "keys"):  # a mapping, such as transformers' BatchEncoding
-        inner = [batch[key] for key in batch.keys()]  # noqa: SIM118
-    elif isinstance(batch, (list, tuple)):
-        inner = list(batch)
-    elif hasattr(batch, "__dataclass_fields__"):
-        inner = list(vars(batch).values())
-    found = (num_samples(item, depth + 1) for item in inner) if depth < 4 else iter(())
-    return next(filter(None, found), 0 if depth else 1)
-
-
-def tensors_of(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors in nested mappings and sequences."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif depth < 6:
-        if hasattr(tree, "keys"):
-            tree = [tree[key] for key in tree.keys()]  # noqa: SIM118
-        if isinstance(tree, (list, tuple)):
-            for item in tree:
-                yield from tensors_of(item, depth + 1)

@@ -11,8 +11,9 @@ from torch.autograd.graph import Node
 from torch.optim import optimizer as optimizers
 
 from vivace.profiling.record.guard import Guard
-from vivace.profiling.record.hooks import LoopHooks, Patches, tensors_of
+from vivace.profiling.record.hooks import LoopHooks, Patches
 from vivace.profiling.record.sites import calling_site
+from vivace.tensors.trees import tensors
 from vivace.torch_internals.modules import is_acting
 from vivace.torch_internals.tensors import dense_parts
 
@@ -116,7 +117,7 @@ class PrecisionWatch:
                 self._note("scale")
             scaled = original(scaler, outputs)
             if scaler.is_enabled():
-                self._scaled_nodes += [t.grad_fn for t in tensors_of(scaled) if t.grad_fn is not None]
+                self._scaled_nodes += [t.grad_fn for t in tensors(scaled) if t.grad_fn is not None]
             return scaled
 
         return scale
@@ -189,7 +190,7 @@ class PrecisionWatch:
         """Was this pass from a scaled loss, or from what was made of one? Keeps a few of its gradients."""
         if not self.counts["scale"]:
             return
-        scaled = any(self._leads_to_scaled(loss.grad_fn) for loss in tensors_of(losses))
+        scaled = any(self._leads_to_scaled(loss.grad_fn) for loss in tensors(losses))
         self._passes.add(scaled)
         if not scaled and "unscaled_loss" not in self.sites:
             self.sites["unscaled_loss"] = calling_site()

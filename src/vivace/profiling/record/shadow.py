@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from vivace.profiling.record import gpus
-from vivace.profiling.record.hooks import tensors_of
-from vivace.tensors.trees import map_tensors
+from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import convert
 
 PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
@@ -36,18 +35,20 @@ class Shadow:
         convert(self.module, function)
         self.arguments, self.keywords = map_tensors((self.arguments, self.keywords), function)
 
+    def losses(self) -> list[torch.Tensor]:
+        """The means of what the module returns, as far as that leads back to what is trained."""
+        device, enabled, dtype = self.autocast
+        with torch.autocast(device, dtype=dtype, enabled=enabled):
+            result = self.module(*self.arguments, **self.keywords)
+            found = (t for t in tensors(result) if t.requires_grad and t.is_floating_point())
+            return [tensor.float().mean() for tensor in found]
+
     def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
-        """Forward and backward once, inside a context."""
+        """Forward and backward once, inside a context. Fails where there are no `losses`."""
 
         def step() -> None:
-            device, enabled, dtype = self.autocast
             with context():
-                with torch.autocast(device, dtype=dtype, enabled=enabled):
-                    result = self.module(*self.arguments, **self.keywords)
-                    found = (t for t in tensors_of(result) if t.requires_grad and t.is_floating_point())
-                    losses = [tensor.float().mean() for tensor in found]
-                if losses:
-                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                torch.stack(self.losses()).sum().backward()  # type: ignore[no-untyped-call]
             self.module.zero_grad(set_to_none=True)
 
         return step
