@@ -339,6 +339,116 @@ def test_the_memory_of_a_step_is_predicted_no_more_often_than_there_are_answers(
     assert (len(asked), "step_memory" in found, "mixed_memory" in found) == (4, False, False)
 
 
+class Doubled(torch.autograd.Function):
+    """In float32 on a GPU, as its author asks for."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(ctx, values):
+        assert values.dtype == torch.float32
+        return 2 * values
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Multiplied(torch.autograd.Function):
+    """In what autocast computes in on a GPU, backward too."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(ctx, values, weight):
+        ctx.save_for_backward(values, weight)
+        return values @ weight
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx, gradient):
+        values, weight = ctx.saved_tensors
+        return gradient @ weight.T, values.T @ gradient
+
+
+AUTOCASTS = {
+    "by a name": lambda: torch.autocast("cuda"),
+    "in bfloat16": lambda: torch.autocast("cuda", torch.bfloat16),
+    "the CPU's": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("kind", AUTOCASTS)
+def test_autocast_for_gpus_counts_as_it_acts_on_one(kind):
+    def loss(model, batch):
+        with AUTOCASTS[kind]():
+            return model(batch).square().mean()
+
+    plain = lengths((8,))
+    same = dataclasses.replace(plain, loss=in_bfloat16)
+    found, told = imagine(dataclasses.replace(plain, loss=loss), "job"), imagine(same, "job")
+    assert found["precision"] == "amp"
+    assert {**found, "step_memory": 0, "mixed_memory": 0} == {**told, "step_memory": 0, "mixed_memory": 0}
+    assert found["step_memory"] == told["step_memory"] == found["mixed_memory"]
+    region = torch.autocast("cpu", torch.bfloat16)
+    with region:  # torch is as it was
+        assert not torch.is_autocast_enabled("cuda")
+
+
+def in_bfloat16(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(batch).square().mean()
+
+
+def test_autocast_for_gpus_that_is_turned_off_stays_so():
+    def loss(model, batch):
+        with torch.autocast("cuda", torch.bfloat16, enabled=False):
+            return model(batch).square().mean()
+
+    assert imagine(dataclasses.replace(lengths((8,)), loss=loss), "job")["precision"] == "fp32"
+
+
+def test_functions_for_gpus_under_autocast_are_counted():
+    def loss(model, batch):
+        with torch.autocast("cuda", torch.float16):
+            halves = model(batch)
+            doubled = Doubled.apply(halves)
+            assert (halves.dtype, doubled.dtype) == (torch.float16, torch.float32)
+            return Multiplied.apply(doubled, model.weight).square().mean()
+
+    found = imagine(dataclasses.replace(lengths((8,)), loss=loss), "job")
+    assert (found["precision"], found["counted"]) == ("amp", "fake")
+
+
+OUTSIDE = """
+import torch
+import vivace
+
+region = torch.autocast("cuda", torch.float16)
+
+
+def loss(model, batch):
+    with region:
+        output = model(batch)
+    READ
+    return output.float().square().mean()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(256, 4096),
+    data=lambda: [torch.ones(4096, 256)],
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_autocast_for_gpus_may_be_made_as_the_jobs_file_is_loaded(tmp_path, reads):
+    (tmp_path / "job.py").write_text(OUTSIDE.replace("READ", "output.sum().item()" if reads else ""))
+    found = open_subject(f"{tmp_path / 'job.py'}:job")
+    assert (found.precision, found.counted) == ("amp", "real" if reads else "fake")
+
+
 def own_step(model, optimizer, batch):
     model(batch).square().mean().backward()
     optimizer.step()

@@ -136,6 +136,19 @@ def test_advice_needs_what_the_prediction_of_memory_tells(name, tmp_path):
         assert 0.9 < (told - CONTEXT_BYTES) / (fit.needed_bytes - CONTEXT_BYTES) < 1.15
 
 
+def test_what_fits_is_told_of_autocast_for_gpus():
+    def loss(model, batch):
+        with torch.autocast("cuda", torch.bfloat16):
+            return plain.loss(model, batch)
+
+    plain = texts(Transformer)
+    there = dataclasses.replace(plain, loss=loss)
+    wide, mixed, told = (
+        fits(job, {"card": 2**40})[0].needed_bytes for job in (plain, in_mixed_precision(plain), there)
+    )
+    assert told == mixed < wide
+
+
 def test_a_language_model_needs_its_logits_their_logarithms_and_their_gradient(tmp_path):
     subject = subject_of(JOBS["transformer"](), tmp_path)
     predictor = Predictor(subject, "fp32")

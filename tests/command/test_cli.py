@@ -525,6 +525,34 @@ def test_fits_answers_for_every_card_on_which_vivace_trains(vivace):
     assert re.search(r"a training step needs about [56]\d\d MiB", done.errors)
 
 
+def test_fits_knows_of_autocast_that_is_made_as_the_jobs_file_is_loaded(vivace, tmp_path):
+    job = """
+import torch
+import vivace
+
+region = torch.autocast("cuda", enabled=ENABLED)
+
+
+def loss(model, batch):
+    with region:
+        return model(batch).float().square().mean()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]),
+    data=lambda: [torch.ones(16384, 1024)],
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+    needed = []
+    for enabled in (True, False):
+        (tmp_path / f"{enabled}.py").write_text(job.replace("ENABLED", str(enabled)))
+        done = vivace("inspect", "--fits", f"{tmp_path}/{enabled}.py:job", "--json")
+        needed.append(done.document["fits"][0]["needed_bytes"])
+    assert needed[0] < needed[1]
+
+
 def test_fits_answers_for_cards_that_divide_the_weights(vivace, tmp_path):
     (tmp_path / "fsdp.toml").write_text("format = 1\n[techniques.fsdp]\n")
     options = ("--plan", str(tmp_path / "fsdp.toml"), "--ranks", "2")

@@ -167,12 +167,12 @@ def _show_fits(reference: str, plan: Path | None, ranks: int, out: Screen) -> No
     from vivace.inspection.gather import require_torch
 
     require_torch()  # before anything imports it
-    from vivace.job import load
     from vivace.memory.fits import draw, fits
+    from vivace.memory.on_gpus import load_as_on_gpus
     from vivace.plan import Plan
 
     cards = {name: gpu.usable_bytes for name, gpu in load_catalogue().items() if gpu.trains}
-    found = fits(load(reference), cards, None if plan is None else Plan.load(plan), ranks=ranks)
+    found = fits(load_as_on_gpus(reference), cards, None if plan is None else Plan.load(plan), ranks=ranks)
     out.document({"fits": [fit.to_dict() for fit in found]})
     out.show(partial(draw, found))
 

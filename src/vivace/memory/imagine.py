@@ -27,8 +27,9 @@ from vivace import words
 from vivace.blame import blame
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
-from vivace.job import Batch, Job, load
+from vivace.job import Batch, Job
 from vivace.memory.forgetting import empty_caches
+from vivace.memory.on_gpus import autocast_here, load_as_on_gpus
 from vivace.memory.predict import predict
 from vivace.plan import Plan
 from vivace.session.opening import LOOKING_SECONDS, Seen, look_through, models_of, parts_of, readable
@@ -48,6 +49,7 @@ from vivace.work.count import Work, count_work
 from vivace.work.sparse import SparseCopies
 
 FORMAT = 1
+HERE = torch.bfloat16  # for autocast to any sixteen bits: not every processor computes in float16
 PRECISIONS = {8: "fp64", 2: "amp"}  # by the bytes of a number
 
 
@@ -73,7 +75,8 @@ def imagine(
 
     def counted(size: int) -> Step:
         batch = seen.by_size[size]
-        return _step(job, job.model(), batch) if real else _imagined(job, batch, mode)
+        with autocast_here(HERE if real else None):
+            return _step(job, job.model(), batch) if real else _imagined(job, batch, mode)
 
     work, model, state = counted(usual)
     kept = work.saved_bytes if usual == largest else max(counted(largest)[0].saved_bytes, work.saved_bytes)
@@ -249,7 +252,8 @@ def main() -> None:
         replace_text(out, json.dumps({"work": work}))
 
     try:
-        document: dict[str, Any] = {"work": imagine(load(name), name, real=real, keep=keep)}
+        job = load_as_on_gpus(name, HERE if real else None)
+        document: dict[str, Any] = {"work": imagine(job, name, real=real, keep=keep)}
         code = 0
     except NeedsNumbers:
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from vivace.job import Job, load
 from vivace.tensors import precision
 from vivace.tensors.precision import ON_CPUS
 from vivace.tensors.trees import map_tensors
+from vivace.torch_internals.modules import cast_for, is_acting, let_act
 from vivace.torch_internals.tensors import Operator, kernels_for, schema_of, scoped_library
 
 _attend_here = functional.scaled_dot_product_attention
@@ -40,7 +43,7 @@ def as_on_gpus() -> Iterator[None]:
     ON_CPUS.clear()
     try:
         library: Any
-        with _OnGpus(), scoped_library("aten", "IMPL") as library:
+        with autocast_here(), _OnGpus(), scoped_library("aten", "IMPL") as library:
             for name, operator in _float32_on_gpus():
                 library.impl(name, partial(_in_float32, operator), "AutocastCPU")
             library.impl("rms_norm", _rms_norm, "AutogradCPU")
@@ -48,6 +51,55 @@ def as_on_gpus() -> Iterator[None]:
     finally:
         ON_CPUS.update(on_cpus)
         functional.scaled_dot_product_attention, functional.dropout, precision.autocasts_lstm = before
+
+
+@contextlib.contextmanager
+def autocast_here(halves: torch.dtype | None = None) -> Iterator[None]:
+    """Inside, autocast regions for GPUs act on a CPU's tensors, which stand for a GPU's, in the type that
+    they ask for, or in `halves`. Where there is no GPU torch switches them off as they are made: those that
+    were made outside stay so.
+    """
+    own: Any = torch.autocast
+    made, entered, left = own.__init__, own.__enter__, own.__exit__
+    beside: list[torch.autocast] = []  # those for the CPU, by those that are entered
+
+    @functools.wraps(made)
+    def make(
+        region: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        made(region, device_type, dtype, enabled and device_type != "cuda", cache_enabled)
+        if device_type == "cuda":
+            let_act(region, enabled)
+
+    def enter(region: torch.autocast) -> Any:
+        if region.device == "cuda":
+            acts = is_acting(region) and region.fast_dtype in _HALVES
+            beside.append(torch.autocast("cpu", (halves or region.fast_dtype) if acts else None, acts))
+            entered(beside[-1])
+        return entered(region)
+
+    def leave(region: torch.autocast, *error: Any) -> Any:
+        result = left(region, *error)
+        if region.device == "cuda":
+            left(beside.pop(), *error)
+        return result
+
+    own.__init__, own.__enter__, own.__exit__ = make, enter, leave
+    try:
+        with cast_for("cuda", "cpu"):
+            yield
+    finally:
+        own.__init__, own.__enter__, own.__exit__ = made, entered, left
+
+
+def load_as_on_gpus(reference: str, halves: torch.dtype | None = None) -> Job:
+    """Load a job as `vivace.job.load` does, whose file may make autocast regions for GPUs: `autocast_here`."""
+    with autocast_here(halves):
+        return load(reference)
 
 
 class _OnGpus(TorchFunctionMode):

@@ -99,6 +99,9 @@ _loading_hooks = attribute(
     nn.Module, "_load_state_dict_pre_hooks", lost="it is not seen that a model makes room for what it loads"
 )
 _acts = attribute(torch.autocast, "_enabled", lost="autocast is not seen, and another cannot be tried")
+_cast: Any = named(
+    "torch.amp.autocast_mode._cast", lost="functions that autocast gives float32 on a GPU get halves on a CPU"
+)
 
 
 def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -231,6 +234,26 @@ def inner_schedules(schedule: object) -> list[Any]:
 def is_acting(region: torch.autocast) -> bool:
     """Will this autocast region cast, once it is entered?"""
     return bool(_acts(region))
+
+
+def let_act(region: torch.autocast, enabled: bool) -> None:
+    """Let an autocast region cast or not, whether or not its device is there."""
+    region._enabled = enabled
+
+
+@contextlib.contextmanager
+def cast_for(there: str, here: str) -> Iterator[None]:
+    """Inside, functions whose inputs autocast casts on a kind of device `there` get those `here` cast."""
+
+    def cast(value: object, device_type: str, dtype: torch.dtype) -> Any:
+        return _cast(value, here if device_type == there else device_type, dtype)
+
+    before = torch.amp.autocast_mode._cast
+    torch.amp.autocast_mode._cast = cast
+    try:
+        yield
+    finally:
+        torch.amp.autocast_mode._cast = before
 
 
 @contextlib.contextmanager
