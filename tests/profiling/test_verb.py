@@ -1,6 +1,7 @@
 """`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import json
@@ -24,7 +25,8 @@ from vivace.inspection import measuring, store
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.profiling import judge
+from vivace.processes.launch import Child
+from vivace.profiling import judge, run
 from vivace.profiling.answering import answer
 from vivace.profiling.run import NEW
 from vivace.testing import TINY_JOBS
@@ -131,6 +133,27 @@ def test_a_plan_that_scales_losses_skips_no_step_of_a_healthy_job(machine, tmp_p
     done = vivace.profile(TINY_JOBS["mlp"](), plan, out=tmp_path, machine=machine, timed_seconds=0.2)
     assert done.document["work"]["precision"] == "float16"
     assert not {"overflow", "amp_misuse"} & {verdict["cause"] for verdict in done.verdicts}
+
+
+def test_a_job_has_the_time_that_its_own_data_need_to_begin(machine, tmp_path, monkeypatch):
+    """And what may hang is given up as before."""
+    asked, made = [], []
+
+    def ask(child, command, timeout, **arguments):
+        made.append((command, (tmp_path / "made").exists()))
+        asked.append(timeout)
+        return Child.converse(child, command, timeout, None, **arguments)
+
+    def data():
+        (tmp_path / "made").touch()
+        return TINY_JOBS["mlp"]().data()
+
+    monkeypatch.setattr(Child, "ask", ask)
+    job = dataclasses.replace(TINY_JOBS["mlp"](), data=data)
+    vivace.profile(job, out=tmp_path / "out", machine=machine, timed_seconds=0.2)
+    assert made == [("begin", False), ("run", True)]
+    assert asked == [run.BEGIN_TIMEOUT, run.JOB_TIMEOUT]
+    assert run.BEGIN_TIMEOUT > 12 * 3600
 
 
 def test_a_broken_job_is_blamed(machine, tmp_path):

@@ -20,13 +20,24 @@ LONGEST_SECONDS = 300.0
 
 
 class Driver:
-    """Commands of the child: `run` trains until the recorder has seen enough."""
+    """Commands of the child: `begin` trains one step, and `run` until the recorder has seen enough."""
 
     def __init__(self, job: Job, machine: dict[str, Any]) -> None:
         self.job, self.machine = job, Machine.from_dict(machine)
 
-    def run(self, plan: dict[str, Any], folder: str, timed_seconds: float, strict: bool) -> dict[str, Any]:
-        """Train a few steps; the record lies in `folder`. Raises JobError, Refused."""
+    def begin(self, plan: dict[str, Any], folder: str, timed_seconds: float, strict: bool) -> None:
+        """Make the model and the data, and train the first step. Raises JobError, Refused."""
+        self._rest = self._train(plan, folder, timed_seconds, strict)
+        next(self._rest)
+
+    def run(self) -> dict[str, Any]:
+        """Train a few steps; the record lies in the folder. Raises JobError, Refused."""
+        (found,) = self._rest
+        return found
+
+    def _train(
+        self, plan: dict[str, Any], folder: str, timed_seconds: float, strict: bool
+    ) -> Iterator[dict[str, Any]]:
         recorder = Recorder(Path(folder), timed_seconds)
         with start(self.job, Plan.from_dict(plan), self.machine, strict=strict) as session:
             loader = call(self.job, "data")
@@ -36,12 +47,13 @@ class Driver:
             with session.seams.observed(place=partial(_placing, recorder.hooks)):
                 first = following(source, recorder.hooks)
                 checked_step(session, first)
+                yield {}  # until here it may take as long as the job's own code does
                 deadline = time.monotonic() + LONGEST_SECONDS
                 while not recorder.done and time.monotonic() < deadline:
                     _trained(session, following(source, recorder.hooks), recorder)
             recorder.finish()
             promise = session.promise.name.lower()
-        return {"promise": promise, "epochs": self.job.epochs}
+        yield {"promise": promise, "epochs": self.job.epochs}
 
 
 def _trained(session: Session, batch: Batch, recorder: Recorder) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vivace.plan import Plan
 
 CEILING_SECONDS = 20.0
+BEGIN_TIMEOUT = 24 * 3600.0  # seconds; how long the job's own model and data take nobody knows
 JOB_TIMEOUT = 600.0
 
 
@@ -284,14 +285,15 @@ def _run_job(
         enough_memory_to("profile the job"),
         Child(driver, Source(job), arguments, log=folder.parent / LOG, environment=QUIET) as child,
     ):
-        done = child.ask(
-            "run",
-            JOB_TIMEOUT,
+        child.ask(
+            "begin",
+            BEGIN_TIMEOUT,
             plan=wanted.to_dict(),
             folder=str(folder),
             timed_seconds=timed_seconds,
             strict=strict,
         )
+        done = child.ask("run", JOB_TIMEOUT)
     return int(done["epochs"])
 
 
