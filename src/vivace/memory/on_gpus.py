@@ -97,7 +97,7 @@ def autocast_here(halves: torch.dtype | None = None) -> Iterator[None]:
 
 
 def load_as_on_gpus(reference: str, halves: torch.dtype | None = None) -> Job:
-    """Load a job as `vivace.job.load` does, whose file may make autocast regions for GPUs: `autocast_here`."""
+    """Load a job as `vivace.job.load` does; its file may make autocast regions for GPUs (`autocast_here`)."""
     with autocast_here(halves):
         return load(reference)
 
