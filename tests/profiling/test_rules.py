@@ -533,6 +533,21 @@ def test_what_fetching_does_is_named(site, kind):
     assert kind in rules.data_wait(seen).evidence
 
 
+@pytest.mark.parametrize(
+    ("counted", "blamed"),
+    [
+        ({"narrow_phases": ["backward", "forward"]}, True),
+        ({"narrow_phases": ["forward"]}, False),
+        ({"narrow_phases": []}, False),
+        ({"narrow_phases": [], "silent_modules": True}, True),  # compiled: what it multiplies is not seen
+    ],
+)
+def test_float16_without_a_scaler_is_blamed_where_gradients_may_be_lost(counted, blamed):
+    precision = {"autocast_dtypes": {"float16": 40}, "steps": 40}
+    verdict = rules_precision.amp_misuse(seen_with(precision=precision, **counted))
+    assert (verdict is not None) == blamed
+
+
 def test_a_folder_with_a_space_in_its_name_is_a_part_of_the_place(tmp_path):
     file = tmp_path / "My Drive" / "train.py"
     file.parent.mkdir()

@@ -171,10 +171,11 @@ class Seen:
 
     @property
     def narrows_gradients(self) -> bool:
-        """Do backward passes multiply numbers of two bytes, or is that not known? Else what does so is a
-        teacher, or validation.
+        """Do backward passes multiply numbers of two bytes, or is that not known, as of compiled parts? Else
+        what does so is a teacher, or validation.
         """
-        return "backward" in self.record.get("narrow_phases", ["backward"])
+        known = self.record.get("item_bytes") and not self.record.get("silent_modules")
+        return not known or "backward" in self.record.get("narrow_phases", ["backward"])
 
     @property
     def model_share(self) -> float:
