@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vivace.mechanisms.graphs import Change, add_change
+from vivace.mechanisms.graphs import MOST_TRACES, Change, add_change
 
 FACTOR = 1.0
 
@@ -69,3 +69,12 @@ def test_a_traced_forward_follows_what_is_changed(monkeypatch, name, compiled):
     undo()
     assert torch.equal(model(x), found)
     assert not torch.equal(found, x)
+
+
+def test_a_forward_whose_numbers_change_at_every_call_is_not_traced_for_ever():
+    model, x, traced = Scales(), torch.ones(2, 1), []
+    add_change(model, Change(0, lambda *_: ["anything"], lambda *given: traced.append(given)))
+    for step in range(MOST_TRACES + 9):
+        model.named["factor"] = 1.0 + step
+        assert torch.equal(model(x), (1.0 + step) * x)
+    assert len(traced) == MOST_TRACES

@@ -44,6 +44,7 @@ from vivace.torch_internals.tensors import (
 )
 
 AGAIN = "again"  # the name of the placeholder by which an edit says that its graph runs twice
+MOST_TRACES = 64  # of one forward: where numbers that it reads change at every call, it then runs as it is
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
 
 
@@ -113,14 +114,14 @@ class TracedForward(Replacement):
     def learn(self, signature: Signature) -> Rewritten | None:
         """The changed function for arguments of a signature; None where there is none."""
         key = (signature, *facts_of(self.owner).items(), self.reads.now())
-        if key not in self.known:
+        if key not in self.known and len(self.known) < MOST_TRACES:
             try:
                 self.known[key] = self._rewrite(signature)
             except Untraceable:
                 self.known[key] = None
             if self.owner.training:
                 self.by_signature[signature] = self.known[key]
-        return self.known[key]
+        return self.known.get(key)
 
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         """What the module's own forward returns."""
