@@ -78,3 +78,13 @@ def test_a_forward_whose_numbers_change_at_every_call_is_not_traced_for_ever():
         model.named["factor"] = 1.0 + step
         assert torch.equal(model(x), (1.0 + step) * x)
     assert len(traced) == MOST_TRACES
+
+
+def test_a_variable_of_the_file_that_has_the_name_of_an_attribute_is_none_of_the_forwards(monkeypatch):
+    monkeypatch.setitem(globals(), "own", 0.0)
+    model, x, traced = Scales(), torch.ones(2, 1), []
+    add_change(model, Change(0, lambda *_: ["anything"], lambda *given: traced.append(given)))
+    for step in range(3):
+        globals()["own"] = float(step)
+        model(x)
+    assert len(traced) == 1

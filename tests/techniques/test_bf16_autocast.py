@@ -314,49 +314,6 @@ def test_a_call_for_which_the_person_turned_autocast_off_is_in_fp32(compiled):
     assert seen == [torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("own_step", [False, True])
-@pytest.mark.parametrize("kind", ["attribute", "buffer", "pair"])
-def test_a_state_that_a_model_carries_on_is_fp32_between_steps(kind, own_step):
-    """Else the first evaluation, in fp32, would fail on it."""
-
-    class Carrying(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inputs, self.hidden = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.half = torch.ones(2, dtype=torch.bfloat16)  # a person's own
-            if kind == "buffer":
-                self.register_buffer("state", torch.zeros(3, 4))
-            else:
-                self.state = torch.zeros(3, 4) if kind == "attribute" else (torch.zeros(3, 4), 0)
-
-        def forward(self, x):
-            state, count = self.state if kind == "pair" else (self.state, 0)
-            out = self.hidden(self.inputs(x) + state)
-            self.state = (out.detach(), count + 1) if kind == "pair" else out.detach()
-            return out
-
-    model = Carrying()
-    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 4)
-
-    def step(batch):
-        loss = model(batch).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    arguments = {"model": model, "optimizer": optimizer, "loss": lambda m, b: m(b).square().mean()}
-    arguments = {"step": step, "models": [model]} if own_step else arguments
-    with vivace.attach(Plan.from_dict(PLAN), **arguments) as session:
-        for _ in range(5):
-            session.step(batch)
-            state = model.state[0] if kind == "pair" else model.state
-            assert state.dtype == torch.float32
-            assert torch.equal(state, state.bfloat16().float())
-            model(batch)
-        assert model.half.dtype == torch.bfloat16
-
-
 def test_weights_that_the_loss_has_changed_are_those_that_are_used():
     """As adversarial training does it with weights, between two calls of the model."""
     model, seen = nn.Linear(4, 4, bias=False), []
@@ -398,3 +355,21 @@ def test_a_model_can_be_asked_for_its_arguments_in_a_step(plan):
     with vivace.attach(Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss) as session:
         session.step(torch.randn(3, 4))
     assert asked == [["tokens", "attention_mask"]]
+
+
+def test_weights_that_were_made_in_inference_mode_may_be_part_of_a_model():
+    with torch.inference_mode():
+        teacher = nn.Linear(4, 4)
+
+    class Taught(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                aim = self.teacher(x)
+            return super().forward(x) - aim
+
+    model = Taught(4, 4)
+    model.teacher = teacher
+    optimizer = torch.optim.SGD(nn.Linear.parameters(model, recurse=False), lr=0.1)
+    loss = lambda model, batch: model(batch).square().mean()  # noqa: E731
+    with vivace.attach(Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=loss) as session:
+        assert session.step(torch.randn(8, 4)) > 0

@@ -611,20 +611,3 @@ def test_what_a_model_puts_into_what_it_is_given_arrives_there(plan):
     assert found["parts"] == pytest.approx(wanted["parts"], rel=0.02, abs=0.02)
     if plan == PLAN:
         assert found["types"] == {torch.float32}
-
-
-def test_a_model_that_carries_a_state_on_in_bfloat16_is_refused():
-    class Carrying(nn.Linear):
-        state = None
-
-        def forward(self, x):
-            out = super().forward(x if self.state is None else x + self.state)
-            self.state = out.detach()
-            return out
-
-    model = Carrying(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = vivace.Plan.from_dict(PLAN)
-    attached = vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean())
-    with attached as session, pytest.raises(vivace.Refused, match=r"keeps \['state'\] in bfloat16"):
-        session.step(torch.randn(3, 4))

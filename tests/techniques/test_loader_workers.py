@@ -515,3 +515,18 @@ def test_a_dataset_whose_samples_depend_on_what_it_counts_is_refused(where):
     with session_with(num_workers=1) as session:
         session.batches(loader(other))
     assert other.owner.seen == 0
+
+
+def test_a_count_beside_samples_that_differ_by_themselves_is_none_of_these():
+    class Noisy(Numbers):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return super().__getitem__(index) + numpy.random.default_rng().random()
+
+    own = Noisy()
+    own.reads = 0
+    with session_with(num_workers=1) as session:
+        session.batches(DataLoader(own, batch_size=5))
+    assert own.reads == 0

@@ -1,4 +1,6 @@
 import copy
+import functools
+import pickle
 
 import pytest
 import torch
@@ -86,6 +88,14 @@ def test_models_without_narrow_convolutions_are_refused():
     for layer in (nn.Linear(3, 4), nn.Conv2d(8, 8, 3), nn.Conv2d(4, 4, 3, groups=4)):
         with pytest.raises(Refused, match="padded_stem: no 2-D convolution has fewer than 8 input channels"):
             opened(nn.Sequential(layer))
+
+
+def test_a_model_that_was_stored_while_a_plan_acted_on_it_is_padded_again():
+    with opened(nn.Sequential(nn.Conv2d(3, 4, 3))) as session:
+        copied = pickle.loads(pickle.dumps(session.build.model))
+    assert isinstance(vars(copied[0])["forward"], functools.partial)
+    with opened(copied) as session:
+        assert session.build.notes["padded_convolutions"] == [1, 0]
 
 
 def test_a_convolution_whose_forward_a_person_has_replaced_keeps_that():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ def own_convolutions(models: Iterable[nn.Module]) -> list[nn.Conv2d]:
 def runs_its_own(module: nn.Module) -> bool:
     """Is a module's forward its class's own, or one that Vivace has put around that?"""
     replaced = vars(module).get("forward")
+    while isinstance(replaced, functools.partial) and not (replaced.args or replaced.keywords):
+        replaced = replaced.func  # of a module that was stored while a plan acted on it
+    if getattr(replaced, "__func__", None) is type(module).forward:
+        return True
     return replaced is None or str(getattr(replaced, "__module__", "")).startswith("vivace.")
 
 

@@ -17,8 +17,6 @@ from vivace.technique import Build, Seam
 if TYPE_CHECKING:
     import torch
 
-LOOKING_STEPS = 3  # after which a state that a model carries on has begun
-
 
 def require_bfloat16(build: Build) -> None:
     """Raise Refused where no weight is float32, or the GPU has no bfloat16 units."""
@@ -40,8 +38,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     In an own step nothing else is in `dtype`. Elsewhere the loss is under autocast, too, and gets fp32: a
     CPU's autocast leaves the log_softmax, sum and mean of half-precision numbers in half precision. A model
     that the person's loss calls where it has turned autocast off is not run in `dtype`. Where the loss writes
-    to weights between two calls of a model, as adversarial training does, the second sees what it wrote. What
-    a model carries on from step to step is fp32 again, so that it can be evaluated.
+    to weights between two calls of a model, as adversarial training does, the second sees what it wrote.
     """
     import torch
 
@@ -53,11 +50,11 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     sum_in_float32(build, under_autocast=True)
     lower: Callable[[], Any] = partial(torch.autocast, build.device.type, dtype)
     around = nullcontext if build.own_step else lower
-    kept = Kept(build, dtype)
-    cast: list[int] = []  # versions of the weights of which autocast may keep copies
+    weights: list[torch.Tensor] = []  # of which autocast may keep copies
+    cast: list[int] = []  # their versions then
 
     def forget_other_weights() -> None:
-        now = [version_of(weight) for model in build.models for weight in model.parameters()]
+        now = [version_of(weight) for weight in weights]
         if now != cast:
             torch.clear_autocast_cache()
             cast[:] = now
@@ -76,69 +73,13 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     forwards = lent_forwards(build.models, wrapped)
 
     def run(following: Callable[[Any], Any], batch: Batch) -> Any:
+        trained = (w for m in build.models for w in m.parameters() if w.requires_grad)
+        weights[:] = () if build.own_step else (w for w in trained if not w.is_inference())
         with around(), patched(build.models, "forward", forwards()):
             result = following(batch)
-        kept.widen()
         return result if build.own_step else result.float()
 
     build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
-
-
-class Kept:
-    """Tensors in half precision that models keep from step to step in attributes, or in the place of buffers,
-    and without a graph, such as the state of a recurrent layer. Looked for in the first steps alone.
-
-    Args:
-        build: of the models, as they are before the first step.
-        dtype: of half precision.
-    """
-
-    def __init__(self, build: Build, dtype: torch.dtype) -> None:
-        self.build, self.dtype = build, dtype
-        self.steps = LOOKING_STEPS
-        self.before = self._found().keys()
-        self.places: dict[str, tuple[dict[str, Any], str]] = {}
-
-    def names(self) -> list[str]:
-        """Where such stand after a step."""
-        if self.steps:
-            self.steps -= 1
-            self.places |= {key: at for key, at in self._found().items() if key not in self.before}
-        return [key for key, (space, name) in self.places.items() if self._is_half(space, name)]
-
-    def widen(self) -> None:
-        """Put fp32 in their place, as evaluation and the steps of the person's own precision need it."""
-        import torch
-
-        from vivace.tensors.trees import cast
-
-        for found in self.names():
-            space, name = self.places[found]
-            space[name] = cast(space[name], self.dtype, torch.float32)
-
-    def _found(self) -> dict[str, tuple[dict[str, Any], str]]:
-        from vivace.mechanisms.beside import OF_MODULES
-        from vivace.tensors.modules import named_modules
-        from vivace.torch_internals.modules import own_tensors
-
-        found: dict[str, tuple[dict[str, Any], str]] = {}
-        for path, module in named_modules(self.build.models):
-            own, buffers = vars(module), own_tensors(module)[1]
-            for space, names in ((own, own.keys() - OF_MODULES), (buffers, buffers.keys())):
-                where = "" if path == "the model" else f"{path}."
-                found |= {where + name: (space, name) for name in names if self._is_half(space, name)}
-        return found
-
-    def _is_half(self, space: dict[str, Any], name: str) -> bool:
-        import torch
-
-        from vivace.torch_internals.tensors import tree_leaves
-
-        value = space.get(name)
-        if not isinstance(value, (torch.Tensor, tuple, list, dict)):
-            return False
-        leaves = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-        return any(leaf.dtype == self.dtype and not leaf.requires_grad for leaf in leaves)
 
 
 def left_in_half(numbers: str) -> str:

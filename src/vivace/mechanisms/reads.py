@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.tensors.outside import MOST_ENTRIES, PLAIN, names_of, of_library
+from vivace.tensors.outside import MOST_ENTRIES, PLAIN, globals_of, names_of, of_library
 
 DEPTH = 4  # of containers and objects in each other
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -36,30 +36,32 @@ class Reads:
         if self._places is None:
             self.names, outside = _named(type(self.owner))
             inner = [part for part in self.owner.modules() if part is not self.owner]
-            spaces = [vars(self.owner), *map(vars, inner), *outside]
+            spaces = [vars(self.owner), *map(vars, inner)]
             found = [(space, name) for space in spaces for name in self.names if name in space]
+            found += [(space, name) for space, names in outside for name in sorted(names) if name in space]
             self._places = [(space, name) for space, name in found if _may_change(name, space[name])]
             self._parts = [self.owner, *(part for part in inner if isinstance(part, _CONTAINERS))]
         values = (_frozen(space.get(name), self.names) for space, name in self._places)
         return (*(tuple(map(id, part.children())) for part in self._parts), *values)
 
 
-def _named(kind: type[nn.Module]) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """The names in the code of a class's forward and of what it calls, and the files' variables beside it."""
+def _named(kind: type[nn.Module]) -> tuple[tuple[str, ...], list[tuple[dict[str, Any], set[str]]]]:
+    """The names in the code of a class's forward and of what it calls, and those of the files' variables."""
     waiting, seen = _methods(kind, "forward"), set[types.CodeType]()
-    names, spaces = set[str](), dict[int, dict[str, Any]]()
+    names, spaces = set[str](), dict[int, tuple[dict[str, Any], set[str]]]()
     while waiting:
         function = waiting.pop()
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        spaces[id(function.__globals__)] = function.__globals__
+        outside = spaces.setdefault(id(function.__globals__), (function.__globals__, set()))
+        outside[1].update(globals_of(function.__code__))
         found = set(names_of(function.__code__))
         names |= found
         waiting += [method for name in found for method in _methods(kind, name)]
         beside = [function.__globals__.get(name) for name in found]
         waiting += [f for f in beside if isinstance(f, types.FunctionType) and not of_library(f.__module__)]
-    return tuple(sorted(names)), tuple(spaces.values())
+    return tuple(sorted(names)), list(spaces.values())
 
 
 def _methods(kind: type[nn.Module], name: str) -> list[types.FunctionType]:

@@ -13,7 +13,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.mechanisms.half_precision import Kept, bfloat16_gain, require_bfloat16, share_in
+from vivace.mechanisms.half_precision import bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class Bf16Weights(Technique):
 
     def apply(self, build: Build) -> None:
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
-        import torch
         from torch import nn
 
         from vivace.mechanisms.blocks import without_transforms
@@ -59,7 +58,6 @@ class Bf16Weights(Technique):
         bags = any(modules_of(model, nn.EmbeddingBag) for model in build.models)
         build.require(not bags, "an EmbeddingBag would add up its gradients in bfloat16: use bf16_autocast")
         sum_in_float32(build)
-        kept = Kept(build, torch.bfloat16)
         halves = [_Half(model, build.device.type) for model in build.models]
         lent = [Lent(half.model, half.forward) for half in halves]
 
@@ -70,8 +68,6 @@ class Bf16Weights(Technique):
                 result = following(batch)
             changed = [name for half in halves for name in half.changed()]
             build.require(not changed, f"the model writes to {changed} as it runs: use bf16_autocast")
-            carried = kept.names()
-            build.require(not carried, f"the model keeps {carried} in bfloat16: use bf16_autocast")
             return result
 
         def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:

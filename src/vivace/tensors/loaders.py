@@ -105,6 +105,7 @@ def with_workers(
 
 
 _FILE_OF = ("fp", "fileobj", "fid")  # of zipfile, tarfile, and NumPy's archives
+Space = dict[str, Any]  # of an object, or of a file
 MUCH = 10**6  # more reads of a dataset than a curriculum has
 _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError)
 _BY_NUMBER = "no sample of your dataset can be read by its number, from 0 on"
@@ -282,20 +283,23 @@ def drawn_by(loader: DataLoader[Any]) -> Drawn:
             if alike(_looked_at(loader), batch):
                 moved = [name for name, state in ends.items() if state.drew()]
         counted = ""
-        for space, name in _counts(spaces) if batch is not None else ():
-            for state in begun.values():
-                state.put_back()
-            _set_random_states(streams)
-            space[name] += MUCH
-            if not alike(_looked_at(loader), batch):
+        for space, before, name in _counts(spaces) if batch is not None else ():
+            looks = []
+            for more in (0, MUCH):  # whose samples differ by themselves, tell nothing of a count
+                for state in begun.values():
+                    state.put_back()
+                _set_random_states(streams)
+                space[name] = before[name] + more
+                looks.append(_looked_at(loader))
+            if looks[1] is not None and alike(looks[0], batch) and not alike(looks[1], batch):
                 counted = name
     return Drawn(next(iter(moved), ""), shared, counted)
 
 
-def _counts(spaces: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[tuple[dict[str, Any], str]]:
+def _counts(spaces: Iterable[tuple[Space, Space]]) -> list[tuple[Space, Space, str]]:
     """The whole numbers in these spaces that have become larger; beside each space stands what it held."""
     return [
-        (space, name)
+        (space, before, name)
         for space, before in spaces
         for name, value in space.items()
         if type(value) is type(before.get(name)) is int and value > before[name]

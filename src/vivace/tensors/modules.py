@@ -152,6 +152,21 @@ def has_float32(models: Sequence[nn.Module]) -> bool:
     return any(p.dtype == torch.float32 for model in models for p in model.parameters())
 
 
+def looked_at_by_hooks(model: nn.Module) -> tuple[str, str]:
+    """The names of a weight and of a module at whose gradients a hook of a person's looks; each empty where
+    there is none.
+    """
+
+    def of_person(hook: Callable[..., Any]) -> bool:
+        while isinstance(hook, functools.partial):
+            hook = hook.func
+        return not str(getattr(hook, "__module__", "")).startswith(("vivace.", "torch."))
+
+    weights = (name for name, p in model.named_parameters() if any(map(of_person, gradient_hooks(p))))
+    modules = (name for name, m in named_modules([model]) if any(map(of_person, backward_hooks(m))))
+    return next(weights, ""), next(modules, "")
+
+
 def has_sparse_gradients(models: Iterable[nn.Module]) -> bool:
     """Has an embedding sparse gradients? What else goes by that name, such as a layer, is none."""
     return any(getattr(module, "sparse", False) is True for model in models for module in model.modules())

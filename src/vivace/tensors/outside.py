@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import copy
 import csv
+import dis
 import io
 import random
 import sys
@@ -546,6 +547,16 @@ def names_of(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_of(constant)
+
+
+def globals_of(code: types.CodeType) -> Iterator[str]:
+    """The names among them that are its file's variables."""
+    yield from (
+        one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from globals_of(constant)
 
 
 def is_persons(thing: object) -> bool:
