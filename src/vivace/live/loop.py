@@ -310,8 +310,7 @@ class Loop:
 
     def _begins_anew(self, original: Callable[..., Any]) -> Any:
         def begin(optimizer: torch.optim.Optimizer, *arguments: object, **keywords: object) -> None:
-            inside = self._at_work or self._depth or threading.get_ident() != self._thread
-            if self.conductor is not None and not inside:
+            if self.conductor is not None and not (self._at_work or self._depth):
                 self.conductor.make_room()
             original(optimizer, *arguments, **keywords)
 
@@ -429,7 +428,8 @@ class Loop:
             self._loaders.replace(kind, "__iter__", self._new_pass)
         self._faults = self.num_steps, page_faults()
         self._join()
-        if reason := why_left_alone(self.seen, together=self.ranks is not None):
+        reason = why_left_alone(self.seen, together=self.ranks is not None)
+        if reason:
             self.leave_alone(reason)
             return
         self.rest = why_only_the_rest(self.seen)
