@@ -1003,68 +1003,6 @@ def test_a_script_that_trains_many_models_holds_one_at_a_time(watched, monkeypat
     assert not loop.problems
 
 
-@pytest.mark.parametrize("name", ["bf16_autocast", "fused_optimizer", "host_allocator"])
-@pytest.mark.parametrize("evaluates", [True, False])
-def test_a_model_on_which_a_plan_acts_is_let_go_with_its_optimizer(led, only, monkeypatch, name, evaluates):
-    """Where it is evaluated at the end, at once; else before another optimizer allocates anything."""
-    monkeypatch.setattr(candidates, "FEWEST_FAULTS", 0)
-    held = []
-
-    def fold():
-        model = nn.Linear(8, 3)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for _ in range(100):
-            optimizer.zero_grad()
-            model(torch.randn(12, 8)).square().mean().backward()
-            optimizer.step()
-        if evaluates:
-            with torch.no_grad():
-                model.eval()(torch.randn(12, 8))
-        held.extend(map(weakref.ref, (model, model.weight, optimizer)))
-
-    def folds():
-        fold()
-        gc.collect()
-        before = [one() is None for one in held]
-        second = nn.Linear(8, 3)
-        optimizer = torch.optim.Adam(second.parameters(), lr=1e-3)
-        return before, [one() is None for one in held], optimizer
-
-    only(find(name)())
-    loop, (before, after, _), told = led(folds, name)
-    assert list(told["plan"]) == [name]
-    assert all(before) or not evaluates
-    assert all(after)
-    assert not loop.problems
-
-
-def test_a_plan_acts_on_after_another_optimizer_was_built(led, only, monkeypatch):
-    """Which may be for a part that is trained later, or never."""
-    acted = []
-
-    def train(step, of=range(150)):
-        model = nn.Linear(8, 3)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for number in of:
-            if number == 100:
-                torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer.zero_grad()
-            step(model)
-            optimizer.step()
-            acted.append(optimizer.param_groups[0]["fused"])
-
-    def twice(model):
-        (model(torch.randn(12, 8)).square().mean() + model(torch.randn(12, 8)).mean()).backward()
-
-    monkeypatch.setattr(course, "WATCH_STEPS", 10**6)
-    only(find("fused_optimizer")())
-    loop, _, told = led(lambda: train(twice), "fused_optimizer")
-    assert told["only_the_rest"]
-    assert told["plan_steps"] > 40
-    assert not loop.problems
-    assert acted[99:] == [True] * 51
-
-
 def test_a_model_whose_update_alone_is_led_is_let_go_too(watched):
     def folds():
         first = linear(penalized, steps=20)

@@ -7,7 +7,6 @@ of steps or for a step to be kept; the hooks of the loop grant that here, one st
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,14 +44,8 @@ class Conductor:
     """
 
     def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer, rest: str = "") -> None:
-        self.loop, self.rest = loop, rest
-        # What the script lets go of while nothing acts is not held.
-        self._optimizer: Callable[[], torch.optim.Optimizer | None] = weakref.ref(optimizer)
-        self._root: Callable[[], nn.Module | None] = (
-            partial(_weights_of, self._optimizer) if isinstance(root, Weights) else weakref.ref(root)
-        )
-        every = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
-        self._known = [weakref.ref(each) for each in every]
+        self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
+        self._optimizers = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
         self.clock, self.spending = loop.clock, loop.spending
         ranks = loop.ranks
         follows = ranks is not None and not ranks.leads
@@ -63,7 +56,7 @@ class Conductor:
         self._keeping = self._autocasts = False
         self.hooked = False  # have modules got hooks since the last call?
         self._calls = 0  # of the root since the last step
-        self._before: Before | None = None  # a call under the plan that acts
+        self._before = Before(root, self.course.device)  # a call under a plan
         self._wish: Wish = Pause(self.course.reference, 1)
         self._done = self._interrupted = self._left_out = self._steps_of_others = 0
         self._wall = self._cpu = 0.0  # of the segment
@@ -71,21 +64,6 @@ class Conductor:
         self._advance(None)
         self._last = self._now()
         self._lead()
-
-    @property
-    def root(self) -> nn.Module:
-        """What is led; an empty module where the script has let it go, or its optimizer."""
-        found = self._root() if self._optimizer() is not None else None
-        return nn.Module() if found is None else found
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """With whose update a step ends; None where the script has let it go."""
-        return self._optimizer()
-
-    @property
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [each for known in self._known if (each := known()) is not None]
 
     # What the loop's hooks call.
 
@@ -113,23 +91,20 @@ class Conductor:
             return self._kept_call(original, arguments, keywords)
         if self._acting is None or not acts_on_calls(self._acting.plan):  # where it fails, that is its own
             return original(root, *arguments, **keywords)
-        plan, before = self._acting.plan, self._before
-        assert before is not None
-        before.take()
+        plan = self._acting.plan
+        self._before.take()
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:
             if raised_by_handler(error) or not of_library(type(error).__module__):
                 raise
-            if self._fails_alone(before, error, arguments, keywords):
+            if self._fails_alone(error, arguments, keywords):
                 raise
             reason = f"its model failed under {plan}: {type(error).__name__}: {error}"
-        self.drop("; ".join(filter(None, (reason, before.lost))))
+        self.drop("; ".join(filter(None, (reason, self._before.lost))))
         return original(root, *arguments, **keywords)
 
-    def _fails_alone(
-        self, before: Before, error: Exception, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> bool:
+    def _fails_alone(self, error: Exception, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         """Is what a call raised under the plan the script's own fault? Then all is as the call left it, and
         the plan acts on the next one; else as it was before.
         """
@@ -137,7 +112,7 @@ class Conductor:
         self._stand_back()
         after = Before(self.root, self.course.device)
         after.take(whole=True)
-        before.put_back()
+        self._before.put_back()
         with self.loop.at_work():
             alone = fails_alone(error, self.loop.seen.method, self.root, arguments, keywords)
         if alone:
@@ -158,11 +133,9 @@ class Conductor:
         return kept_in_closure(arguments, keywords, self.loop.guard.looking(self._keep_update))
 
     def _keep_update(self) -> None:
-        root, optimizer = self.root, self.optimizer
-        assert isinstance(root, Weights)
-        assert optimizer is not None
+        assert isinstance(self.root, Weights)
         try:
-            self._kept = KeptUpdate(root, optimizer)
+            self._kept = KeptUpdate(self.root, self.optimizer)
         except CannotKeep as error:
             self.drop(str(error))
 
@@ -190,8 +163,6 @@ class Conductor:
         self.course.stepped(step.wall if whole else None, self._plan_that_acts)
         wish = self._wish
         self._answer(step if whole else None)
-        if self.rest:
-            self._act(self._wished)  # again, after somebody looked; elsewhere the root's next call does
         self._lead()
         self._last = self._now()
         return self._wish is not wish
@@ -212,13 +183,6 @@ class Conductor:
         """Nothing acts until the root's next call: somebody is going to read the script's objects."""
         self.loop.interrupted = True
         self._stand_back()
-
-    def make_room(self) -> None:
-        """Nothing acts until the root's next call, nor holds what the script may have let go of: it begins
-        another training.
-        """
-        self.loop.interrupted = True
-        self._act(self.course.reference)
 
     def fail(self) -> None:
         """A fault of ours: nothing acts any more."""
@@ -243,8 +207,10 @@ class Conductor:
 
     def let_go(self) -> None:
         """Hold nothing of the script's any more: it may train another model."""
-        self._root = self._optimizer = lambda: None
-        self._known = []
+        self.root = self.course.root = nn.Module()
+        self._before = Before(self.root, self.course.device)
+        self._optimizers = []
+        vars(self).pop("optimizer", None)
 
     def passed(self, seconds: float) -> None:
         """A step has only passed by, and the hook after its update has taken so long."""
@@ -290,13 +256,11 @@ class Conductor:
         begin = self.clock.wall()
         with self.loop.at_work():
             if self._acting is not None:
-                acting, self._acting, self._before = self._acting, None, None
+                acting, self._acting = self._acting, None
                 acting.close()
             if plan.techniques:
-                root, optimizer, parts = self.root, self.optimizer, self.loop.seen.parts
-                assert optimizer is not None
-                self._acting = Hosted(plan, root, optimizer, self.course.machine, parts=parts)
-                self._before = Before(root, self.course.device)
+                parts = self.loop.seen.parts
+                self._acting = Hosted(plan, self.root, self.optimizer, self.course.machine, parts=parts)
         if not self.loop.is_in_hook:
             self.spending.waited += self.clock.wall() - begin
 
@@ -373,9 +337,8 @@ class Conductor:
         assert kept is not None
         kept.end()
         if isinstance(kept, KeptUpdate):
-            root = self.root
-            assert isinstance(root, Weights)
-            kept.stepped(root)
+            assert isinstance(self.root, Weights)
+            kept.stepped(self.root)
         elif self.loop.seen.scalers:
             kept.scale = next(iter(self.loop.seen.scalers.values())).get_scale()
         if (kept.overflowed or not kept.is_step) and self._left_out < LEFT_OUT:
@@ -420,11 +383,4 @@ class Conductor:
             self.drop(reason)
             return
         self.close()
-        optimizer = self.optimizer
-        assert optimizer is not None
-        self.loop.only_the_rest(optimizer, reason)
-
-
-def _weights_of(found: Callable[[], torch.optim.Optimizer | None]) -> Weights | None:
-    optimizer = found()
-    return None if optimizer is None else Weights(optimizer)
+        self.loop.only_the_rest(self.optimizer, reason)

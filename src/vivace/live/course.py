@@ -69,11 +69,11 @@ Wishes = Generator[Wish, Any, None]
 class Course:
     """What has come of a search so far, and what it wishes next; `plan` is the one that is adopted.
 
-    `root` and `rest` as for the conductor, who grants the wishes, counts the steps, and has the root.
+    `root` and `rest` as for the conductor, who grants the wishes and counts the steps.
     """
 
     def __init__(self, loop: Loop, root: nn.Module, rest: str) -> None:
-        self.loop = loop
+        self.loop, self.root = loop, root
         self.clock, self.spending = loop.clock, loop.spending
         self.device, self.machine = device_of(root), inspect()
         self.plan, self.reference = Plan(), Plan()
@@ -93,12 +93,6 @@ class Course:
         self.is_settled = False  # has the search ended?
         self.ledger = Ledger(Path(loop.errand.folder) / LEDGER)
         self.seconds_of_hooks = 0.0  # of a step that only passes by
-
-    @property
-    def root(self) -> nn.Module:
-        """As the conductor has it."""
-        assert self.loop.conductor is not None
-        return self.loop.conductor.root
 
     @property
     def step_seconds(self) -> float:

@@ -32,11 +32,6 @@ class HostedBuild(Build):
         if callback is not torch.compiler.reset:
             super().on_close(callback)
 
-    def let_go(self) -> None:
-        """Forget what wraps its seams, which holds this in turn, and with it the script's objects."""
-        self._wrappers, self._replacements = {}, {}
-        vars(self).pop("seams", None)
-
 
 class Hosted:
     """A plan in action until `close`. Raises Refused where it cannot act, and leaves nothing changed then.
@@ -81,9 +76,6 @@ class Hosted:
             self.close()
             raise
         self._call = self.of_call.compose({Seam.STEP: _call}).step
-        if of_process_alone(plan):  # then nothing of the script's is held
-            for build in (self.of_call, self.of_update):
-                build.models, build.optimizer = [], None
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call the root as the plan says; `function` is how it is called without."""
@@ -98,13 +90,11 @@ class Hosted:
         return max(self.of_call.unit_roundoff, self.of_update.unit_roundoff)
 
     def close(self) -> None:
-        """Undo everything, last change first, and hold nothing of the script's."""
+        """Undo everything, last change first."""
         try:
             self.of_update.close()
         finally:
             self.of_call.close()
-            self.of_call.let_go()
-            self.of_update.let_go()
 
 
 def of_process_alone(plan: Plan) -> bool:

@@ -88,7 +88,7 @@ class Loop:
         self.problems: list[str] = []
         self.left_alone = ""  # why
         self.rest = ""  # why nothing acts on the model's calls, where only the rest is led
-        self.num_steps = self._depth = 0
+        self.num_steps = 0
         self.of_threads = False  # does an optimizer step in a thread that the script has started?
         self.conductor: Conductor | None = None
         self.ranks: Ranks | None = None  # that train one model together, under one decision
@@ -101,7 +101,9 @@ class Loop:
         self._waiting, self._leading = (Patches(self.guard) for _ in range(2))
         self._own_updates = OwnUpdates(self)
         self._pid, self._thread = os.getpid(), threading.get_ident()
-        self._at_work = self._finished = False
+        self._depth = 0
+        self._at_work = False
+        self._finished = False
         self._looked, self._num_looked = False, 0
         self.timed = 0.0, 0  # all seconds of so many steps that were timed before a search
         self._backwards, self.calls = 0, 1  # in a step of late: several where it accumulates gradients
@@ -261,9 +263,9 @@ class Loop:
                 self.seen.compiles = "its model is" if of_model else "functions of its own are"
                 self._looking.restore()  # else the looking would be compiled, and then the same without it
                 self._gradients.restore()
-                if self.conductor is not None and not self.rest and (led := self.conductor.optimizer):
+                if self.conductor is not None and not self.rest:
                     self.conductor.close()
-                    self.only_the_rest(led, why_only_the_rest(self.seen))
+                    self.only_the_rest(self.conductor.optimizer, why_only_the_rest(self.seen))
             return original(model, *arguments, **keywords)
 
         return compile
@@ -307,14 +309,6 @@ class Loop:
             return original(module)
 
         return evaluate
-
-    def _begins_anew(self, original: Callable[..., Any]) -> Any:
-        def begin(optimizer: torch.optim.Optimizer, *arguments: object, **keywords: object) -> None:
-            if self.conductor is not None and not (self._at_work or self._depth):
-                self.conductor.make_room()
-            original(optimizer, *arguments, **keywords)
-
-        return begin
 
     def _hooking(self, original: Callable[..., Any]) -> Any:
         def register(module: nn.Module, *arguments: object, **keywords: object) -> Any:
@@ -563,7 +557,6 @@ class Loop:
     def _watch(self, root: nn.Module) -> None:
         """Put the hooks into place by which the loop is led."""
         self._leading.restore()
-        self._leading.replace(torch.optim.Optimizer, "__init__", self._begins_anew)
         self._leading.replace(nn.Module, "eval", self._evaluating)  # what evaluates may call or trace parts
         if self.rest:
             self._gradients.restore()
@@ -580,7 +573,7 @@ class Loop:
             if other or threading.get_ident() != self._thread:
                 return original(module, *arguments, **keywords)
             assert conductor is not None
-            if (led := conductor.optimizer) is not None and self._is_recorded(led):
+            if self._is_recorded(conductor.optimizer):
                 return original(module, *arguments, **keywords)
             self._depth += 1
             try:
