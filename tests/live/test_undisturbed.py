@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.live import conductor, course, hosted
+from vivace.live import course
 from vivace.plan import Plan
 from vivace.tensors import outside
 
@@ -579,74 +579,3 @@ def test_what_a_script_calls_between_its_steps_is_torchs_own(led):
     _, kinds, told = led(train, "bf16_autocast", plan={"bf16_autocast": {}})
     assert list(told["plan"]) == ["bf16_autocast"]
     assert kinds == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("name", ["bf16_autocast", "channels_last"])
-def test_a_forward_that_the_script_changes_is_the_one_that_trains(led, tried, name):
-    class Stages(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-            self.num_late = 0
-
-        def forward(self, inputs):
-            return self.layers(inputs)
-
-        def late(self, inputs):
-            self.num_late += 1
-            return 2 * self.layers(inputs)
-
-    def train():
-        model = Stages()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for number in range(190):
-            if number == 150:
-                model.forward = model.late
-            optimizer.zero_grad()
-            F.cross_entropy(model(torch.randn(6, 3, 8, 8)), torch.arange(6) % 4).backward()
-            optimizer.step()
-        return model
-
-    tried(name, **({"weights": False} if name == "channels_last" else {}))
-    seeded()
-    _, model, told = led(train, name)
-    assert list(told["plan"]) == [name], told
-    assert told["plan_steps"] > 40
-    assert model.num_late == 40
-    assert "forward" in vars(model)
-
-
-def test_a_script_that_calls_its_model_without_gradients_at_each_step_is_left_alone_soon(
-    led, tried, monkeypatch
-):
-    """At each of them all that acts would be taken away, and put in place again."""
-    monkeypatch.setattr(course, "WATCH_STEPS", 10**6)
-    made = []
-    begin = hosted.Hosted.__init__
-
-    def counted(self, *given, **named):
-        made.append(self)
-        begin(self, *given, **named)
-
-    def train():
-        model = perceptron()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for number in range(1000):
-            inputs = torch.randn(6, 8)
-            targets = torch.arange(6) % 3
-            if number >= 150:
-                with torch.no_grad():
-                    targets = model(inputs).argmax(1)
-            if number == 150:
-                made.clear()
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-
-    tried("fused_optimizer")
-    monkeypatch.setattr(hosted.Hosted, "__init__", counted)
-    loop, _, told = led(train, "fused_optimizer")
-    assert told["plan_steps"] > 100
-    assert told["reason"].startswith("it evaluates")
-    assert not loop.problems
-    assert len(made) <= conductor.MOST_INTERRUPTED + 1

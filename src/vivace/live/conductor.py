@@ -299,27 +299,18 @@ class Conductor:
         wish = self._wish
         if isinstance(wish, Pause):
             self._done += 1
-            # One after the other, at each of which what acts is taken away and put in place again.
-            is_anew = step is None and not of_process_alone(wish.plan)
-            self._interrupted = self._interrupted + 1 if is_anew else 0
-            if not self._interrupts(0) and self._done >= wish.steps:
+            if self._done >= wish.steps:
                 self._advance(None)
         elif isinstance(wish, Segment):
             self._timed(wish, step)
         elif self._kept is not None:
             self._completed()
 
-    def _interrupts(self, num_whole: int) -> bool:
-        """Is hardly any step like the others? Then nothing acts any more."""
-        is_so = self._interrupted > MOST_INTERRUPTED + 4 * num_whole
-        if is_so:
-            self.drop("it evaluates, or begins a pass over its data, at nearly every step")
-        return is_so
-
     def _timed(self, segment: Segment, step: Timing | None) -> None:
         if step is None:
             self._interrupted += 1
-            self._interrupts(self._done)
+            if self._interrupted > MOST_INTERRUPTED + 4 * self._done:
+                self.drop("it evaluates, or begins a pass over its data, at nearly every step")
             return
         self._done += 1
         if self._done <= segment.settling:
