@@ -59,7 +59,8 @@ class Hosted:
         device = next(p.device for p in root.parameters())
         objects = {"machine": machine, "device": device}
         has = frozenset[Seam]() if isinstance(root, Weights) else frozenset({Seam.STEP})
-        called = [root.get_submodule(name) for name in parts] if has else [root]
+        there = dict(root.named_modules(remove_duplicate=False)) if has else {"": root}
+        called = [there[name] for name in parts if name in there] or [root]  # others were taken away since
         self.of_call = HostedBuild(has, models=called, optimizer=None, own_step=True, **objects)
         self.of_update = HostedBuild(
             frozenset(), models=[root], optimizer=optimizer, own_step=False, **objects

@@ -198,8 +198,9 @@ class Loop:
         try:
             if self.conductor is not None:
                 self.conductor.fail()
-        finally:
-            self.step_aside()
+        finally:  # of several processes the others go on until the first one ends the search
+            end = self.step_aside if self.ranks is None or self.ranks.leads else self._restore
+            end()
 
     def _restore(self) -> None:
         for patches in (self._leading, self._looking, self._gradients, self._loaders, self._waiting):
