@@ -468,8 +468,30 @@ def test_a_step_of_ones_own_may_have_an_optimizer_that_never_calls_torchs_init(t
     def optimizer(model):
         return Wrapped(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
+    mine = optimizer(torch.nn.Linear(2, 1))
     job = job_of(lambda: torch.nn.Linear(2, 1), loss=None, step=step, optimizer=optimizer, epochs=1)
     assert whole_and_in_parts(job, tmp_path, stops=(6, 11)) == (True, ())
+    mine.step()  # another object of the class is as before
+
+
+def test_a_state_that_a_module_adds_in_its_own_way_may_grow(tmp_path):
+    class Net(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 1)
+            self.seen = []
+
+        def forward(self, x):
+            if self.training:
+                self.seen.append(float(x.mean()))
+            return super().forward(x)
+
+        def get_extra_state(self):
+            return torch.tensor(self.seen)
+
+        def set_extra_state(self, state):
+            self.seen = state.tolist()
+
+    assert whole_and_in_parts(job_of(Net, epochs=1), tmp_path, stops=(6, 11)) == (True, ())
 
 
 def test_a_job_with_a_loss_keeps_no_gradients(tmp_path):

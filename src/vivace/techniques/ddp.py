@@ -18,6 +18,10 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, 
 if TYPE_CHECKING:
     import torch
 
+OTHERS = (
+    "other weights are trained now than when the session was opened, and the ranks exchange the gradients of "
+    "those alone: open it again after weights were frozen or set free, which is to be between two steps"
+)
 BUCKETS_MIB = (5, 1, 100, 400)
 
 
@@ -68,14 +72,10 @@ class DDP(Technique):
         ]
 
         def forward(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
+            build.require(trained_in([model]) == trained, OTHERS)
             shell.function = following
             loss: torch.Tensor = parallel[0](batch)
-            build.require(
-                trained_in([model]) == trained,
-                "other weights are trained now than when the session was opened, and the ranks exchange the "
-                "gradients of those alone: open it again after weights were frozen or set free, which is to "
-                "be between two steps",
-            )
+            build.require(set(trained) >= {*trained_in([model])}, OTHERS)
             return loss
 
         build.wrap(Seam.FORWARD, forward)

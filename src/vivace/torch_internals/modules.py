@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -91,6 +91,7 @@ attribute(
     INNER_SCHEDULES,
     lost="a schedule inside of another that is too long, or was changed, is not seen",
 )
+EXTRA_STATE = "_extra_state"  # what a module adds to its `state_dict` in its own way, by `get_extra_state`
 _LOADING = "_load_from_state_dict"
 attribute(
     nn.Module, _LOADING, lost="it is not seen that a class of a person's own loads weights in its own way"
@@ -204,10 +205,12 @@ def form_of_output(graph: fx.Graph) -> Any:
 
 def give_step_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Let hooks run where its class never calls torch's own `__init__`, as that of many wrappers."""
-    if not all(hasattr(optimizer, name) for name in _STEP_HOOKS):
+    if not all(isinstance(getattr(optimizer, name, None), dict) for name in _STEP_HOOKS):
         kinds = ("_optimizer_state_dict", "_optimizer_load_state_dict")
         for name in (*_STEP_HOOKS, *(f"{kind}_{when}_hooks" for kind in kinds for when in ("pre", "post"))):
             setattr(optimizer, name, OrderedDict())
+            if not hasattr(type(optimizer), name):  # other objects of the class have none
+                setattr(type(optimizer), name, MappingProxyType({}))
         _runs_hooks(optimizer)()
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from vivace.tensors.modules import named_parameters
 from vivace.tensors.optimizers import inner_optimizers, unhanded
 from vivace.tensors.outside import as_it_is, assign, attributes, changed, traces
-from vivace.torch_internals.modules import loads_in_its_own_way, own_tensors
+from vivace.torch_internals.modules import EXTRA_STATE, loads_in_its_own_way, own_tensors
 from vivace.torch_internals.tensors import version_of
 from vivace.training.checkpoints import unstorable
 
@@ -168,7 +168,7 @@ class Beside:
             modules = dict(model.named_modules(remove_duplicate=False))
             for entry, tensor in model.state_dict().items():
                 name, _, key = entry.rpartition(".")
-                if isinstance(tensor, torch.Tensor):
+                if isinstance(tensor, torch.Tensor) and key != EXTRA_STATE:  # which takes any size
                     size = [*tensor.shape]
                     is_buffer = name in modules and key in own_tensors(modules[name])[1]
                     found[index, name, key] = {"dtype": tensor.dtype, "size": size} if is_buffer else size

@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import IO, Self
 
-from vivace.errors import FolderError
+from vivace.errors import FolderError, is_full_disk
 from vivace.files import is_leftover, open_own, own_folder
 
 _LOCK = "lock"
@@ -163,9 +163,11 @@ def _rehearse(folder: Path) -> None:
         os.rename(before, after)
         sync_folder(folder)
     except OSError as error:
+        needed = "it must allow writing, flushing and renaming; choose one on a local disk"
+        if is_full_disk(error):
+            needed = "make room, such as by removing checkpoints that are not needed any more"
         raise FolderError(
-            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): it must allow writing, "
-            "flushing and renaming; choose one on a local disk"
+            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): {needed}"
         ) from None
     finally:
         for path in (before, after):

@@ -102,10 +102,8 @@ class Keeping(Strides):
         if found is not None:
             self.take_up(found)
         else:
-            self._begin_from_zero()
-        if ranks.writes:
-            ranks.begin(str(path))  # from here on a later attempt of this launch goes on with what is there
-            session.plan.save(path / "plan.toml")
+            self.require_storable()
+            self.damage.before = 0
         where = path if ranks.writes else None
         log_bytes, on_gpus = self.position.log_bytes, self.device.type == "cuda"
         self.progress = Progress(where, self.position.step, log_bytes, on_event, on_gpus=on_gpus)
@@ -120,14 +118,19 @@ class Keeping(Strides):
         self.bad_looks, self.slowest_save = 0, 0.0  # looks in a row, at numbers not finite or far too large
         self.saved_at = self.started_at = time.monotonic()
 
-    def _begin_from_zero(self) -> None:
-        """Nothing that lies in the folder is of this run; what was trained before goes only now."""
-        self.require_storable()
-        self.damage.before = 0
-        if self.ranks.writes and self.options.restart:
-            self.checkpoints.clear()
-        for name in (*_RESULTS, DAMAGED, DAMAGED_IN_VALIDATION) if self.ranks.writes else ():
-            (self.path / name).unlink(missing_ok=True)
+    def take_folder(self) -> None:
+        """What lies in the folder is this run's from here on. Called once all ranks could be built: what was
+        trained before goes only now.
+        """
+        if not self.ranks.writes:
+            return
+        if self.resumed_from_step is None:
+            if self.options.restart:
+                self.checkpoints.clear()
+            for name in (*_RESULTS, DAMAGED, DAMAGED_IN_VALIDATION):
+                (self.path / name).unlink(missing_ok=True)
+        self.ranks.begin(str(self.path))  # a later attempt of this launch goes on with what is there
+        self.session.plan.save(self.path / "plan.toml")
 
     def _lost(self) -> Iterator[str]:
         """What a checkpoint did not hold, a sentence each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ from vivace.training.watch import Better, Broken, Watch
 _LOOK_SECONDS, _MAX_BAD_LOOKS = 0.5, 3
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
+MOST_REGROUPED, OFTEN_STEPS = 3, 100  # changes of the weights that are trained, under several ranks
 _SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
 
 
@@ -76,6 +78,7 @@ class Loop(Keeping):
         damaged = path / DAMAGED_IN_VALIDATION if ranks.writes else None
         self.evaluation = Evaluation(job, session, options.seed, damaged=damaged, hangs=self.feed.hangs)
         self.feed.let_go = self.evaluation.let_go
+        self.regrouped = deque[int](maxlen=MOST_REGROUPED + 1)  # at which steps other weights were trained
         self.born_at = psutil.Process().create_time()
         self.pace, self.memory, self.numbers = Pace(), FullMemory(self.device), SlowNumbers(self.device)
         if ranks.watch is not None:
@@ -181,6 +184,12 @@ class Loop(Keeping):
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the epoch; False where something stopped it before its end."""
+        while (ended := self._train_under_plan()) is None:
+            pass
+        return ended
+
+    def _train_under_plan(self) -> bool | None:
+        """The same until the session is opened anew; None where that ended it."""
         position = self.position
         batches = self.feed.batches(self.session, position)
         ended = True
@@ -203,7 +212,7 @@ class Loop(Keeping):
                     self._go_on_under(other.plan, str(other))
                 else:
                     self._go_over_to(other, lost)
-                return self._train_epoch()
+                return None
             self._after_step()
             if self.stopped_by:
                 return False
@@ -237,6 +246,12 @@ class Loop(Keeping):
         """One step of the session, which leaves no trace where it fails; its loss."""
         build, watched = self.session.build, self.watch.seconds
         if build.exchanged and build.exchanged != trained_in(build.models):
+            self.regrouped.append(self.position.step)
+            if len(self.regrouped) > MOST_REGROUPED and self.position.step - self.regrouped[0] < OFTEN_STEPS:
+                raise Refused(
+                    f"weights are frozen or set free {MOST_REGROUPED + 1} times within {OFTEN_STEPS} steps, and "
+                    "the ranks begin their exchange anew each time: do it less often, or in one process"
+                )
             raise Broken("the ranks exchange gradients of other weights from here on", self.session.plan, {})
         self.unapplied.step_begins()
         try:

@@ -253,6 +253,8 @@ def _opened(
             session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together(), naming_memory():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
+        with ranks.together():
+            loop.take_folder()
         if tuned and (doubt := doubt_of(tuned, consists_of(job, session, loop.feed.own_loader))):
             loop.progress.notice(f"what tune found of the plan is not told of this training: {doubt}")
         else:
