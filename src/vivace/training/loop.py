@@ -249,7 +249,7 @@ class Loop(Keeping):
             self.regrouped.append(self.position.step)
             if len(self.regrouped) > MOST_REGROUPED and self.position.step - self.regrouped[0] < OFTEN_STEPS:
                 raise Refused(
-                    f"weights are frozen or set free {MOST_REGROUPED + 1} times within {OFTEN_STEPS} steps, and "
+                    f"weights were frozen or freed {MOST_REGROUPED + 1} times in {OFTEN_STEPS} steps, and "
                     "the ranks begin their exchange anew each time: do it less often, or in one process"
                 )
             raise Broken("the ranks exchange gradients of other weights from here on", self.session.plan, {})
