@@ -68,9 +68,8 @@ class Build:
         self.kept: dict[str, Stateful] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
         self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
-        self.exchanged: list[
-            int
-        ] = []  # what it exchanges, where no other weights may be trained: see `trained_in`
+        # What that exchanges, where no other weights may be trained: see `trained_in`.
+        self.exchanged: list[int] = []
         self.shards: Shards | None = None  # where each rank holds a part of the weights
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
         self._replacements: dict[Seam, Callable[..., Any]] = {}
